@@ -1,0 +1,91 @@
+"""The ledger: which container was promised what. An immutable value; changes return a new ledger.
+
+The totals per node are kept beside the entries, so that a decision does not walk all containers.
+Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from bayplan.domain.decision import Decision, Placement
+from bayplan.domain.topology import Machine
+from bayplan.sets import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One container. ``told_cpus`` is the cpuset.cpus that the runtime was last given for it by us; None
+    when we never set one. Shared-pool containers whose value differs from the pool are due an update."""
+
+    decision: Decision
+    told_cpus: CpuSet | None = None
+
+    @property
+    def container_id(self) -> str:
+        """The runtime's id of the container."""
+        return self.decision.request.container_id
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All entries by container id, with the totals that decisions need."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    exclusive_cpus: CpuSet = CpuSet()
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> "Ledger":
+        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container."""
+        ledger = cls()
+        for entry in entries:
+            ledger = ledger.with_entry(entry)
+        return ledger
+
+    def with_entry(self, entry: Entry) -> "Ledger":
+        """A ledger in which *entry* is the only entry of its container."""
+        base = self.without(entry.container_id)
+        placement = entry.decision.placement
+        return Ledger(
+            entries={**base.entries, entry.container_id: entry},
+            booked_bytes=_booked(base.booked_bytes, placement, 1),
+            exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
+        )
+
+    def without(self, container_id: str) -> "Ledger":
+        """A ledger without that container; the same ledger if it holds none."""
+        gone = self.entries.get(container_id)
+        if gone is None:
+            return self
+        placement = gone.decision.placement
+        return Ledger(
+            entries={key: value for key, value in self.entries.items() if key != container_id},
+            booked_bytes=_booked(self.booked_bytes, placement, -1),
+            exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
+        )
+
+    def shared_cpus(self, machine: Machine) -> CpuSet:
+        """The CPUs that no container has to itself; never empty, because reserved CPUs stay shared."""
+        return machine.online_cpus - self.exclusive_cpus
+
+    def told(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
+        """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus)."""
+        entries = dict(self.entries)
+        for container_id, told_cpus in cpus.items():
+            entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
+        return replace(self, entries=entries)
+
+
+def _booked(
+    totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[int, Mapping[str, int]]:
+    """The totals after *placement* came (+1) or went (-1)."""
+    if not placement.booked_bytes:
+        return totals
+    changed = dict(totals)
+    for node, resources in placement.booked_bytes.items():
+        row = dict(changed.get(node, {}))
+        for resource, amount_bytes in resources.items():
+            row[resource] = row.get(resource, 0) + sign * amount_bytes
+        changed[node] = row
+    return changed

@@ -1,0 +1,115 @@
+"""The machine as decisions see it: NUMA nodes, distances, memory, huge pages, CPUs.
+
+Values only; `bayplan.host.sysfs` reads them from the kernel. Ids are sparse, distances may be asymmetric,
+a node may lack CPUs, memory or both, and offline CPUs are listed but belong to no node's set.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Final
+
+from bayplan.quantity import format_page_size
+from bayplan.sets import CpuSet, NodeSet
+
+MEMORY: Final = "memory"
+"""Resource name of ordinary memory; huge pages are ``hugepages-2Mi`` and so on, as in Kubernetes."""
+
+LOCAL_DISTANCE: Final = 10
+REMOTE_DISTANCE: Final = 20
+"""The kernel's own defaults (include/linux/topology.h), for pairs of nodes without an entry in the SLIT."""
+
+
+def hugepages(page_size_bytes: int) -> str:
+    """Resource name of a huge page size, as in Kubernetes: ``hugepages-2Mi``."""
+    return f"hugepages-{format_page_size(page_size_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One logical CPU. ``core_id`` and ``l3_cache_id`` are the lowest CPU id that shares the core or cache,
+    which makes them unique on the machine (the kernel's core_id repeats in every socket)."""
+
+    id: int
+    core_id: int
+    socket_id: int
+    node_id: int | None
+    l3_cache_id: int | None
+    online: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node. ``memory_bytes`` is MemTotal, which includes the huge pages' memory;
+    ``hugepages_bytes`` maps a page size to the size of its pool; ``distances`` maps node ids to the
+    distance from this node."""
+
+    id: int
+    cpus: CpuSet
+    memory_bytes: int
+    hugepages_bytes: Mapping[int, int] = field(default_factory=dict)
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """Bytes by resource: ordinary memory is MemTotal less what the huge page pools hold of it."""
+        capacity = {MEMORY: max(0, self.memory_bytes - sum(self.hugepages_bytes.values()))}
+        for page_size_bytes, pool_bytes in sorted(self.hugepages_bytes.items()):
+            capacity[hugepages(page_size_bytes)] = pool_bytes
+        return capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything that decisions know of the hardware. Nodes and CPUs are kept sorted by id."""
+
+    nodes: tuple[Node, ...]
+    cpus: tuple[Cpu, ...]
+    node_by_id: Mapping[int, Node] = field(init=False, repr=False, compare=False)
+    cpu_by_id: Mapping[int, Cpu] = field(init=False, repr=False, compare=False)
+    node_ids: NodeSet = field(init=False, repr=False, compare=False)
+    memory_nodes: NodeSet = field(init=False, repr=False, compare=False)
+    cpu_nodes: NodeSet = field(init=False, repr=False, compare=False)
+    online_cpus: CpuSet = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        nodes = tuple(sorted(self.nodes, key=lambda node: node.id))
+        cpus = tuple(sorted(self.cpus, key=lambda cpu: cpu.id))
+        derived: dict[str, object] = {
+            "nodes": nodes,
+            "cpus": cpus,
+            "node_by_id": {node.id: node for node in nodes},
+            "cpu_by_id": {cpu.id: cpu for cpu in cpus},
+            "node_ids": NodeSet(node.id for node in nodes),
+            "memory_nodes": NodeSet(node.id for node in nodes if node.memory_bytes > 0),
+            "cpu_nodes": NodeSet(node.id for node in nodes if node.cpus),
+            "online_cpus": CpuSet(cpu.id for cpu in cpus if cpu.online),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def memory_bytes(self) -> int:
+        """MemTotal of all nodes together. kubelet's MemoryCapacity is /proc/meminfo's, the same sum."""
+        return sum(node.memory_bytes for node in self.nodes)
+
+    def distance(self, source: int, target: int) -> int:
+        """The kernel's distance from node *source* to node *target*; its defaults where it gives none."""
+        default = LOCAL_DISTANCE if source == target else REMOTE_DISTANCE
+        return self.node_by_id[source].distances.get(target, default)
+
+    def total_distance(self, nodes: NodeSet) -> int:
+        """Sum of the distances over all ordered pairs of different nodes."""
+        return sum(self.distance(a, b) for a in nodes for b in nodes if a != b)
+
+    def cpus_of(self, nodes: NodeSet) -> CpuSet:
+        """The online CPUs of *nodes* (unknown ids have none)."""
+        return union(self.node_by_id[node].cpus for node in nodes if node in self.node_by_id)
+
+    def nodes_of(self, cpus: CpuSet) -> NodeSet:
+        """The nodes that hold at least one of *cpus*."""
+        return NodeSet(node.id for node in self.nodes if not node.cpus.isdisjoint(cpus))
+
+
+def union(sets: Iterable[CpuSet]) -> CpuSet:
+    """All CPUs of *sets*."""
+    return reduce(CpuSet.__or__, sets, CpuSet())

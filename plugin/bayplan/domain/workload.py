@@ -1,0 +1,89 @@
+"""Pods and containers as the container runtime describes them, and what we answer about them.
+
+The same values whether they came over NRI or from an OCI bundle: nothing here knows a wire format.
+None means "not given". Zero never does: the edges that read the wire turn a runtime's "0 = unset" into None.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bayplan.sets import CpuSet, NodeSet
+
+
+class ContainerState(enum.Enum):
+    """The runtime's view of a container's life. UNKNOWN while it is being created."""
+
+    UNKNOWN = "unknown"
+    CREATED = "created"
+    PAUSED = "paused"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The resource part of an OCI Linux spec. ``cpu_quota_us`` of -1 is an explicit "unlimited" of the
+    spec; cpusets are None when the spec leaves them empty; ``hugepage_limits_bytes`` maps page sizes."""
+
+    memory_limit_bytes: int | None = None
+    cpu_shares: int | None = None
+    cpu_quota_us: int | None = None
+    cpu_period_us: int | None = None
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    hugepage_limits_bytes: Mapping[int, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl."""
+
+    id: str
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process."""
+
+    id: str
+    pod_id: str
+    name: str = ""
+    state: ContainerState = ContainerState.UNKNOWN
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Resources = Resources()
+    oom_score_adj: int | None = None
+    cgroups_path: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What we change in the spec of a container that is being created; None leaves a field as it is."""
+
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    memory_limit_bytes: int | None = None
+    oom_score_adj: int | None = None
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What we change in a container that already exists. Never more than one per container in a reply:
+    NRI treats a second claim of a field as a conflict and fails the whole request."""
+
+    container_id: str
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    memory_limit_bytes: int | None = None
+    unified: Mapping[str, str] = field(default_factory=dict)

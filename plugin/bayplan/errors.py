@@ -1,0 +1,128 @@
+"""The errors of bayplan: one root, one subclass for each party who must act.
+
+Errors carry fields; the message is made from them in ``__str__``, so that logs, refusals and the command
+line can show the same object. Nothing here imports anything of bayplan.
+"""
+
+from dataclasses import dataclass
+
+EXIT_FAILURE = 1
+EXIT_CONFIG = 2
+EXIT_UNAVAILABLE = 3
+
+
+class BayplanError(Exception):
+    """Root of every error that bayplan raises on purpose. Any other exception is a defect."""
+
+    exit_code = EXIT_FAILURE
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One wrong value of an input: which value, what it is, what was expected there."""
+
+    path: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: found {self.found}, expected {self.expected}"
+
+
+class ConfigError(BayplanError):
+    """The operator must change a flag, a configuration file or an annotation.
+
+    All problems of one input are reported together.
+    """
+
+    exit_code = EXIT_CONFIG
+
+    def __init__(self, source: str, problems: tuple[Problem, ...]) -> None:
+        super().__init__(source, problems)
+        self.source = source
+        self.problems = problems
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"{self.source}: {self.problems[0]}"
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        return f"{self.source}: {len(self.problems)} problems:{lines}"
+
+
+class ParseError(BayplanError, ValueError):
+    """A piece of text is not what it should be. Raised by parsers, wrapped by those who know the source."""
+
+    def __init__(self, kind: str, found: str, expected: str) -> None:
+        super().__init__(kind, found, expected)
+        self.kind = kind
+        self.found = found
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.kind}: found {self.found!r}, expected {self.expected}"
+
+
+class HostError(BayplanError):
+    """The kernel or a file system refused something, or showed something that cannot be."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class UnavailableError(BayplanError):
+    """Another process is in the way or not there: the daemon is not running, or a second one is."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what = what
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}"
+
+
+class StateError(BayplanError):
+    """The state store cannot record or return decisions."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"state store {self.path}: {self.problem}"
+
+
+class ProtocolError(BayplanError):
+    """Somebody broke the rules of a protocol. Only the two subclasses are raised."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break the protocol; nothing was sent and the connection is still good."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol; the connection can't be used any more."""
+
+
+class PlacementError(BayplanError):
+    """A container cannot be placed under a strict policy; ``reason`` is what a human should read.
+
+    The runtime shows the text to the user (and kubelet puts it into the pod's status), so that it starts
+    with the word that kubelet's Topology Manager uses for its own refusals.
+    """
+
+    def __init__(self, container: str, reason: str) -> None:
+        super().__init__(container, reason)
+        self.container = container
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"TopologyAffinityError: {self.container}: {self.reason}"

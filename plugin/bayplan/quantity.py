@@ -1,0 +1,106 @@
+"""Amounts as text: Kubernetes quantities in, bytes and milli-CPUs out, and bytes as a human reads them.
+
+Sources: the Quantity grammar of Kubernetes' apimachinery (sign, digits, fraction, then a binary or
+decimal suffix or an exponent) and the kernel's names of huge page sizes. Amounts are integers; a
+fraction of a byte is rounded up, as kubelet's ``Value()`` does.
+"""
+
+import re
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+
+from bayplan.errors import ParseError
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+_SUFFIXES: Final[dict[str, Decimal]] = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal("1e3"), "M": Decimal("1e6"), "G": Decimal("1e9"),
+    "T": Decimal("1e12"), "P": Decimal("1e15"), "E": Decimal("1e18"),
+    "Ki": Decimal(1 << 10), "Mi": Decimal(1 << 20), "Gi": Decimal(1 << 30),
+    "Ti": Decimal(1 << 40), "Pi": Decimal(1 << 50), "Ei": Decimal(1 << 60),
+}  # fmt: skip
+_QUANTITY: Final = re.compile(
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]?i?))"
+)
+_BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The exact value of a Kubernetes quantity (``1Gi``, ``500m``, ``1e3``, ``0.5``).
+
+    Raises:
+        ParseError: *text* is not a quantity.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or (match[3] or "") not in _SUFFIXES:
+        raise ParseError("quantity", text, "a Kubernetes quantity such as 512Mi, 2Gi or 1500m")
+    scale = Decimal(10) ** int(match[2]) if match[2] else _SUFFIXES[match[3] or ""]
+    return Decimal(match[1]) * scale
+
+
+def parse_bytes(text: str) -> int:
+    """A non-negative amount of memory in bytes, rounded up to a whole byte.
+
+    Raises:
+        ParseError: not a quantity, negative, or above 2**63 - 1.
+    """
+    value = int(parse_quantity(text).to_integral_value(ROUND_CEILING))
+    if not 0 <= value <= _INT64_MAX:
+        raise ParseError("amount of memory", text, "a quantity from 0 to 2^63-1 bytes")
+    return value
+
+
+def parse_milli_cpus(text: str) -> int:
+    """A non-negative amount of CPU in thousandths of one CPU, rounded up.
+
+    Raises:
+        ParseError: not a quantity, or negative.
+    """
+    value = int((parse_quantity(text) * 1000).to_integral_value(ROUND_CEILING))
+    if value < 0:
+        raise ParseError("amount of CPU", text, "a quantity of 0 or more")
+    return value
+
+
+def format_bytes(amount_bytes: int) -> str:
+    """An amount as people write it: exact with a binary suffix if that is short, else two decimals.
+
+    >>> format_bytes(3 << 30), format_bytes(1500), format_bytes((1 << 30) + 5)
+    ('3Gi', '1.46Ki', '1.00Gi')
+    """
+    sign, rest, unit = ("-" if amount_bytes < 0 else ""), abs(amount_bytes), 0
+    exact = rest
+    while exact and exact % 1024 == 0 and unit < len(_BINARY_UNITS) - 1:
+        exact, unit = exact // 1024, unit + 1
+    if exact < 10 * 1024 and (unit or exact < 1024):  # noqa: PLR2004 - 9999Mi still reads well
+        return f"{sign}{exact}{_BINARY_UNITS[unit]}"
+    value, unit = float(rest), 0
+    while value >= 1024 and unit < len(_BINARY_UNITS) - 1:  # noqa: PLR2004
+        value, unit = value / 1024, unit + 1
+    return f"{sign}{value:.2f}{_BINARY_UNITS[unit]}"
+
+
+def format_page_size(page_size_bytes: int) -> str:
+    """The canonical name of a huge page size in resource names: 2Mi, 1Gi, 64Ki."""
+    unit = 0
+    while page_size_bytes and page_size_bytes % 1024 == 0 and unit < len(_BINARY_UNITS) - 1:
+        page_size_bytes, unit = page_size_bytes // 1024, unit + 1
+    return f"{page_size_bytes}{_BINARY_UNITS[unit]}"
+
+
+def parse_page_size(text: str) -> int:
+    """Bytes of a huge page size as runtimes write it: ``2MB``, ``1GB``, ``64KB`` (binary), or ``2Mi``.
+
+    The OCI runtime specification says "<size><unit-prefix>B", binary in spite of the name.
+
+    Raises:
+        ParseError: anything else.
+    """
+    match = re.fullmatch(r"([1-9][0-9]*)(?:([KMGT])(?:i?B|i))?", text.strip())
+    if match is None:
+        raise ParseError("huge page size", text, "a size such as 2MB, 1GB or 2Mi")
+    return int(match[1]) << (10 * " KMGT".index(match[2] or " "))

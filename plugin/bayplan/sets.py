@@ -1,0 +1,139 @@
+"""Sets of NUMA node ids and of logical CPU ids: bitmasks, one small type each.
+
+Ids are sparse and may exceed 63. The text form is the kernel's list format (``0-3,8``), as in
+cpuset.cpus, cpuset.mems and /sys/devices/system/node/online. Values are immutable and hashable; they
+iterate in ascending order, so that nothing which walks them depends on hashing.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Self, final
+
+from bayplan.errors import ParseError
+
+MAX_ID: Final = 1 << 16
+"""Largest id accepted in text. The kernel's NR_CPUS tops out at 8192 and MAX_NUMNODES at 1024."""
+
+
+class IdSet:
+    """A finite set of small non-negative ids. Use the subclasses, which never mix."""
+
+    __slots__ = ("mask",)
+    mask: int
+    kind = "id list"
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        mask = 0
+        for number in ids:
+            if number < 0:
+                raise ParseError(self.kind, str(number), "ids of 0 or more")
+            mask |= 1 << number
+        object.__setattr__(self, "mask", mask)
+
+    @classmethod
+    def of_mask(cls, mask: int) -> Self:
+        """The set whose members are the set bits of *mask*."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "mask", mask)
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the kernel's list format; the empty string is the empty set.
+
+        Raises:
+            ParseError: a part is neither a number nor a rising range ``a-b``, or an id is above MAX_ID.
+        """
+        mask = 0
+        stripped = text.strip()
+        if not stripped:
+            return cls.of_mask(0)
+        for part in stripped.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not (_is_number(first) and (_is_number(last) or not dash)):
+                raise ParseError(cls.kind, text, "a list such as 0-3,8")
+            low, high = int(first), int(last if dash else first)
+            if not low <= high <= MAX_ID:
+                raise ParseError(cls.kind, text, f"rising ranges of ids up to {MAX_ID}")
+            mask |= ((1 << (high - low + 1)) - 1) << low
+        return cls.of_mask(mask)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return (type(self).of_mask, (self.mask,))
+
+    def __contains__(self, number: int) -> bool:
+        return number >= 0 and self.mask >> number & 1 == 1
+
+    def __iter__(self) -> Iterator[int]:
+        mask = self.mask
+        while mask:
+            low = mask & -mask
+            yield low.bit_length() - 1
+            mask ^= low
+
+    def __len__(self) -> int:
+        return self.mask.bit_count()
+
+    def __bool__(self) -> bool:
+        return self.mask != 0
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.mask == self.mask
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self.mask))
+
+    def __or__(self, other: Self) -> Self:
+        return self.of_mask(self.mask | other.mask)
+
+    def __and__(self, other: Self) -> Self:
+        return self.of_mask(self.mask & other.mask)
+
+    def __sub__(self, other: Self) -> Self:
+        return self.of_mask(self.mask & ~other.mask)
+
+    def __le__(self, other: Self) -> bool:
+        """Whether every member is also in *other*."""
+        return self.mask & ~other.mask == 0
+
+    def isdisjoint(self, other: Self) -> bool:
+        """Whether no member is shared with *other*."""
+        return self.mask & other.mask == 0
+
+    def __str__(self) -> str:
+        parts = []
+        mask, base = self.mask, 0
+        while mask:
+            skip = (mask & -mask).bit_length() - 1
+            mask >>= skip
+            base += skip
+            run = (~mask & (mask + 1)).bit_length() - 1
+            parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
+            mask >>= run
+            base += run
+        return ",".join(parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+@final
+class NodeSet(IdSet):
+    """A set of NUMA node ids."""
+
+    __slots__ = ()
+    kind = "NUMA node list"
+
+
+@final
+class CpuSet(IdSet):
+    """A set of logical CPU ids."""
+
+    __slots__ = ()
+    kind = "CPU list"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
