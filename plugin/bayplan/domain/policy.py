@@ -47,7 +47,8 @@ class Policy:
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.
     ``reserved_cpus`` never become exclusive; they stay in the shared pool.
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
-    for containers whose spec has none.
+    for containers whose spec has none. ``set_oom_score_adj`` is for nodes where negative values can't be written.
+    ``refuse_wrong_annotations`` refuses a container whose annotations are wrong instead of ignoring them.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -56,3 +57,5 @@ class Policy:
     memory_qos: MemoryQos | None = None
     single_process_oom_kill: bool = False
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    set_oom_score_adj: bool = True
+    refuse_wrong_annotations: bool = False

@@ -1,0 +1,86 @@
+"""The interface of a decision engine, and what every engine needs to know of a machine under a policy.
+
+An engine is a pure function of immutable values. It never changes a ledger; the daemon records the
+decision and then makes the next ledger from it.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from bayplan.domain.decision import Decision, Placement, Request
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.topology import Machine
+from bayplan.sets import CpuSet
+
+
+class Engine(Protocol):
+    """Decides where a container goes."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the configuration."""
+        ...
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        """Answer *request*, given that everything in *ledger* is promised already.
+
+        *current* is the placement of a running container whose request changed; it is not in *ledger*, and
+        it is kept if the changed request fits there. Raises nothing: a refusal is a Decision.
+        """
+        ...
+
+
+def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, int]]:
+    """Bytes that containers may have: node id -> resource -> capacity less the reservation, never below 0."""
+    return {
+        node.id: {
+            resource: max(0, amount - policy.reserved_bytes.get(node.id, {}).get(resource, 0))
+            for resource, amount in node.capacity_bytes().items()
+        }
+        for node in machine.nodes
+    }
+
+
+def free_bytes(machine: Machine, policy: Policy, ledger: Ledger) -> dict[int, dict[str, int]]:
+    """Allocatable bytes that nobody was promised: node id -> resource -> bytes, never below 0."""
+    return _less(allocatable_bytes(machine, policy), ledger.booked_bytes)
+
+
+def reserved_cpus(machine: Machine, policy: Policy) -> CpuSet:
+    """The CPUs that never become exclusive: the configured ones, else the lowest one, because the shared
+    pool must not run empty (an empty cpuset.cpus cannot be written)."""
+    configured = policy.reserved_cpus & machine.online_cpus
+    if configured or not machine.online_cpus:
+        return configured
+    return CpuSet([next(iter(machine.online_cpus))])
+
+
+def exclusive_candidates(machine: Machine, policy: Policy, ledger: Ledger) -> CpuSet:
+    """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
+    and not pinned for another container by somebody else."""
+    free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)
+    for entry in ledger.entries.values():
+        pinned = entry.decision.request.pinned_cpus
+        if pinned is not None:
+            free -= pinned
+    return free
+
+
+def _less(
+    minuends: Mapping[int, Mapping[str, int]], subtrahends: Mapping[int, Mapping[str, int]]
+) -> dict[int, dict[str, int]]:
+    return {
+        node: {
+            resource: max(0, amount - subtrahends.get(node, {}).get(resource, 0))
+            for resource, amount in resources.items()
+        }
+        for node, resources in minuends.items()
+    }

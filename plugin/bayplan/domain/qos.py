@@ -1,0 +1,133 @@
+"""QoS classes and the numbers that kubelet derives from them, in both directions.
+
+Forwards: oom_score_adj, cpu shares, quota. Backwards: class and memory request from what a runtime shows.
+The formulas are kubelet's (pkg/kubelet/qos/policy.go, pkg/kubelet/cm/helpers_linux.go); every inverse
+returns the whole interval of requests that give the observed value, never a single guess.
+"""
+
+import math
+import re
+from typing import Final
+
+from bayplan.domain.decision import Interval, QosClass, QosSource
+from bayplan.domain.workload import Pod, Resources
+
+GUARANTEED_OOM_SCORE_ADJ: Final = -997
+BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
+MIN_BURSTABLE_OOM_SCORE_ADJ: Final = 3
+MAX_BURSTABLE_OOM_SCORE_ADJ: Final = 999
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262144
+DEFAULT_PERIOD_US: Final = 100_000
+MIN_QUOTA_US: Final = 1000
+
+_POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
+
+
+def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
+    """The class that kubelet's cgroup tree says, or None outside that tree.
+
+    systemd driver: ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice``,
+    cgroupfs driver: ``/kubepods/burstable/pod<uid>``; Guaranteed pods sit directly below ``kubepods``.
+    kubelet's own root (``--cgroup-root``) and kind's ``kubelet.slice`` may come before it.
+    """
+    last = cgroup_parent.rstrip("/").rpartition("/")[2]
+    tokens = (
+        last.removesuffix(".slice").split("-", 3) if last.endswith(".slice") else cgroup_parent.split("/")
+    )
+    if "kubepods" not in tokens:
+        return None
+    below = tokens[tokens.index("kubepods") + 1 :]
+    if below and below[0] == "besteffort":
+        return QosClass.BEST_EFFORT
+    if below and below[0] == "burstable":
+        return QosClass.BURSTABLE
+    return QosClass.GUARANTEED if below and _POD_COMPONENT.match(below[0]) else None
+
+
+def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tuple[QosClass, QosSource]:
+    """The QoS class of a container's pod, and how it is known.
+
+    Inside kubelet's tree the tree decides. Outside of it (plain crictl, podman) an oom_score_adj that only
+    kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class is
+    inferred, container by container, from what is asked for:
+
+    * Guaranteed: a memory limit and a CPU quota, and no CPU shares that ask for less than the quota;
+    * BestEffort: no memory limit, no CPU quota, and no CPU shares above the minimum of 2;
+    * Burstable: everything else.
+    """
+    known = qos_from_cgroup_parent(pod.cgroup_parent)
+    if known is not None:
+        return known, QosSource.CGROUP_PARENT
+    if oom_score_adj == GUARANTEED_OOM_SCORE_ADJ:
+        return QosClass.GUARANTEED, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj == BEST_EFFORT_OOM_SCORE_ADJ:
+        return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj is not None and (
+        MIN_BURSTABLE_OOM_SCORE_ADJ <= oom_score_adj <= MAX_BURSTABLE_OOM_SCORE_ADJ
+    ):
+        return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
+    return _infer(resources), QosSource.INFERRED
+
+
+def _infer(resources: Resources) -> QosClass:
+    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+    shares = resources.cpu_shares or 0
+    if resources.memory_limit_bytes is not None and quota_milli is not None:
+        asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli)
+        return QosClass.BURSTABLE if asks_less else QosClass.GUARANTEED
+    if resources.memory_limit_bytes is None and quota_milli is None and shares <= MIN_SHARES:
+        return QosClass.BEST_EFFORT
+    return QosClass.BURSTABLE
+
+
+def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int:
+    """Kubelet's GetContainerOOMScoreAdjust for an ordinary container.
+
+    *capacity_bytes* is the machine's MemTotal, not its allocatable part.
+    """
+    if qos is QosClass.GUARANTEED:
+        return GUARANTEED_OOM_SCORE_ADJ
+    if qos is QosClass.BEST_EFFORT:
+        return BEST_EFFORT_OOM_SCORE_ADJ
+    adjustment = 1000 - 1000 * request_bytes // capacity_bytes
+    return min(max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ), MAX_BURSTABLE_OOM_SCORE_ADJ)
+
+
+def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval | None:
+    """All memory requests of a Burstable container to which kubelet gives *adjustment*.
+
+    The resolution is a thousandth of the machine: 262 MiB on 256 GiB. The clamps of the formula widen both
+    ends: 999 stands for 999 and 1000, 3 for everything from 99.7 % of the machine upwards. None when
+    kubelet never gives that value to a Burstable container.
+    """
+    if not MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ:
+        return None
+    thousandths = 1000 - adjustment
+    low = 0 if adjustment == MAX_BURSTABLE_OOM_SCORE_ADJ else _ceil_div(thousandths * capacity_bytes, 1000)
+    high = _ceil_div((thousandths + 1) * capacity_bytes, 1000) - 1
+    if adjustment == MIN_BURSTABLE_OOM_SCORE_ADJ:
+        high = max(high, capacity_bytes)
+    return Interval(low, high, "oom_score_adj")
+
+
+def milli_from_shares(shares: int) -> int:
+    """Thousandths of a CPU that kubelet asked for when it wrote *shares*; the minimum of 2 means none."""
+    return 0 if shares <= MIN_SHARES else math.ceil(shares * 1000 / 1024)
+
+
+def shares_from_milli(milli: int) -> int:
+    """Kubelet's MilliCPUToShares."""
+    return MIN_SHARES if milli == 0 else min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
+    """Thousandths of a CPU that a CFS quota allows; None when there is no limit."""
+    if quota_us is None or quota_us <= 0:
+        return None
+    return _ceil_div(quota_us * 1000, period_us or DEFAULT_PERIOD_US)
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)

@@ -1,0 +1,123 @@
+"""From a decision to what is rewritten: the container's spec, and the shared CPUs of the others.
+
+Never touches a value that the spec already carries, with one exception: oom_score_adj 0, which runtimes
+write where nobody chose one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bayplan.domain.decision import Decision, QosClass, Request
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.policy import MemoryQos, MemoryReservationPolicy, Policy
+from bayplan.domain.qos import oom_score_adj
+from bayplan.domain.request import carried_oom_score_adj
+from bayplan.domain.topology import Machine
+from bayplan.domain.workload import Adjustment, Container, Update
+from bayplan.sets import CpuSet
+
+PAGE_BYTES: Final = 4096
+OOM_GROUP: Final = "memory.oom.group"
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What can be set at all: by the host (cgroup v2) and by the connected runtime (oom_score_adj)."""
+
+    cgroup_v2: bool = True
+    oom_score_adj: bool = True
+
+
+def wanted_oom_score_adj(request: Request, container: Container, machine: Machine) -> int | None:
+    """The oom_score_adj to set; None when the spec carries one."""
+    if carried_oom_score_adj(container) is not None:
+        return None
+    return oom_score_adj(request.qos, request.memory.low_bytes, machine.memory_bytes)
+
+
+def adjustment_for(
+    machine: Machine,
+    policy: Policy,
+    ability: Ability,
+    shared: CpuSet,
+    decision: Decision,
+    container: Container,
+) -> Adjustment:
+    """What to change in the spec of *container*, which is being created.
+
+    *shared* is the shared pool as it will be once the container exists.
+    """
+    request, placement = decision.request, decision.placement
+    limit_bytes = None if container.resources.memory_limit_bytes is not None else request.memory_limit_bytes
+    return Adjustment(
+        cpuset_cpus=cpus_for(decision, shared),
+        cpuset_mems=placement.mems if request.pinned_mems is None else None,
+        memory_limit_bytes=limit_bytes,
+        oom_score_adj=wanted_oom_score_adj(request, container, machine)
+        if ability.oom_score_adj and policy.set_oom_score_adj
+        else None,
+        unified=_unified(machine, policy, request, container.resources.unified) if ability.cgroup_v2 else {},
+    )
+
+
+def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
+    """The cpuset.cpus that a container should have; None when somebody else decides that."""
+    if decision.request.pinned_cpus is not None:
+        return None
+    return decision.placement.exclusive_cpus or shared
+
+
+def shared_pool_updates(ledger: Ledger, machine: Machine) -> list[Update]:
+    """Updates for the containers whose CPUs are not (any more, or not yet) what they should have.
+
+    Comparing with what the runtime was told last makes this self-healing: an update that could not be
+    sent with one reply goes out with the next.
+    """
+    shared = ledger.shared_cpus(machine)
+    updates = []
+    for container_id, entry in sorted(ledger.entries.items()):
+        cpus = cpus_for(entry.decision, shared)
+        if cpus is not None and cpus != entry.told_cpus:
+            updates.append(Update(container_id, cpuset_cpus=cpus))
+    return updates
+
+
+def memory_qos_values(
+    qos: MemoryQos, request: Request, limit_bytes: int | None, allocatable_bytes: int
+) -> dict[str, int]:
+    """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
+
+    memory.high = floor((request + (limit or allocatable - request) * factor) / page) * page, set only above the
+    request; with TieredReservation a Guaranteed request is protected by memory.min, a Burstable one by memory.low.
+    """
+    request_bytes = request.memory.low_bytes
+    values: dict[str, int] = {}
+    if qos.reservation is MemoryReservationPolicy.TIERED and request_bytes > 0:
+        if request.qos is QosClass.GUARANTEED:
+            values["memory.min"] = request_bytes
+        elif request.qos is QosClass.BURSTABLE:
+            values["memory.low"] = request_bytes
+    if qos.throttling_factor is not None and request_bytes != limit_bytes:
+        top_bytes = limit_bytes or allocatable_bytes
+        raised = request_bytes + (top_bytes - request_bytes) * qos.throttling_factor
+        high_bytes = math.floor(raised) // PAGE_BYTES * PAGE_BYTES
+        if high_bytes > request_bytes:
+            values["memory.high"] = high_bytes
+    return values
+
+
+def _unified(
+    machine: Machine, policy: Policy, request: Request, present: Mapping[str, str]
+) -> dict[str, str]:
+    values: dict[str, str] = {}
+    if policy.memory_qos is not None:
+        reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
+        allocatable = max(0, machine.memory_bytes - reserved_bytes)
+        limit_bytes = request.memory_limit_bytes
+        for key, amount in memory_qos_values(policy.memory_qos, request, limit_bytes, allocatable).items():
+            values[key] = str(amount)
+    if not policy.single_process_oom_kill:
+        values[OOM_GROUP] = "1"
+    return {key: value for key, value in values.items() if key not in present}
