@@ -23,7 +23,7 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
     "Ti": Decimal(1 << 40), "Pi": Decimal(1 << 50), "Ei": Decimal(1 << 60),
 }  # fmt: skip
 _QUANTITY: Final = re.compile(
-    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]?i?))"
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkKMGTPE]?i?))"
 )
 _BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _INT64_MAX: Final = (1 << 63) - 1

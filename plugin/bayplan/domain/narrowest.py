@@ -21,6 +21,7 @@ from bayplan.sets import CpuSet, NodeSet
 CPU: Final = "cpu"
 """Name of the exclusive CPUs in a vector of needs, beside the memory resources."""
 
+_NOTHING_ASKED: Final = Reason("nothing-asked", "asks for neither memory nor whole CPUs")
 _STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
 
 
@@ -42,20 +43,24 @@ class NarrowestEngine:
         if request.pinned_cpus is not None or request.pinned_mems is not None:
             return _respect_pins(machine, policy, ledger, request)
         if request.qos is not QosClass.GUARANTEED:
-            reason = Reason(
-                "shared-pool", f"{request.qos.value} containers share the CPUs and use every node"
-            )
+            text = f"{request.qos.value} containers share the CPUs and may use every node"
+            reason = Reason("shared-pool", text)
             return Decision(request, Outcome.PLACED, Placement(), (reason,))
         return _Choice(machine, policy, ledger, request).decide(current)
 
 
 def memory_need(request: Request) -> dict[str, int]:
-    """The memory resources that a Guaranteed request claims: its limit and its huge pages."""
-    return {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
+    """The memory resources that a Guaranteed request claims: its limit and its huge pages.
+
+    A Guaranteed container whose limit is not visible claims no ordinary memory.
+    """
+    memory_bytes = request.memory.high_bytes if request.memory.exact else 0
+    need = {MEMORY: memory_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in need.items() if amount}
 
 
 def _respect_pins(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision:
-    """Keep what somebody else set in the spec, and book what it uses up, so that we don't promise it again."""
+    """Keep what somebody else set in the spec, and book what it uses, so that nobody else is promised it."""
     whose = " and ".join(
         f"{name} {pinned}"
         for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
@@ -84,6 +89,8 @@ class _Choice:
         aligned = self.policy.topology is not TopologyPolicy.NONE
         count = self.request.exclusive_cpus
         need = {**self.memory, CPU: count} if count and aligned else self.memory
+        if not need:
+            return Decision(self.request, Outcome.PLACED, Placement(), (_NOTHING_ASKED,))
         nodes = self._keep(current, need) or choose_nodes(self.machine, self.near, need, self._overlaps)
         if self.strict:
             refusal = self._refusal(nodes, need)
@@ -125,7 +132,7 @@ class _Choice:
         )  # fmt: skip
 
     def _as_well_as_possible(self, need: Amounts) -> tuple[NodeSet | None, list[Reason]]:
-        """A place for what fits nowhere as asked: without the CPUs' wish, on CPU-less nodes, or everywhere."""
+        """A place for what fits nowhere as asked: CPUs elsewhere, on CPU-less nodes, or everywhere."""
         why = f"no set of nodes has {self._amounts(need)} free: {self._free_text(need)}"
         nodes = choose_nodes(self.machine, self.near, self.memory, self._overlaps)
         if nodes is not None:
@@ -134,9 +141,7 @@ class _Choice:
         nodes = choose_nodes(self.machine, everywhere, self.memory, self._overlaps)
         if nodes is not None:
             return nodes, [Reason("cpu-less-nodes", f"{why}; with CPU-less nodes it fits on node {nodes}")]
-        return None, [
-            Reason("overcommitted", f"{why}; it may use every node, and nothing is guaranteed to it")
-        ]
+        return None, [Reason("overcommitted", f"{why}; it may use every node, without a guarantee")]
 
     def _take(self, current: Placement | None, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
         """The exclusive CPUs, or the shared pool and the reason for it."""

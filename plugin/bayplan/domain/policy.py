@@ -47,8 +47,9 @@ class Policy:
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.
     ``reserved_cpus`` never become exclusive; they stay in the shared pool.
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
-    for containers whose spec has none. ``set_oom_score_adj`` is for nodes where negative values can't be written.
-    ``refuse_wrong_annotations`` refuses a container whose annotations are wrong instead of ignoring them.
+    for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
+    values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
+    instead of ignoring them.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT

@@ -50,8 +50,8 @@ def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tup
     """The QoS class of a container's pod, and how it is known.
 
     Inside kubelet's tree the tree decides. Outside of it (plain crictl, podman) an oom_score_adj that only
-    kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class is
-    inferred, container by container, from what is asked for:
+    kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class
+    is inferred, container by container, from what is asked for:
 
     * Guaranteed: a memory limit and a CPU quota, and no CPU shares that ask for less than the quota;
     * BestEffort: no memory limit, no CPU quota, and no CPU shares above the minimum of 2;

@@ -4,14 +4,20 @@ The OCI spec has limits, shares and an oom_score_adj, but no requests. This modu
 that says, for each number, how it is known.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from bayplan.domain.decision import Interval, QosClass, QosSource, Request
 from bayplan.domain.qos import derive_qos, milli_from_quota, milli_from_shares, request_from_oom_score_adj
 from bayplan.domain.topology import hugepages
+from bayplan.domain.wishes import Wishes
 from bayplan.domain.workload import Container, Pod, Resources
 
 MILLI: Final = 1000
+_LIMIT: Final = "limit"
+_NO_WISHES: Final = Wishes()
 
 
 def container_name(pod: Pod, container: Container) -> str:
@@ -22,20 +28,24 @@ def container_name(pod: Pod, container: Container) -> str:
 
 
 def derive_request(
-    pod: Pod, container: Container, capacity_bytes: int, default_limit_bytes: int | None = None
+    pod: Pod,
+    container: Container,
+    capacity_bytes: int,
+    wishes: Wishes = _NO_WISHES,
+    default_limit_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> Request:
     """What *container* asks for, on a machine with *capacity_bytes* of memory.
 
-    *default_limit_bytes* is the memory limit that the configuration or an annotation gives to a container
-    without one. It takes no part in finding the class, so that a default never turns a Burstable container
-    into a Guaranteed one.
+    A memory limit that the spec lacks comes from an annotation (*wishes*), else from the configuration
+    (*default_limit_bytes*, by QoS class). It takes no part in finding the class, so that a default never
+    turns a Burstable container into a Guaranteed one.
     """
     resources = container.resources
     adjustment = carried_oom_score_adj(container)
     qos, source = derive_qos(pod, resources, adjustment)
-    limit_bytes = resources.memory_limit_bytes or default_limit_bytes
+    added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
+    limit_bytes = resources.memory_limit_bytes or added_bytes
     cpu_milli = _cpu_milli(resources, qos)
-    whole = cpu_milli > 0 and cpu_milli % MILLI == 0 and qos is QosClass.GUARANTEED
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
@@ -45,7 +55,7 @@ def derive_request(
         memory=_memory_interval(resources, qos, source, adjustment, capacity_bytes),
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=cpu_milli // MILLI if whole else 0,
+        exclusive_cpus=_whole_cpus(qos, cpu_milli),
         hugepages_bytes={
             hugepages(size): amount
             for size, amount in sorted(resources.hugepage_limits_bytes.items())
@@ -56,12 +66,49 @@ def derive_request(
     )
 
 
+def changed_request(request: Request, spec: Resources, change: Resources) -> Request:
+    """What a running container asks for after *change*, its spec being *spec* until now.
+
+    The class stays: Kubernetes keeps it through a resize, and the spec's own oom_score_adj and cpusets may be
+    ours by now, so they are not evidence any more. A cpuset in *change* is somebody else's and is respected.
+    """
+    merged = replace(
+        spec,
+        memory_limit_bytes=change.memory_limit_bytes or spec.memory_limit_bytes,
+        cpu_shares=change.cpu_shares or spec.cpu_shares,
+        cpu_quota_us=change.cpu_quota_us or spec.cpu_quota_us,
+        cpu_period_us=change.cpu_period_us or spec.cpu_period_us,
+    )
+    limit_bytes, memory = merged.memory_limit_bytes, request.memory
+    if limit_bytes is not None and limit_bytes != request.memory_limit_bytes:
+        low_bytes = limit_bytes if memory.source == _LIMIT else min(memory.low_bytes, limit_bytes)
+        high_bytes = limit_bytes if memory.source == _LIMIT else min(memory.high_bytes, limit_bytes)
+        memory = replace(memory, low_bytes=low_bytes, high_bytes=high_bytes)
+    cpu_milli = _cpu_milli(merged, request.qos)
+    return replace(
+        request,
+        memory=memory,
+        memory_limit_bytes=limit_bytes or request.memory_limit_bytes,
+        cpu_milli=cpu_milli,
+        exclusive_cpus=_whole_cpus(request.qos, cpu_milli),
+        pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
+        pinned_mems=change.cpuset_mems or request.pinned_mems,
+    )
+
+
 def carried_oom_score_adj(container: Container) -> int | None:
     """The oom_score_adj that somebody chose for the container, None if nobody did.
 
     Runtimes write 0 where a CRI client gives none, and kubelet's formula never yields 0, so 0 means none.
     """
     return container.oom_score_adj or None
+
+
+def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:
+    """The number of exclusive CPUs: kubelet's static policy gives them to Guaranteed containers that ask for
+    a whole number."""
+    whole = qos is QosClass.GUARANTEED and cpu_milli % MILLI == 0
+    return cpu_milli // MILLI if whole else 0
 
 
 def _cpu_milli(resources: Resources, qos: QosClass) -> int:
@@ -80,7 +127,7 @@ def _memory_interval(
     if qos is QosClass.BEST_EFFORT:
         return Interval(0, 0, "QoS class")
     if qos is QosClass.GUARANTEED and limit_bytes is not None:
-        return Interval(limit_bytes, limit_bytes, "limit")
+        return Interval(limit_bytes, limit_bytes, _LIMIT)
     for key in ("memory.low", "memory.min"):
         protected = resources.unified.get(key, "")
         if protected.isdigit() and int(protected) > 0:
@@ -92,5 +139,5 @@ def _memory_interval(
         return Interval(low_bytes, max(low_bytes, min(known.high_bytes, ceiling_bytes)), known.source)
     if source is QosSource.INFERRED:
         request_bytes = limit_bytes or 0
-        return Interval(request_bytes, request_bytes, "limit" if limit_bytes else "no limit")
+        return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else "no limit")
     return Interval(0, ceiling_bytes, "no signal")

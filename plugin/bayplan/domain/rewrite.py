@@ -89,16 +89,18 @@ def memory_qos_values(
 ) -> dict[str, int]:
     """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
 
-    memory.high = floor((request + (limit or allocatable - request) * factor) / page) * page, set only above the
-    request; with TieredReservation a Guaranteed request is protected by memory.min, a Burstable one by memory.low.
+    memory.high is ``floor((request + (top - request) * factor) / page) * page``, where top is the limit or,
+    without one, the node's allocatable memory; it is set only above the request. With TieredReservation a
+    Guaranteed request is protected by memory.min, a Burstable one by memory.low. Where the request is an
+    interval, its low end is protected and its high end throttled, so that neither is overdone.
     """
-    request_bytes = request.memory.low_bytes
+    protected_bytes, request_bytes = request.memory.low_bytes, request.memory.high_bytes
     values: dict[str, int] = {}
-    if qos.reservation is MemoryReservationPolicy.TIERED and request_bytes > 0:
+    if qos.reservation is MemoryReservationPolicy.TIERED and protected_bytes > 0:
         if request.qos is QosClass.GUARANTEED:
-            values["memory.min"] = request_bytes
+            values["memory.min"] = protected_bytes
         elif request.qos is QosClass.BURSTABLE:
-            values["memory.low"] = request_bytes
+            values["memory.low"] = protected_bytes
     if qos.throttling_factor is not None and request_bytes != limit_bytes:
         top_bytes = limit_bytes or allocatable_bytes
         raised = request_bytes + (top_bytes - request_bytes) * qos.throttling_factor

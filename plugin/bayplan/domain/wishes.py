@@ -1,8 +1,8 @@
 """What a pod asks of bayplan by annotation.
 
-``bayplan.dev/KEY`` holds for every container of the pod, ``CONTAINER.bayplan.dev/KEY`` for one container and wins
-over the other. The container's name goes into the prefix, because the part after the slash is limited to 63
-characters and a container's name alone may have as many.
+``bayplan.dev/KEY`` holds for every container of the pod, ``CONTAINER.bayplan.dev/KEY`` for one container
+and wins over the other. The container's name goes into the prefix, because the part after the slash is
+limited to 63 characters and a container's name alone may have as many.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,0 +1,48 @@
+# Every target sets up what it needs; on a bare Debian or Ubuntu machine run as root.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+export PATH := $(HOME)/.cache/bayplan/bin:$(PATH)
+UV_RUN := uv run --quiet
+
+.PHONY: help setup setup-e2e run test unit e2e lint format bench proto clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
+
+setup:
+	@packaging/dev/setup.sh test
+
+setup-e2e:
+	@packaging/dev/setup.sh e2e
+
+run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
+	@packaging/dev/run.sh
+
+test: setup-e2e lint ## lint, then all tests: unit, property, simulated runtime, interop, virtual machines
+	$(UV_RUN) pytest
+
+unit: setup ## the tests that need neither root nor a virtual machine
+	$(UV_RUN) pytest -m "not e2e and not interop"
+
+e2e: setup-e2e ## only the tests in virtual machines
+	$(UV_RUN) pytest -m e2e
+
+lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
+	$(UV_RUN) ruff format --check .
+	$(UV_RUN) ruff check .
+	$(UV_RUN) mypy
+	$(UV_RUN) lint-imports
+
+format: setup ## let ruff format and fix
+	$(UV_RUN) ruff format .
+	$(UV_RUN) ruff check --fix .
+
+bench: setup ## latency, Synchronize time and memory, printed as a table
+	$(UV_RUN) python -m bayplan.testing.bench
+
+proto: setup ## generate plugin/bayplan/_proto from proto/
+	proto/generate.sh
+
+clean: ## remove what builds and tests left in the tree (the cache of images stays)
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist tests/e2e/artifacts

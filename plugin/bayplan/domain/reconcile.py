@@ -1,0 +1,134 @@
+"""The ledger against what the runtime says exists. The runtime wins: it has the containers.
+
+Pure: it plans what to record, what to forget and what to tell the runtime; the daemon carries it out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason
+from bayplan.domain.engine import free_bytes
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.narrowest import memory_need
+from bayplan.domain.node_choice import book
+from bayplan.domain.policy import Policy
+from bayplan.domain.request import derive_request
+from bayplan.domain.rewrite import shared_pool_updates
+from bayplan.domain.topology import Machine
+from bayplan.domain.workload import Container, ContainerState, Pod, Update
+from bayplan.sets import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """The ledger that agrees with the runtime, and the way to it.
+
+    ``gone`` are ids to forget; ``changed`` are entries to record; ``found`` are the containers that nobody
+    decided about; ``updates`` are to be sent to the runtime.
+    """
+
+    ledger: Ledger
+    gone: tuple[str, ...]
+    changed: tuple[Entry, ...]
+    found: tuple[Entry, ...]
+    updates: tuple[Update, ...]
+
+
+def reconcile(
+    machine: Machine,
+    policy: Policy,
+    ledger: Ledger,
+    pods: Mapping[str, Pod],
+    containers: Iterable[Container],
+) -> Reconciliation:
+    """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing)."""
+    observed = {
+        container.id: container for container in containers if container.state is not ContainerState.STOPPED
+    }
+    gone = tuple(sorted(set(ledger.entries) - set(observed)))
+    kept, repairs = [], []
+    for container_id, entry in sorted(ledger.entries.items()):
+        if container_id in observed:
+            seen, repair = _as_observed(entry, observed[container_id])
+            kept.append(seen)
+            repairs += [repair] if repair is not None else []
+    agreed = Ledger.of(kept)
+    found = []
+    strangers = sorted(set(observed) - set(ledger.entries))
+    for container_id in sorted(strangers, key=lambda key: not observed[key].resources.cpuset_cpus):
+        container = observed[container_id]
+        pod = pods.get(container.pod_id, Pod(container.pod_id))
+        entry = adopt(machine, policy, agreed, pod, container)
+        agreed = agreed.with_entry(entry)
+        found.append(entry)
+    agreed = _recognise_shared(machine, agreed, found)
+    updates = _merged(repairs, shared_pool_updates(agreed, machine))
+    agreed = agreed.told(
+        {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
+    )
+    changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
+    return Reconciliation(
+        agreed, gone, changed, tuple(agreed.entries[e.container_id] for e in found), updates
+    )
+
+
+def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container: Container) -> Entry:
+    """The entry for a container that exists without a decision of ours: nothing about it is moved.
+
+    Its cpusets count as somebody else's. One exception: as many CPUs as an exclusive request asks for, all of
+    them free, are taken to be its exclusive CPUs, which is what our own looks like after a lost state store.
+    What it claims is booked where its spec lets it go.
+    """
+    request = derive_request(pod, container, machine.memory_bytes)
+    cpus, mems = request.pinned_cpus, request.pinned_mems
+    need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
+    booked = book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
+    placement = Placement(booked_bytes=booked)
+    if cpus and len(cpus) == request.exclusive_cpus and cpus.isdisjoint(ledger.exclusive_cpus):
+        request = replace(request, pinned_cpus=None, pinned_mems=None)
+        placement = Placement(mems, cpus, booked)
+    reason = Reason("created-without-us", "the runtime created it while no decision could be made")
+    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
+
+
+def _as_observed(entry: Entry, container: Container) -> tuple[Entry, Update | None]:
+    """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
+
+    An empty cpuset where we set one means that our answer never arrived: it is sent again. Another value
+    than ours was set by somebody else later and is respected from now on.
+    """
+    resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
+    repair = None
+    if placement.mems is not None and resources.cpuset_mems != placement.mems:
+        if resources.cpuset_mems is None:
+            repair = Update(container.id, cpuset_mems=placement.mems)
+        else:
+            request = replace(request, pinned_mems=resources.cpuset_mems)
+            placement = replace(placement, mems=None)
+    overridden = resources.cpuset_cpus is not None and entry.told_cpus not in (None, resources.cpuset_cpus)
+    if overridden and placement.exclusive_cpus:
+        request = replace(request, pinned_cpus=resources.cpuset_cpus)
+        placement = replace(placement, exclusive_cpus=CpuSet())
+    decision = replace(entry.decision, request=request, placement=placement)
+    return Entry(decision, told_cpus=resources.cpuset_cpus), repair
+
+
+def _recognise_shared(machine: Machine, ledger: Ledger, found: list[Entry]) -> Ledger:
+    """Treat found containers that run on exactly the shared pool as members of it, not as pinned: that is
+    what ours look like after a lost state store."""
+    shared = ledger.shared_cpus(machine)
+    for entry in found:
+        request = entry.decision.request
+        if request.pinned_cpus == shared:
+            decision = replace(entry.decision, request=replace(request, pinned_cpus=None))
+            ledger = ledger.with_entry(replace(entry, decision=decision))
+    return ledger
+
+
+def _merged(repairs: list[Update], pool: list[Update]) -> tuple[Update, ...]:
+    """One update per container: NRI fails a reply that claims a field of a container twice."""
+    by_id = {update.container_id: update for update in repairs}
+    for update in pool:
+        base = by_id.get(update.container_id, update)
+        by_id[update.container_id] = replace(base, cpuset_cpus=update.cpuset_cpus)
+    return tuple(by_id[key] for key in sorted(by_id))

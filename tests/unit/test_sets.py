@@ -1,0 +1,68 @@
+"""NodeSet and CpuSet: text form, operations, limits."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayplan.errors import ParseError
+from bayplan.sets import MAX_ID, CpuSet, NodeSet
+
+ids = st.sets(st.integers(0, 300))
+
+
+@given(ids)
+def test_text_is_read_back(members: set[int]) -> None:
+    cpus = CpuSet(members)
+    assert CpuSet.parse(str(cpus)) == cpus
+    assert list(cpus) == sorted(members)
+    assert len(cpus) == len(members)
+
+
+@given(ids, ids)
+def test_operations_agree_with_python_sets(left: set[int], right: set[int]) -> None:
+    a, b = NodeSet(left), NodeSet(right)
+    assert set(a | b) == left | right
+    assert set(a & b) == left & right
+    assert set(a - b) == left - right
+    assert (a <= b) == (left <= right)
+    assert a.isdisjoint(b) == left.isdisjoint(right)
+    assert (a == b) == (left == right)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("", ""), ("0", "0"), ("0-3,8", "0-3,8"), ("3,1,2", "1-3"), (" 0-1\n", "0-1"), ("0,0-2,70", "0-2,70")],
+)
+def test_kernel_list_format(text: str, shown: str) -> None:
+    assert str(CpuSet.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", f"{MAX_ID + 1}", "0-3:1/2", "²"]
+)
+def test_wrong_text_names_the_value(text: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        CpuSet.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_sets_of_different_kinds_are_never_equal() -> None:
+    assert NodeSet([1]) != CpuSet([1])
+    assert len({NodeSet([1]), CpuSet([1])}) == 2
+
+
+def test_a_set_is_immutable_and_survives_pickling() -> None:
+    nodes = NodeSet([0, 64, 1000])
+    with pytest.raises(AttributeError):
+        nodes.mask = 0
+    assert pickle.loads(pickle.dumps(nodes)) == nodes
+    assert 64 in nodes
+    assert -1 not in nodes
+    assert repr(nodes) == "NodeSet('0,64,1000')"
+
+
+def test_negative_ids_are_refused() -> None:
+    with pytest.raises(ParseError):
+        CpuSet([-1])
