@@ -1,0 +1,156 @@
+"""Opening the database: connections, and the verdict on a file that was there before.
+
+A fault of the file (damage, a foreign or a later schema) is `Unreadable`; a fault of the disk stays the
+sqlite3.Error or OSError that it is, because setting a good file aside would not help against a full disk.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from bayplan.domain.ledger import Entry
+from bayplan.errors import ParseError
+from bayplan.state.aside import COMPANIONS, copy_aside
+from bayplan.state.codec import decode_entry
+from bayplan.state.schema import Migration, migrate, read_version
+
+logger = logging.getLogger(__name__)
+
+_BUSY_TIMEOUT_S: Final = 0.5
+"""An administrator may be looking into the database; a decision has 1 s in all."""
+
+_LOG_LIMIT_BYTES: Final = 4 << 20
+"""What the log file is cut down to after a burst: SQLite's own checkpoint distance of 1000 pages."""
+
+_HEADER_BYTES: Final = 100
+"""SQLite takes anything shorter than its header for a new database; we never leave one behind."""
+
+_FAULTS_OF_THE_DISK: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+_PRIMARY_CODE: Final = 0xFF
+"""SQLite's extended result codes carry the primary one in their lowest byte."""
+
+
+class Unreadable(Exception):  # noqa: N818 - a verdict on a file, not a failure
+    """The database can't be used: the mark for the file that it becomes, and why."""
+
+    def __init__(self, mark: str, problem: str) -> None:
+        super().__init__(mark, problem)
+        self.mark = mark
+        self.problem = problem
+
+
+def connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    """A connection on which every commit waits for the disk; transactions are ours to begin and end."""
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}",
+        uri=True,
+        isolation_level=None,
+        timeout=_BUSY_TIMEOUT_S,
+    )
+    connection.text_factory = _text
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT_BYTES}")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def open_readable(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
+    """Open the database, made or migrated as necessary, after checking all of it.
+
+    Raises:
+        Unreadable: the file can't be used and should be set aside.
+        sqlite3.Error, OSError: the disk or the directory can't be used.
+    """
+    _check_files(path)
+    try:
+        connection = connect(path, create=True)
+        try:
+            _make_ready(connection, path, migrations)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _FAULTS_OF_THE_DISK:
+            raise
+        raise Unreadable("corrupt", f"is damaged ({error})") from error
+    return connection
+
+
+def read_entries(connection: sqlite3.Connection) -> list[Entry]:
+    """All entries by container id.
+
+    Raises:
+        ParseError: a row is not what was written.
+    """
+    entries = []
+    for container_id, document in connection.execute(
+        "SELECT container_id, entry FROM containers ORDER BY container_id"
+    ):
+        entry = decode_entry(document)
+        if entry.container_id != container_id:
+            raise ParseError("recorded entry", entry.container_id, f"the entry of {container_id}")
+        entries.append(entry)
+    return entries
+
+
+def _check_files(path: Path) -> None:
+    files = [Path(f"{path}{companion}") for companion in COMPANIONS]
+    for file in files:
+        if os.path.lexists(file) and not file.is_file():
+            raise Unreadable("corrupt", f"cannot be opened ({file.name} is not a regular file)")
+    present = path.exists()
+    if present and path.stat().st_size < _HEADER_BYTES:
+        raise Unreadable("corrupt", f"is too short for a database ({path.stat().st_size} bytes)")
+    if not present and files[1].exists() and files[1].stat().st_size > 0:
+        raise Unreadable("corrupt", "is missing, although its log is there")
+
+
+def _make_ready(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    version, known = read_version(connection), len(migrations)
+    if version is None:
+        raise Unreadable("corrupt", "is a database, but not one of bayplan's")
+    if version > known:
+        raise Unreadable(
+            f"v{version}", f"was written by a later bayplan (schema {version}, known up to {known})"
+        )
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise Unreadable("corrupt", f"is damaged ({verdict})")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        logger.warning("%s is on a file system without write-ahead logs; commits will be slower", path)
+    if 0 < version < known:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        copy = copy_aside(path, f"v{version}")
+        logger.warning(
+            "migrating %s from schema %d to %d; the old one is kept as %s", path, version, known, copy
+        )
+    if version < known:
+        migrate(connection, version, migrations)
+    try:
+        read_entries(connection)
+    except ParseError as error:
+        raise Unreadable("corrupt", f"holds a row that cannot be read ({error})") from error
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")

@@ -1,0 +1,57 @@
+"""The tables, and the way from every older version of them to this one.
+
+`PRAGMA user_version` counts the migrations that a database has had. Migrations only go forwards; a database
+with a higher number than ours was written by a later bayplan and is never touched.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+APPLICATION_ID: Final = 0x62617970
+"""The four bytes ``bayp`` in the file's header: tells our database from any other."""
+
+Migration = Sequence[str]
+"""The SQL statements that lead from one version to the next; no statement may begin or end a transaction."""
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (
+    (
+        "CREATE TABLE containers (container_id TEXT PRIMARY KEY, entry BLOB NOT NULL)",
+        # AUTOINCREMENT: ids are never used twice, so that trimming by id keeps the youngest.
+        """
+        CREATE TABLE history (
+          id INTEGER PRIMARY KEY AUTOINCREMENT,
+          at_us INTEGER NOT NULL,
+          container_id TEXT NOT NULL,
+          name TEXT NOT NULL,
+          decision BLOB NOT NULL
+        )
+        """,
+        "CREATE INDEX history_by_name ON history (name, id)",
+        "CREATE INDEX history_by_container ON history (container_id, id)",
+    ),
+)
+
+
+def read_version(connection: sqlite3.Connection) -> int | None:
+    """How many migrations the database has had; 0 when it is new; None when it is somebody else's."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if version == application_id == tables == 0:
+        return 0
+    return int(version) if application_id == APPLICATION_ID and version > 0 else None
+
+
+def migrate(connection: sqlite3.Connection, since: int, migrations: Sequence[Migration]) -> None:
+    """Bring a database of version *since* to the last one, in one transaction: all of it or nothing."""
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        for statement in (one for migration in migrations[since:] for one in migration):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")

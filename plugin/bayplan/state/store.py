@@ -1,0 +1,208 @@
+"""The store: what each container was promised now, and the last decisions in order.
+
+One transaction per step, flushed to the disk before `record` returns. Not thread-safe: open, use and close a
+store in one thread. A database that can't be read is set aside and the store starts empty; only a directory
+that can't be used is an error.
+"""
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from bayplan.domain.decision import Decision
+from bayplan.domain.ledger import Entry
+from bayplan.errors import ParseError, StateError
+from bayplan.state.aside import move_aside
+from bayplan.state.codec import decode_decision, encode
+from bayplan.state.database import Unreadable, connect, open_readable, read_entries
+from bayplan.state.schema import MIGRATIONS, Migration, read_version
+
+logger = logging.getLogger(__name__)
+
+DATABASE: Final = "state.db"
+HISTORY_LIMIT: Final = 10_000
+"""Decisions kept: about 10 MB, and a week on a node that starts a container every minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryItem:
+    """A decision and when it was recorded, in microseconds since the epoch."""
+
+    at_us: int
+    decision: Decision
+
+
+class Store:
+    """The decisions on disk. Every method raises StateError when the disk does not do its part; the next
+    call tries again, so that the store works again as soon as the disk does."""
+
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        version: int,
+        clock_us: Callable[[], int],
+        history_limit: int,
+    ) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = connection
+        self._version = version
+        self._clock_us = clock_us
+        self._history_limit = history_limit
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        *,
+        history_limit: int = HISTORY_LIMIT,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> Self:
+        """Open the store in *directory*, which is made if it is missing.
+
+        A database that is damaged, or was written by a later version, is set aside with one message.
+
+        Raises:
+            StateError: the directory can't be used.
+        """
+        path = directory / DATABASE
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+                raise StateError(str(directory), "the directory cannot be read and written")
+            connection = _open_or_replace(path, migrations)
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(str(directory), _describe(error)) from error
+        return cls(path, connection, len(migrations), clock_us, history_limit)
+
+    def entries(self) -> list[Entry]:
+        """Everything that is promised now, by container id."""
+        with self._connected() as connection:
+            return read_entries(connection)
+
+    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
+        """Commit one step: the decisions behind *entries* (which go into the history too), the ids of the
+        containers that are *gone*, and what other containers were *told*.
+
+        When this returns, the step is on the disk; when it raises, it is all there or not at all.
+        """
+        decided = list(entries)
+        with self._transaction() as connection:
+            connection.executemany(
+                "DELETE FROM containers WHERE container_id = ?", [(container_id,) for container_id in gone]
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO containers (container_id, entry) VALUES (?, ?)",
+                [(entry.container_id, encode(entry)) for entry in (*decided, *told)],
+            )
+            self._append(connection, [entry.decision for entry in decided])
+
+    def forget(self, container_ids: Iterable[str]) -> None:
+        """Commit that these containers hold nothing any more. Their history stays."""
+        self.record((), container_ids)
+
+    def refused(self, decision: Decision) -> None:
+        """Commit a refusal to the history."""
+        with self._transaction() as connection:
+            self._append(connection, [decision])
+
+    def history(self, limit: int = 100, name: str | None = None) -> list[HistoryItem]:
+        """The last *limit* decisions, the newest first; only those about *name*, which is a container's name
+        (``namespace/pod/container``) or its id, if one is given."""
+        query = "SELECT at_us, decision FROM history ORDER BY id DESC LIMIT ?"
+        values: tuple[object, ...] = (limit,)
+        if name is not None:
+            query = query.replace("ORDER", "WHERE name = ? OR container_id = ? ORDER")
+            values = (name, name, limit)
+        with self._connected() as connection:
+            rows = connection.execute(query, values).fetchall()
+            return [HistoryItem(at_us, decode_decision(document)) for at_us, document in rows]
+
+    def close(self) -> None:
+        """Fold the log into the database and close it. Closing twice is harmless."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _append(self, connection: sqlite3.Connection, decisions: Sequence[Decision]) -> None:
+        if not decisions:
+            return
+        now_us = self._clock_us()
+        connection.executemany(
+            "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
+            [(now_us, one.request.container_id, one.request.name, encode(one)) for one in decisions],
+        )
+        connection.execute(
+            "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (self._history_limit,)
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                # A full disk rolls back by itself, other failures do not.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """The connection; a new one after a failure, because the old one may be out of step with the file."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect_again()
+            yield self._connection
+        except sqlite3.ProgrammingError:
+            raise
+        except (sqlite3.Error, OSError, ParseError) as error:
+            with suppress(sqlite3.Error):
+                self.close()
+            raise StateError(str(self.path), _describe(error)) from error
+
+    def _connect_again(self) -> sqlite3.Connection:
+        connection = connect(self.path, create=False)
+        version = None
+        try:
+            version = read_version(connection)
+        finally:
+            if version != self._version:
+                connection.close()
+        if version != self._version:
+            raise StateError(str(self.path), "somebody replaced the database; restart baypland")
+        return connection
+
+
+def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
+    try:
+        return open_readable(path, migrations)
+    except Unreadable as unreadable:
+        aside = move_aside(path, unreadable.mark)
+        logger.critical(
+            "state database %s %s. It is kept as %s; the record starts empty, and what runs is taken over "
+            "from the container runtime.",
+            path,
+            unreadable.problem,
+            aside,
+        )
+    try:
+        return open_readable(path, migrations)
+    except Unreadable as unreadable:
+        raise StateError(str(path), f"the new database {unreadable.problem}") from unreadable
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    code = getattr(error, "sqlite_errorname", None)
+    return f"{error} ({code})" if code else str(error)
