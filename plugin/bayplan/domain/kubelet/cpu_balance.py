@@ -1,0 +1,354 @@
+"""Which NUMA nodes share a request so that the rest is balanced best: kubelet's answer without its search.
+
+kubelet tries every combination of nodes, and for each every subset that could give the remainder. Both are
+exponential. Here the nodes are walked once, because the balance depends on sums only:
+
+* The number of CPUs given is fixed and so is the mean of what stays free, so that a lower deviation is a
+  lower sum of squares. The *gain* of a choice is how much it shrinks that sum.
+* A subset gives its groups in rounds. What each node gives follows from the number of complete rounds and
+  from where in the order the last, partial round ends.
+
+Exact and polynomial; bounds on the gain keep the tables small. Ties go to the first combination, then to the
+largest and first subset, in the order of the nodes, as in kubelet.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Final
+
+_GOING, _ENDED = 1, 2
+"""Whether the last round still reaches the nodes that the walk comes to, or ended before them."""
+
+_IMPOSSIBLE: Final = -(1 << 200)
+
+State = tuple[int, int, int]
+"""What the nodes from here on provide: members, groups beyond the shares; and whether the round is going."""
+
+Step = tuple[int, int, int, int]
+"""What one node does: members (0 or 1), groups beyond the share, gain, and the round after it."""
+
+Steps = Callable[[int, int], Sequence[Step]]
+"""What the node at a position may do while the round is going or ended, besides nothing."""
+
+Table = Mapping[State, int]
+"""The largest gain of the nodes from some position on, by what they provide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Positions of the members, each of which gives the share, and of those which also give the remainder
+    among them, one group at a time in rounds."""
+
+    members: tuple[int, ...]
+    remainder: tuple[int, ...]
+
+
+def best_split(free: Sequence[int], count: int, share: int, group: int, extra: int) -> Split | None:
+    """The split of a request over *count* nodes that leaves the least deviation of free CPUs.
+
+    Args:
+        free: free CPUs of every node, in the order by which ties are broken.
+        count: how many nodes take part.
+        share: CPUs that each of them gives, a multiple of *group*.
+        group: how many CPUs are given together.
+        extra: groups to give beyond the shares, fewer than *count*.
+
+    Returns:
+        None if no *count* nodes can give that much.
+    """
+    problem = _Problem(tuple(free), count, share, group, extra)
+    able = tuple(place for place, cpus in enumerate(free) if cpus >= share)
+    spare = sorted((problem.spare(place) for place in able), reverse=True)
+    if len(able) < count or sum(spare[:count]) < extra:
+        return None
+    return _by_bound(problem, able) or _by_walk(problem, able)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """The arguments of `best_split`, and what choices gain."""
+
+    free: tuple[int, ...]
+    count: int
+    share: int
+    group: int
+    extra: int
+
+    def spare(self, place: int) -> int:
+        """Whole groups that a node has beyond its share."""
+        return (self.free[place] - self.share) // self.group
+
+    def share_gain(self, place: int) -> int:
+        """Gain of a member's share, less what is the same for all nodes."""
+        return 2 * self.share * self.free[place]
+
+    def spare_gain(self, place: int, groups: int) -> int:
+        """Gain of *groups* given beyond the share."""
+        given = groups * self.group
+        return (2 * (self.free[place] - self.share) - given) * given
+
+    def rounds_gain(self, places: Sequence[int]) -> int:
+        """Gain of giving the remainder in rounds from *places*, which must have enough."""
+        given = dict.fromkeys(places, 0)
+        left = self.extra
+        while left:
+            for place in places:
+                if left and given[place] < self.spare(place):
+                    given[place] += 1
+                    left -= 1
+        return sum(self.spare_gain(place, groups) for place, groups in given.items())
+
+    def bound(self, members: Sequence[int]) -> int:
+        """No less than the gain of any remainder given by *members*, with their shares: the remainder is
+        taken from whoever has most left, rounds or not."""
+        most = [(-self.spare_gain(place, 1), place, 1) for place in members if self.spare(place)]
+        heapq.heapify(most)
+        gain = sum(map(self.share_gain, members))
+        for _ in range(self.extra):
+            if not most:
+                return _IMPOSSIBLE
+            step, place, groups = most[0]
+            gain -= step
+            if groups < self.spare(place):
+                step = self.spare_gain(place, groups) - self.spare_gain(place, groups + 1)
+                heapq.heapreplace(most, (step, place, groups + 1))
+            else:
+                heapq.heappop(most)
+        return gain
+
+    def threshold(self, gain: int) -> int:
+        """The lowest gain that kubelet cannot tell from *gain*: it rounds mean and deviation to 1/1000."""
+        nodes = len(self.free)
+        total = sum(self.free) - self.count * self.share - self.extra * self.group
+        mean = (2000 * total + nodes) // (2 * nodes)
+        offset = nodes * mean * mean - 2000 * mean * total
+        squares = sum(cpus * cpus for cpus in self.free) + self.count * self.share * self.share
+        deviation = (isqrt(4 * (1_000_000 * (squares - gain) + offset) // nodes) + 1) // 2
+        worst = (nodes * (2 * deviation + 1) ** 2 - 1) // 4
+        return squares - (worst - offset) // 1_000_000
+
+
+def _by_bound(problem: _Problem, able: tuple[int, ...]) -> Split | None:
+    """The answer, if rounds can attain the bound on every combination's gain; it usually is the answer."""
+    fullest = sorted(able, key=lambda place: (-problem.free[place], place))
+    most = problem.bound(fullest[: problem.count])
+    enough = problem.threshold(most)
+    if enough == most:
+        members = tuple(sorted(fullest[: problem.count]))
+    else:
+        members = _first_within(problem, able, fullest, enough)
+    remainder = _remainder(problem, members, enough)
+    return None if remainder is None else Split(members, remainder)
+
+
+def _first_within(
+    problem: _Problem, able: Iterable[int], fullest: Sequence[int], enough: int
+) -> tuple[int, ...]:
+    """The first combination whose bound is *enough*; nodes that follow are completed by the fullest."""
+    members: list[int] = []
+    for place in able:
+        if len(members) < problem.count:
+            later = [other for other in fullest if other > place]
+            tried = [*members, place, *later[: problem.count - len(members) - 1]]
+            if len(tried) == problem.count and problem.bound(tried) >= enough:
+                members.append(place)
+    return tuple(members)
+
+
+def _by_walk(problem: _Problem, able: tuple[int, ...]) -> Split | None:
+    """The answer by dynamic programming over the nodes in order, once for each number of complete rounds."""
+    enough = problem.threshold(_good(problem, able))
+    walks = []
+    share_bounds = _share_bounds(problem, able)
+    for rounds in range(problem.extra):
+        if share_bounds[-1][-1] + _spare_bound(problem, able, rounds) >= enough:
+            walk = _Walk(able, partial(_member_steps, problem, rounds), problem.extra, problem.count)
+            walks.append((walk, walk.tables(share_bounds, _spare_bounds(problem, able, rounds), enough)))
+    most = max(tables[0].get((problem.count, problem.extra, _GOING), _IMPOSSIBLE) for _, tables in walks)
+    enough = problem.threshold(most)
+    members = _first(walks, problem.count, enough)
+    remainder = _remainder(problem, members, enough)
+    assert remainder is not None
+    return Split(members, remainder)
+
+
+def _good(problem: _Problem, able: Sequence[int]) -> int:
+    """The gain of a good choice: the fullest nodes, the remainder from the fullest few of them."""
+    members = sorted(able, key=lambda place: (-problem.free[place], place))[: problem.count]
+    gains = []
+    for size in range(1, len(members) + 1):
+        places = sorted(members[:size])
+        if sum(map(problem.spare, places)) >= problem.extra:
+            gains.append(problem.rounds_gain(places))
+    return sum(map(problem.share_gain, members)) + max(gains)
+
+
+def _remainder(problem: _Problem, members: tuple[int, ...], enough: int) -> tuple[int, ...] | None:
+    """The largest, then first subset of *members* which gives the remainder with *enough* gain in all."""
+    enough -= sum(map(problem.share_gain, members))
+    if not problem.extra:
+        return () if enough <= 0 else None
+    places = tuple(place for place in members if problem.spare(place))
+    if sum(map(problem.spare, places)) < problem.extra:
+        return None
+    if problem.rounds_gain(places) >= enough:
+        return places
+    walks = []
+    no_shares = [[0] * (len(places) + 1)] * (len(places) + 1)
+    for rounds in range(problem.extra):
+        if _spare_bound(problem, places, rounds) >= enough:
+            walk = _Walk(places, partial(_spare_steps, problem, rounds), problem.extra, len(places))
+            walks.append((walk, walk.tables(no_shares, _spare_bounds(problem, places, rounds), enough)))
+    for size in range(len(places), 0, -1):
+        wanted = (size, problem.extra, _GOING)
+        if any(tables[0].get(wanted, _IMPOSSIBLE) >= enough for _, tables in walks):
+            return _first(walks, size, enough)
+    return None
+
+
+def _spare_steps(problem: _Problem, rounds: int, place: int, going: int) -> Sequence[Step]:
+    """What a member that gives some of the remainder does: all it has, or one group in every round."""
+    spare = problem.spare(place)
+    if not spare:
+        return ()
+    if spare <= rounds:
+        return ((1, spare, problem.spare_gain(place, spare), going),)
+    without = (1, rounds, problem.spare_gain(place, rounds), _ENDED)
+    if going == _ENDED:
+        return (without,)
+    return ((1, rounds + 1, problem.spare_gain(place, rounds + 1), _GOING), without)
+
+
+def _member_steps(problem: _Problem, rounds: int, place: int, going: int) -> Sequence[Step]:
+    """What a member does: its share, with or without some of the remainder."""
+    gain = problem.share_gain(place)
+    giving = _spare_steps(problem, rounds, place, going)
+    return (
+        (1, 0, gain, going),
+        *((1, groups, gain + more, after) for _, groups, more, after in giving if groups),
+    )
+
+
+def _share_bounds(problem: _Problem, places: Sequence[int]) -> list[list[int]]:
+    """By how many of *places* come first: the largest gain of the shares of so many members among them."""
+    bounds = [[0] + [_IMPOSSIBLE] * problem.count]
+    gains: list[int] = []
+    for place in places:
+        gains.append(-problem.share_gain(place))
+        gains.sort()
+        row = [0]
+        for gain in gains[: problem.count]:
+            row.append(row[-1] - gain)
+        bounds.append(row + [_IMPOSSIBLE] * (problem.count + 1 - len(row)))
+    return bounds
+
+
+def _spare_bounds(problem: _Problem, places: Sequence[int], rounds: int) -> list[list[int]]:
+    """By how many of *places* come first: no less than the gain of so many groups given by them in so many
+    complete rounds and a partial one."""
+    bounds = [[0] + [_IMPOSSIBLE] * problem.extra]
+    offers: list[tuple[int, int]] = []
+    for place in places:
+        offers += _offers(problem, place, rounds)
+        offers.sort(reverse=True)
+        row = [0]
+        for gain, groups in offers:
+            wanted = min(groups, problem.extra + 1 - len(row))
+            row += range(row[-1] + gain, row[-1] + gain * wanted + 1, gain)
+        bounds.append(row + [_IMPOSSIBLE] * (problem.extra + 1 - len(row)))
+    return bounds
+
+
+def _spare_bound(problem: _Problem, places: Sequence[int], rounds: int) -> int:
+    """The bound for the whole remainder, given by all of *places*."""
+    left, total = problem.extra, 0
+    offers = [offer for place in places for offer in _offers(problem, place, rounds)]
+    for gain, groups in sorted(offers, reverse=True):
+        total += gain * min(groups, left)
+        left -= min(groups, left)
+    return _IMPOSSIBLE if left else total
+
+
+def _offers(problem: _Problem, place: int, rounds: int) -> list[tuple[int, int]]:
+    """Gain per group and number of groups: what a node gives in the complete rounds, by its average, and what
+    in the partial one. They are positive, and fall from the first to the second, so that taking the best
+    offers of all nodes bounds every choice."""
+    spare = problem.spare(place)
+    full = min(rounds, spare)
+    offers = [(problem.spare_gain(place, full) // full, full)] if full else []
+    if spare > rounds:
+        offers.append((problem.spare_gain(place, rounds + 1) - problem.spare_gain(place, rounds), 1))
+    return offers
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The nodes at *places* in order, each of which takes one of its steps or none."""
+
+    places: tuple[int, ...]
+    steps: Steps
+    extra: int
+    count: int
+
+    def tables(
+        self, share_bounds: Sequence[Sequence[int]], spare_bounds: Sequence[Sequence[int]], enough: int
+    ) -> list[Table]:
+        """By position: the largest gain from there on by state, if the nodes before can make it *enough*."""
+        tables: list[dict[State, int]] = [{} for _ in range(len(self.places) + 1)]
+        tables[-1] = {(0, 0, _GOING): 0, (0, 0, _ENDED): 0}
+        for position in range(len(self.places) - 1, -1, -1):
+            shares, spares = share_bounds[position], spare_bounds[position]
+            table = tables[position]
+            for (members, groups, going), gain in self._backward(position, tables[position + 1]):
+                if members > self.count or groups > self.extra:
+                    continue
+                reachable = gain + shares[self.count - members] + spares[self.extra - groups]
+                state = (members, groups, going)
+                if reachable >= enough and gain > table.get(state, _IMPOSSIBLE):
+                    table[state] = gain
+        return list(tables)
+
+    def _backward(self, position: int, later: Table) -> Iterator[tuple[State, int]]:
+        """The states before the node at *position*, with their gains."""
+        into: dict[int, list[Step]] = {_GOING: [(0, 0, 0, _GOING)], _ENDED: [(0, 0, 0, _ENDED)]}
+        for going in (_GOING, _ENDED):
+            for members, groups, gain, after in self.steps(self.places[position], going):
+                into[after].append((members, groups, gain, going))
+        for (members, groups, after), gain in later.items():
+            for more_members, more_groups, more, going in into[after]:
+                yield (members + more_members, groups + more_groups, going), gain + more
+
+    def forward(self, place: int, reached: Table) -> Table:
+        """The states after the node at *place* took part; here a state says what was provided so far."""
+        states: dict[State, int] = {}
+        for (members, groups, going), gain in reached.items():
+            for more_members, more_groups, more, after in self.steps(place, going):
+                state = (members + more_members, groups + more_groups, after)
+                states[state] = max(gain + more, states.get(state, _IMPOSSIBLE))
+        return states
+
+    def within(self, count: int, reached: Table, later: Table, enough: int) -> Table:
+        """Those of the *reached* states that can be completed to *count* members with *enough* gain."""
+        return {
+            (members, groups, going): gain
+            for (members, groups, going), gain in reached.items()
+            if gain + later.get((count - members, self.extra - groups, going), _IMPOSSIBLE) >= enough
+        }
+
+
+def _first(walks: Sequence[tuple[_Walk, Sequence[Table]]], count: int, enough: int) -> tuple[int, ...]:
+    """The first *count* places for which some walk gains *enough*."""
+    reached: list[Table] = [{(0, 0, _GOING): 0} for _ in walks]
+    chosen: list[int] = []
+    for position, place in enumerate(walks[0][0].places):
+        taken = [
+            walk.within(count, walk.forward(place, states), tables[position + 1], enough)
+            for (walk, tables), states in zip(walks, reached, strict=True)
+        ]
+        if any(taken):
+            chosen.append(place)
+            reached = taken
+    return tuple(chosen)
