@@ -1,0 +1,222 @@
+"""The files of a cgroup as typed attributes, for cgroup v2 and v1. Which cgroup: `bayplan.host.container`.
+
+The only importer of cgroupspy, whose descriptors make files into attributes. It is a cgroup v1 library:
+its flags, process lists, and the writing of numbers and lists are right on v2 too and are used here. Limits
+that may be ``max`` and statistics by node are fields of our own, and every read goes through a directory
+descriptor and names the file and its text where that text cannot be.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final, Generic, Self, TypeVar, overload
+
+from cgroupspy.controllers import Controller
+from cgroupspy.interfaces import (
+    BaseFileInterface,
+    CommaDashSetFile,
+    FlagFile,
+    IntegerFile,
+    MultiLineIntegerFile,
+)
+
+from bayplan.errors import ParseError
+from bayplan.host.directory import Directory
+from bayplan.host.kernelfs import AbsentError, garbage, parse_number
+from bayplan.sets import CpuSet, NodeSet
+
+T = TypeVar("T")
+
+NodeBytes = Mapping[str, Mapping[int, int]]
+"""Bytes by kind of memory (``anon``, ``file``, ...) and by NUMA node."""
+
+_MAX: Final = "max"
+_LEGACY_UNLIMITED: Final = (1 << 63) - (1 << 16)
+"""cgroup v1 shows "no limit" as 2^63-1 rounded down to a page, of at most 64 KiB."""
+
+_LEGACY_RECURSIVE: Final = "hierarchical_"
+_NODE_VALUE: Final = re.compile(r"N([0-9]{1,5})=([0-9]{1,20})")
+
+
+class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]
+    """A file as an attribute of `CgroupFiles`, read and written as a T.
+
+    Reading raises AbsentError (no such file), RefusedError, or HostError with the text found; writing
+    raises AbsentError or RefusedError.
+    """
+
+    expected = ""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: "CgroupFiles", owner: type | None = None) -> T: ...
+    def __get__(self, instance: "CgroupFiles | None", owner: type | None = None) -> "T | Self":
+        if instance is None:
+            return self
+        return self.parse(instance.get_property(self.filename), instance.directory.path_of(self.filename))
+
+    def __set__(self, instance: "CgroupFiles", value: T) -> None:
+        super().__set__(instance, value)
+
+    def parse(self, text: str, path: str) -> T:
+        """The value that *text* stands for; a HostError that names *path* where it stands for none."""
+        try:
+            value: T = self.sanitize_get(text)
+        except ValueError as error:
+            raise garbage(path, text, self.expected) from error
+        return value
+
+
+class FlagField(Field[bool], FlagFile):  # type: ignore[misc]
+    """0 or 1."""
+
+    expected = "0 or 1"
+
+
+class PidsField(Field[list[int]], MultiLineIntegerFile):  # type: ignore[misc]
+    """One process id per line."""
+
+    expected = "one process id per line"
+    readonly = True
+
+
+class BytesField(Field[int], IntegerFile):  # type: ignore[misc]
+    """A number that is never a limit: cgroupspy would read -1 as None."""
+
+    expected = "a number of 0 or more"
+    sanitize_get = staticmethod(parse_number)
+
+
+class CpusField(Field[CpuSet], CommaDashSetFile):  # type: ignore[misc]
+    """A list of CPUs. Parsed as a bitmask: cgroupspy unrolls 0-1023 into a thousand objects."""
+
+    expected = "a list of CPUs such as 0-3,8"
+    sanitize_get = staticmethod(CpuSet.parse)
+
+
+class MemsField(Field[NodeSet], CommaDashSetFile):  # type: ignore[misc]
+    """A list of NUMA nodes."""
+
+    expected = "a list of NUMA nodes such as 0-3,8"
+    sanitize_get = staticmethod(NodeSet.parse)
+
+
+class LimitField(Field[int | None]):
+    """A number of bytes, or None for ``max``."""
+
+    expected = "a number of bytes, or max"
+
+    def sanitize_get(self, value: str) -> int | None:
+        """Read ``max`` or a number."""
+        return None if value == _MAX else parse_number(value)
+
+    def sanitize_set(self, value: int | None) -> str:
+        """Write ``max`` or a number."""
+        return _MAX if value is None else str(value)
+
+
+class LegacyLimitField(Field[int | None], IntegerFile):  # type: ignore[misc]
+    """A number of bytes, or None for no limit: huge when read, -1 when written (as cgroupspy has it)."""
+
+    expected = "a number of bytes"
+
+    def sanitize_get(self, value: str) -> int | None:
+        """Read a number; the largest ones mean that there is no limit."""
+        limit_bytes = parse_number(value)
+        return None if limit_bytes >= _LEGACY_UNLIMITED else limit_bytes
+
+
+class NodeBytesField(Field[NodeBytes]):
+    """memory.numa_stat of cgroup v2: ``anon N0=4096 N1=0``, in bytes, cgroups below included."""
+
+    expected = "lines such as 'anon N0=4096 N1=0'"
+    readonly = True
+
+    def sanitize_get(self, value: str) -> NodeBytes:
+        """Read one line for each kind of memory."""
+        rows = (line.split() for line in value.splitlines())
+        return {kind: self._by_node(columns, 1) for kind, *columns in rows}
+
+    def _by_node(self, columns: list[str], unit_bytes: int) -> Mapping[int, int]:
+        matches = [_NODE_VALUE.fullmatch(column) for column in columns]
+        if not all(matches):
+            raise ParseError("memory by node", " ".join(columns), self.expected)
+        return {int(match[1]): int(match[2]) * unit_bytes for match in matches if match}
+
+
+class LegacyNodeBytesField(NodeBytesField):
+    """memory.numa_stat of cgroup v1: ``hierarchical_anon=3 N0=1 N1=2``, in pages."""
+
+    expected = "lines such as 'hierarchical_anon=3 N0=1 N1=2'"
+
+    def sanitize_get(self, value: str) -> NodeBytes:
+        """Read the lines that count the cgroups below too, as those of v2 do."""
+        rows = [line.split() for line in value.splitlines() if line.startswith(_LEGACY_RECURSIVE)]
+        if not rows:
+            raise ParseError("memory by node", value, self.expected)
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return {
+            total.partition("=")[0].removeprefix(_LEGACY_RECURSIVE): self._by_node(columns, page_bytes)
+            for total, *columns in rows
+        }
+
+
+class CgroupFiles(Controller):  # type: ignore[misc]
+    """cgroupspy's controller, whose files are read through an open directory instead of by path."""
+
+    procs = PidsField("cgroup.procs")
+
+    def __init__(self, directory: Directory) -> None:
+        super().__init__(directory)
+        self.directory = directory
+
+    def get_property(self, filename: bytes) -> str:
+        """The text of a file, for cgroupspy's descriptors."""
+        return self.directory.read(filename)
+
+    def set_property(self, filename: bytes, value: object) -> None:
+        """Write a file, for cgroupspy's descriptors."""
+        self.directory.write(filename, str(value))
+
+    def has(self, field: "Field[T]") -> bool:
+        """Whether the kernel has this file here."""
+        try:
+            self.directory.read(field.filename)
+        except AbsentError:
+            return False
+        return True
+
+
+class UnifiedFiles(CgroupFiles):
+    """A cgroup of cgroup v2, with the controllers cpuset and memory."""
+
+    cpus = CpusField("cpuset.cpus")
+    mems = MemsField("cpuset.mems")
+    cpus_effective = CpusField("cpuset.cpus.effective", readonly=True)
+    mems_effective = MemsField("cpuset.mems.effective", readonly=True)
+    memory_max = LimitField("memory.max")
+    memory_high = LimitField("memory.high")
+    memory_low = LimitField("memory.low")
+    memory_min = LimitField("memory.min")
+    memory_current = BytesField("memory.current", readonly=True)
+    memory_oom_group = FlagField("memory.oom.group")
+    memory_by_node = NodeBytesField("memory.numa_stat")
+
+
+class LegacyCpusetFiles(CgroupFiles):
+    """A cgroup of cgroup v1's cpuset hierarchy."""
+
+    cpus = CpusField("cpuset.cpus")
+    mems = MemsField("cpuset.mems")
+    cpus_effective = CpusField("cpuset.effective_cpus", readonly=True)
+    mems_effective = MemsField("cpuset.effective_mems", readonly=True)
+
+
+class LegacyMemoryFiles(CgroupFiles):
+    """A cgroup of cgroup v1's memory hierarchy; ``memory_and_swap_max`` is there with swap accounting."""
+
+    memory_max = LegacyLimitField("memory.limit_in_bytes")
+    memory_and_swap_max = LegacyLimitField("memory.memsw.limit_in_bytes")
+    memory_current = BytesField("memory.usage_in_bytes", readonly=True)
+    memory_by_node = LegacyNodeBytesField("memory.numa_stat")

@@ -1,0 +1,148 @@
+"""Which cgroup file systems this host has and where: cgroup v2, v1, or both side by side (hybrid).
+
+Also what is off limits there, and in which cgroup a process is. Values of cgroups are read and written in
+`bayplan.host.cgroup`; nothing is changed here.
+"""
+
+import enum
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bayplan.errors import HostError
+from bayplan.host.cgroup_paths import ROOT, clean, is_within, parse_membership
+from bayplan.host.kernelfs import AbsentError, parse_file, refusal
+
+CGROUP2_SUPER_MAGIC: Final = 0x63677270
+CGROUP_SUPER_MAGIC: Final = 0x27E0EB
+"""include/uapi/linux/magic.h"""
+
+CPUSET: Final = "cpuset"
+MEMORY: Final = "memory"
+UNIFIED: Final = ""
+"""The name of the cgroup v2 hierarchy in /proc/PID/cgroup."""
+
+_MOUNT: Final = "sys/fs/cgroup"
+_INIT_SCOPE: Final = "/init.scope"
+_DELETED: Final = " (deleted)"
+_OUTSIDE: Final = "/.."
+_STATFS_BYTES: Final = 256
+_EXPECTED: Final = "cgroup v2 mounted there, or the cpuset controller of cgroup v1 below it"
+
+
+class Layout(enum.Enum):
+    """How the host mounts cgroups. HYBRID keeps cpuset and memory in v1, with an almost idle v2 beside."""
+
+    UNIFIED = "cgroup v2"
+    HYBRID = "cgroup v1 with v2 beside it"
+    LEGACY = "cgroup v1"
+
+
+def file_system_magic(directory: str) -> int:
+    """The type of the file system that holds *directory* (fstatfs(2), which Python's os module lacks).
+
+    Raises:
+        HostError: it is not there, or cannot be opened.
+    """
+    import ctypes  # noqa: PLC0415 - 5 ms, for one call in the life of the daemon
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if libc.fstatfs(descriptor, buffer) != 0:
+                raise OSError(ctypes.get_errno(), "fstatfs")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise refusal(directory, "cannot be looked at", error) from error
+    # f_type comes first: a long everywhere but on s390x, where it is an unsigned int.
+    kind = ctypes.c_uint if os.uname().machine == "s390x" else ctypes.c_long
+    return int(kind.from_buffer(buffer).value)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """The cgroup mounts of a host.
+
+    ``mounts`` maps the controllers cpuset and memory, where they are in use, to the directory of their
+    root; with cgroup v2 both to the same one. ``own`` is this process's own cgroup by controller.
+    """
+
+    layout: Layout
+    mounts: Mapping[str, str]
+    own: Mapping[str, str]
+    root: Path = Path("/")
+
+    @classmethod
+    def detect(cls, root: Path = Path("/"), magic: Callable[[str], int] = file_system_magic) -> "Hierarchy":
+        """Look at /sys/fs/cgroup below *root*. Tests that build a tree pass their own *magic*.
+
+        Raises:
+            HostError: no cgroup file system with a cpuset controller is mounted there.
+        """
+        base = str(root / _MOUNT)
+        own = parse_file(str(root / "proc/self/cgroup"), parse_membership)
+        if magic(base) == CGROUP2_SUPER_MAGIC:
+            return cls(Layout.UNIFIED, {CPUSET: base, MEMORY: base}, own, root)
+        mounts = {
+            controller: f"{base}/{controller}"
+            for controller in (CPUSET, MEMORY)
+            if _has_magic(f"{base}/{controller}", CGROUP_SUPER_MAGIC, magic)
+        }
+        if CPUSET not in mounts:
+            raise HostError(base, f"no cgroup file system is mounted there, expected {_EXPECTED}")
+        beside = _has_magic(f"{base}/unified", CGROUP2_SUPER_MAGIC, magic)
+        return cls(Layout.HYBRID if beside else Layout.LEGACY, mounts, own, root)
+
+    @property
+    def unified(self) -> bool:
+        """Whether cpuset and memory are cgroup v2's."""
+        return self.layout is Layout.UNIFIED
+
+    def why_protected(self, path: str) -> str | None:
+        """Why nothing may be written to the cgroup *path*, or None where it may be."""
+        if path == ROOT:
+            return "it is the root of the hierarchy"
+        if is_within(path, _INIT_SCOPE):
+            return "it is the cgroup of the system's first process"
+        for controller in (UNIFIED,) if self.unified else (CPUSET, MEMORY):
+            own = self.own.get(controller, ROOT)
+            if is_within(own, path):
+                return f"this process is in it ({own})"
+        return None
+
+    def paths_of_process(self, pid: int) -> dict[str, str]:
+        """The cgroup of a process, by controller (cpuset and memory).
+
+        Raises:
+            AbsentError: the process or its cgroup is gone.
+            HostError: the process is outside of our cgroup namespace, so that its path cannot be known.
+        """
+        source = str(self.root / "proc" / str(pid) / "cgroup")
+        paths = parse_file(source, parse_membership)
+        found = {}
+        for controller, mount in self.mounts.items():
+            path = paths.get(UNIFIED if self.unified else controller)
+            if path is None:
+                raise HostError(source, f"no line for {mount}")
+            if path.endswith(_DELETED):
+                raise AbsentError(f"{mount}{path.removesuffix(_DELETED)}", "the cgroup has been removed")
+            if path.startswith(_OUTSIDE):
+                raise HostError(
+                    source,
+                    f"found {path!r}: process {pid} is outside of this process's cgroup namespace; "
+                    "run in the host's cgroup namespace",
+                )
+            found[controller] = parse_file(source, clean, path)
+        return found
+
+
+def _has_magic(directory: str, wanted: int, magic: Callable[[str], int]) -> bool:
+    try:
+        return magic(directory) == wanted
+    except AbsentError:
+        return False

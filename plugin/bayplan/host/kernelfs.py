@@ -1,0 +1,128 @@
+"""Reading and writing the kernel's small text files (sysfs, procfs, cgroupfs).
+
+Here, once, the three ways in which a file can fail are told apart: not there (any more), refused by the
+kernel, or there with a text that cannot be. Nothing here knows what any file means.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from bayplan.errors import HostError, ParseError
+
+T = TypeVar("T")
+
+_CHUNK_BYTES: Final = 1 << 16
+_SHOWN_CHARACTERS: Final = 80
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTDIR})
+"""ENODEV: the cgroup was removed while we held it open. ESRCH: the process ended, same situation."""
+
+
+class AbsentError(HostError):
+    """The file, cgroup or process is not there, or not there any more."""
+
+
+class RefusedError(HostError):
+    """The kernel said no; ``errno`` says how."""
+
+    def __init__(self, path: str, problem: str, errno: int) -> None:
+        super().__init__(path, problem)
+        self.errno = errno
+
+
+def read_text(path: str | bytes, *, dir_fd: int | None = None, shown: str = "") -> str:
+    """The whole text of a file, read to its end: a cpulist may be longer than one page.
+
+    *shown* is the name for messages where *path* is relative to *dir_fd*. Bytes outside ASCII are kept as
+    escapes, so that garbage can be shown.
+
+    Raises:
+        AbsentError: there is no such file.
+        RefusedError: the kernel refused to open or read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            content = os.read(descriptor, _CHUNK_BYTES)
+            while piece := os.read(descriptor, _CHUNK_BYTES):
+                content += piece
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise refusal(shown or os.fsdecode(path), "cannot be read", error) from error
+    return content.decode("ascii", "backslashreplace")
+
+
+def read_optional(path: str | bytes, *, dir_fd: int | None = None, shown: str = "") -> str | None:
+    """Like `read_text`, but None where there is no such file."""
+    try:
+        return read_text(path, dir_fd=dir_fd, shown=shown)
+    except AbsentError:
+        return None
+
+
+def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, shown: str = "") -> None:
+    """Write *text* with one write(2): the kernel takes each write to such a file as a complete value.
+
+    Raises:
+        AbsentError: there is no such file (it is never created).
+        RefusedError: the kernel refused the value, or took only a part of it.
+    """
+    name = shown or os.fsdecode(path)
+    value = text.encode("ascii")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            written = os.write(descriptor, value)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise refusal(name, f"cannot take {text!r}", error) from error
+    if written != len(value):
+        raise RefusedError(name, f"took {written} of the {len(value)} bytes of {text!r}", errno.EIO)
+
+
+def parse_file(path: str, parse: Callable[[str], T], text: str | None = None) -> T:
+    """The parsed text of the file *path*; *text* where it has been read already.
+
+    *parse* raises ParseError, whose field ``expected`` goes into the message, or a plain ValueError (that
+    is int() on thousands of digits).
+
+    Raises:
+        HostError: absent, refused, or garbage: then the message has the path and what was found.
+    """
+    content = read_text(path) if text is None else text
+    try:
+        return parse(content)
+    except ValueError as error:
+        expected = error.expected if isinstance(error, ParseError) else "a shorter value"
+        raise garbage(path, content, expected) from error
+
+
+def parse_number(text: str) -> int:
+    """A decimal number of 0 or more, with nothing else but white space around it.
+
+    Raises:
+        ParseError: anything else.
+    """
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit()):
+        raise ParseError("number", stripped, "a number of 0 or more")
+    return int(stripped)
+
+
+def garbage(path: str, found: str, expected: str) -> HostError:
+    """The error for a file whose text cannot be: its path, what was found, what was expected."""
+    text = found.strip()
+    if len(text) > _SHOWN_CHARACTERS:
+        text = f"{text[:_SHOWN_CHARACTERS]}[{len(text) - _SHOWN_CHARACTERS} more characters]"
+    return HostError(path, f"found {text!r}, expected {expected}")
+
+
+def refusal(path: str, problem: str, error: OSError) -> HostError:
+    """The error of ours for an error of the kernel's."""
+    number = error.errno or errno.EIO
+    if number in _GONE:
+        return AbsentError(path, f"{problem}: it is not there ({os.strerror(number)})")
+    return RefusedError(path, f"{problem}: {os.strerror(number)}", number)

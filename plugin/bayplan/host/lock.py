@@ -1,0 +1,81 @@
+"""One instance per state directory: an advisory lock that the kernel gives back when its holder dies.
+
+The lock is on the directory itself: a lock *file* could be deleted while it is held, and a second instance
+would lock its successor. A file in the directory names the holder, for people; it proves nothing.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bayplan.errors import UnavailableError
+from bayplan.host.kernelfs import AbsentError, read_text, refusal
+
+HOLDER: Final = "lock"
+"""The file that has the pid of the process which holds the directory."""
+
+_NEW_FILE_MODE: Final = 0o644
+
+
+class DirectoryLock:
+    """The state directory, held until `close` or the end of the process. Not inherited through exec; a
+    forked child that never execs holds it too."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take the lock at once, or fail.
+
+        Raises:
+            UnavailableError: another process holds it; the message has its pid.
+            HostError: the directory is not there or cannot be written.
+        """
+        self.directory = directory
+        try:
+            self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise refusal(str(directory), "cannot be opened", error) from error
+        try:
+            self._take()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the lock back; a second time does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"in use by another instance, {self._holder()}; only one may run on a node"
+            raise UnavailableError(str(self.directory), problem) from None
+        except OSError as error:
+            raise refusal(str(self.directory), "cannot be locked", error) from error
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            holder = os.open(HOLDER, flags, _NEW_FILE_MODE, dir_fd=self._descriptor)
+            try:
+                os.write(holder, f"{os.getpid()}\n".encode("ascii"))
+            finally:
+                os.close(holder)
+        except OSError as error:
+            raise refusal(str(self.directory / HOLDER), "cannot be written", error) from error
+
+    def _holder(self) -> str:
+        try:
+            pid = read_text(HOLDER, dir_fd=self._descriptor, shown=str(self.directory / HOLDER)).strip()
+        except AbsentError:
+            pid = ""
+        return f"pid {pid}" if pid.isdigit() else "pid unknown"

@@ -1,0 +1,129 @@
+"""A machine's sysfs as one text, and back: to reproduce on a desk what a daemon saw on a node.
+
+    python -m bayplan.host.record > machine.txt             record this machine
+    python -m bayplan.host.record --unpack machine.txt DIR  make a tree of it, to be used as a root directory
+
+One line per line of a file, ``path:text``, as ``grep -r ""`` prints it; a path that ends in ``/`` is a
+directory of which only the name counts. Nothing is recorded but topology, sizes and the kernel's version.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from bayplan.errors import BayplanError, HostError, ParseError
+from bayplan.host.kernelfs import read_optional, read_text
+
+COMMENT: Final = "#"
+_SYSTEM: Final = "sys/devices/system"
+_RECORDED: Final = (
+    "proc/sys/kernel/osrelease",
+    f"{_SYSTEM}/node/online",
+    f"{_SYSTEM}/node/possible",
+    f"{_SYSTEM}/node/has_*",
+    f"{_SYSTEM}/node/node[0-9]*/cpulist",
+    f"{_SYSTEM}/node/node[0-9]*/distance",
+    f"{_SYSTEM}/node/node[0-9]*/meminfo",
+    f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/nr_hugepages",
+    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_bandwidth",
+    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_latency",
+    f"{_SYSTEM}/cpu/online",
+    f"{_SYSTEM}/cpu/possible",
+    f"{_SYSTEM}/cpu/present",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/node[0-9]*",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/core_cpus_list",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/thread_siblings_list",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/core_id",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/die_id",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/physical_package_id",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/level",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/type",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/size",
+    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/shared_cpu_list",
+)
+_RECORDED_WITHOUT_NUMA: Final = (
+    "proc/meminfo",
+    "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages",
+)
+
+
+def record(root: Path = Path("/")) -> str:
+    """The listing of the machine below *root*.
+
+    Raises:
+        HostError: a file is there and can't be read.
+    """
+    numa = (root / _SYSTEM / "node").exists()
+    patterns = _RECORDED if numa else (*_RECORDED, *_RECORDED_WITHOUT_NUMA)
+    paths = {path for pattern in patterns for path in root.glob(pattern)}
+    return "".join(line for path in sorted(paths, key=_natural) for line in _lines(root, path))
+
+
+def unpack(listing: str, directory: Path) -> None:
+    """Write the tree that *listing* describes below *directory*.
+
+    Raises:
+        ParseError: a line is not part of a listing, or its path leads out of *directory*.
+        HostError: the tree can't be written.
+    """
+    files: dict[str, list[str]] = {}
+    for line in listing.splitlines():
+        if line.startswith(COMMENT) or not line:
+            continue
+        path, colon, text = line.partition(":")
+        if not colon or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ParseError("machine listing", line, "a line 'relative/path:text'")
+        files.setdefault(path, []).append(text)
+    try:
+        for path, lines in files.items():
+            target = directory / path
+            if path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text("".join(f"{text}\n" for text in lines), encoding="ascii")
+    except OSError as error:
+        raise HostError(str(directory), f"cannot hold the tree: {error}") from error
+
+
+def _lines(root: Path, path: Path) -> Iterator[str]:
+    name = path.relative_to(root)
+    if path.is_dir():
+        yield f"{name}/:\n"
+        return
+    text = read_optional(str(path))
+    for line in [] if text is None else text.splitlines() or [""]:
+        yield f"{name}:{line}\n"
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """cpu2 before cpu10: text and the numbers in it by turns."""
+    return [(int("".join(filter(str.isdigit, part)) or -1), part) for part in path.parts]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code is the error's own."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bayplan.host.record", description="Record a machine's NUMA and CPU topology as text."
+    )
+    parser.add_argument("--root", type=Path, default=Path("/"), help="record the tree below this directory")
+    parser.add_argument(
+        "--unpack", nargs=2, type=Path, metavar=("LISTING", "DIR"), help="turn a recording into a tree"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if options.unpack:
+            listing, directory = options.unpack
+            unpack(read_text(str(listing)), directory)
+        else:
+            sys.stdout.write(record(options.root))
+    except BayplanError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The machine as sysfs describes it: NUMA nodes, distances, memory, huge pages, CPUs.
+
+Ids are taken as they come: sparse, with offline CPUs, with nodes that lack CPUs or memory. A kernel without
+NUMA counts as one node 0. What must be there and is not, or cannot be what it says, is a HostError that
+names the file: a machine that is half understood is never returned.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bayplan.domain.topology import LOCAL_DISTANCE, Cpu, Machine, Node
+from bayplan.errors import HostError, ParseError
+from bayplan.host.kernelfs import garbage, parse_file, parse_number, read_optional, read_text, refusal
+from bayplan.quantity import KIB
+from bayplan.sets import CpuSet, NodeSet
+
+UNKNOWN_SOCKET: Final = -1
+"""The kernel's own physical_package_id where firmware gives none; also used for offline CPUs, which
+have no topology directory."""
+
+L3: Final = 3
+_ATTEMPTS: Final = 3
+_CPU: Final = re.compile(r"cpu([0-9]{1,5})")
+_NODE: Final = re.compile(r"node([0-9]{1,5})")
+_CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
+_HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """The machine below *root*, as of one moment: read again if nodes or CPUs came or went meanwhile.
+
+    Node.cpus has online CPUs only. ``Cpu.core_id`` and ``l3_cache_id`` are the lowest *online* CPU that
+    shares the core or the cache; a CPU without an L3 cache, and an offline one, has None. An offline CPU
+    keeps its node where sysfs links them.
+
+    Raises:
+        HostError: a file is missing or garbage, or the machine changed three times while it was read.
+    """
+    base = str(root / "sys/devices/system")
+    for _ in range(_ATTEMPTS):
+        before = _online(base)
+        try:
+            machine = _read_once(base, root)
+        except HostError:
+            if _online(base) == before:
+                raise
+            continue
+        if _online(base) == before:
+            return machine
+    raise HostError(base, f"nodes or CPUs came or went during each of {_ATTEMPTS} attempts to read them")
+
+
+def _online(base: str) -> tuple[str | None, str | None]:
+    return read_optional(f"{base}/node/online"), read_optional(f"{base}/cpu/online")
+
+
+def _read_once(base: str, root: Path) -> Machine:
+    online_cpus = parse_file(f"{base}/cpu/online", CpuSet.parse)
+    numa = _exists(f"{base}/node")
+    nodes = _numa_nodes(base, online_cpus) if numa else (_only_node(root, online_cpus),)
+    return Machine(nodes, _cpus(base, online_cpus, nodes))
+
+
+def _numa_nodes(base: str, online_cpus: CpuSet) -> tuple[Node, ...]:
+    path = f"{base}/node/online"
+    online_nodes = parse_file(path, NodeSet.parse)
+    if not online_nodes:
+        raise garbage(path, "", "at least one node")
+    nodes = []
+    seen: dict[int, int] = {}
+    for node_id in online_nodes:
+        directory = f"{base}/node/node{node_id}"
+        cpus = parse_file(f"{directory}/cpulist", CpuSet.parse) & online_cpus
+        for cpu in cpus:
+            if cpu in seen:
+                raise HostError(f"{directory}/cpulist", f"CPU {cpu} is already in node {seen[cpu]}")
+            seen[cpu] = node_id
+        nodes.append(
+            Node(
+                node_id,
+                cpus,
+                parse_file(f"{directory}/meminfo", _parse_memory_total),
+                _hugepages(f"{directory}/hugepages"),
+                _distances(f"{directory}/distance", online_nodes),
+            )
+        )
+    return tuple(nodes)
+
+
+def _only_node(root: Path, online_cpus: CpuSet) -> Node:
+    """The machine of a kernel built without NUMA, as one node."""
+    memory_bytes = parse_file(str(root / "proc/meminfo"), _parse_memory_total)
+    pools = _hugepages(str(root / "sys/kernel/mm/hugepages"))
+    return Node(0, online_cpus, memory_bytes, pools, {0: LOCAL_DISTANCE})
+
+
+def _parse_memory_total(text: str) -> int:
+    """Bytes from ``Node 0 MemTotal: 1024 kB`` or, in /proc/meminfo, ``MemTotal: 1024 kB``."""
+    for line in text.splitlines():
+        name, colon, value = line.partition("MemTotal:")
+        amount, _, unit = value.strip().partition(" ")
+        if colon and (not name or name.startswith("Node ")) and unit == "kB":
+            return parse_number(amount) * KIB
+    raise ParseError("meminfo", text, "a line 'MemTotal: <number> kB'")
+
+
+def _hugepages(directory: str) -> Mapping[int, int]:
+    """Pool bytes by page size, pools of no pages included. No directory: the kernel has no hugetlbfs, or
+    the node has no memory."""
+    pools = {}
+    for size_kib in _numbered(directory, _HUGEPAGES):
+        count = parse_file(f"{directory}/hugepages-{size_kib}kB/nr_hugepages", parse_number)
+        pools[size_kib * KIB] = count * size_kib * KIB
+    return pools
+
+
+def _distances(path: str, online_nodes: NodeSet) -> Mapping[int, int]:
+    """Distance by target node. The kernel prints one column per *online* node, ascending, so that columns
+    are not node ids. No file: no distances, and Machine falls back on the kernel's defaults."""
+    text = read_optional(path)
+    if text is None:
+        return {}
+    columns = text.split()
+    if len(columns) != len(online_nodes):
+        raise garbage(path, text, f"one distance for each of the online nodes {online_nodes}")
+    return {
+        node: parse_file(path, parse_number, column)
+        for node, column in zip(online_nodes, columns, strict=True)
+    }
+
+
+def _cpus(base: str, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
+    present = CpuSet(_numbered(f"{base}/cpu", _CPU))
+    if not online_cpus <= present:
+        raise HostError(f"{base}/cpu", f"no directory for the online CPUs {online_cpus - present}")
+    node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
+    l3_of: dict[int, int] = {}
+    cpus = []
+    for cpu in present:
+        directory = f"{base}/cpu/cpu{cpu}"
+        if cpu not in online_cpus:
+            cpus.append(_offline_cpu(cpu, directory))
+            continue
+        if cpu not in l3_of:
+            # A cache is read through its first CPU only: with 1024 CPUs there are some 12000 cache files.
+            sharers = _l3_sharers(f"{directory}/cache", cpu) & online_cpus
+            l3_of.update(dict.fromkeys(sharers, min(sharers, default=cpu)))
+        core, socket = _core_and_socket(f"{directory}/topology", cpu, online_cpus, alone=len(present) == 1)
+        cpus.append(Cpu(cpu, core, socket, node_of.get(cpu), l3_of.get(cpu)))
+    return tuple(cpus)
+
+
+def _offline_cpu(cpu: int, directory: str) -> Cpu:
+    linked_nodes = _numbered(directory, _NODE)
+    node = linked_nodes[0] if linked_nodes else None
+    return Cpu(cpu, cpu, UNKNOWN_SOCKET, node, l3_cache_id=None, online=False)
+
+
+def _core_and_socket(directory: str, cpu: int, online_cpus: CpuSet, *, alone: bool) -> tuple[int, int]:
+    if alone and not _exists(directory):  # a kernel built for one processor has no topology files
+        return cpu, UNKNOWN_SOCKET
+    path = f"{directory}/core_cpus_list"
+    text = read_optional(path)
+    if text is None:  # before Linux 5.3
+        path = f"{directory}/thread_siblings_list"
+        text = read_text(path)
+    threads = parse_file(path, CpuSet.parse, text) & online_cpus
+    if cpu not in threads:
+        raise garbage(path, text, f"a list with CPU {cpu} itself")
+    return min(threads), parse_file(f"{directory}/physical_package_id", _parse_package)
+
+
+def _parse_package(text: str) -> int:
+    return UNKNOWN_SOCKET if text.strip() == str(UNKNOWN_SOCKET) else parse_number(text)
+
+
+def _l3_sharers(directory: str, cpu: int) -> CpuSet:
+    """The CPUs that share an L3 cache with *cpu*; empty where there is none or firmware does not say."""
+    for index in reversed(_numbered(directory, _CACHE_INDEX)):
+        path = f"{directory}/index{index}"
+        level = read_optional(f"{path}/level")
+        if level is None or parse_file(f"{path}/level", parse_number, level) != L3:
+            continue
+        kind = read_optional(f"{path}/type")
+        text = read_optional(f"{path}/shared_cpu_list")
+        if text is None or (kind is not None and kind.strip() == "Instruction"):
+            continue
+        sharers = parse_file(f"{path}/shared_cpu_list", CpuSet.parse, text)
+        if cpu not in sharers:
+            raise garbage(f"{path}/shared_cpu_list", text, f"a list with CPU {cpu} itself")
+        return sharers
+    return CpuSet()
+
+
+def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
+    """The numbers in those entries of *directory* that match *pattern*, ascending; none if it is absent."""
+    try:
+        with os.scandir(directory) as entries:
+            matches = [pattern.fullmatch(entry.name) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise refusal(directory, "cannot be listed", error) from error
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _exists(directory: str) -> bool:
+    try:
+        Path(directory).stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise refusal(directory, "cannot be looked at", error) from error
+    return True

@@ -1,0 +1,98 @@
+"""The sysfs tree of a Machine, printed as the kernel prints it, so that tests can garble it and read it back.
+
+Only what `bayplan.host.sysfs` reads, and a little that it must ignore. Offline CPUs have no topology and no
+caches, as on a real machine; caches other than the L3 are one L1 each.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.host.record import unpack
+from bayplan.sets import CpuSet
+
+SYSTEM = "sys/devices/system"
+
+
+class SysfsTree:
+    """Files by path relative to the root, to be changed freely before they are written.
+
+    A path that ends in ``/`` is an empty directory.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.files: dict[str, str] = {}
+        self._sets(f"{SYSTEM}/node", "online", machine.node_ids)
+        self._sets(f"{SYSTEM}/cpu", "online", machine.online_cpus)
+        for node in machine.nodes:
+            self._node(machine, node)
+        for cpu in machine.cpus:
+            self._cpu(machine, cpu)
+
+    @classmethod
+    def without_numa(cls, machine: Machine) -> Self:
+        """The tree that a kernel built without NUMA shows of a machine with a single node 0."""
+        tree = cls(machine)
+        tree.remove(f"{SYSTEM}/node/")
+        node = machine.nodes[0]
+        tree.files["proc/meminfo"] = f"MemTotal: {node.memory_bytes >> 10:14} kB\nMemFree: 0 kB\n"
+        tree._pools("sys/kernel/mm/hugepages", node)
+        return tree
+
+    def remove(self, prefix: str) -> None:
+        """Drop the file *prefix*, or everything below it."""
+        self.files = {path: text for path, text in self.files.items() if not path.startswith(prefix)}
+
+    def write(self, root: Path) -> Path:
+        """Write the tree below *root*, and return *root*."""
+        unpack(
+            "".join(
+                f"{path}:{line}\n"
+                for path, text in self.files.items()
+                for line in (text.splitlines() or [""])
+            ),
+            root,
+        )
+        return root
+
+    def _node(self, machine: Machine, node: Node) -> None:
+        below = f"{SYSTEM}/node/node{node.id}"
+        self._sets(below, "cpulist", node.cpus)
+        self.files[f"{below}/meminfo"] = (
+            f"Node {node.id} MemTotal: {node.memory_bytes >> 10:14} kB\nNode {node.id} MemFree: 0 kB\n"
+        )
+        # The kernel's own format: a blank before each column but node 0's, also where node 0 is not online.
+        columns = (
+            f"{' ' if target else ''}{machine.distance(node.id, target)}" for target in machine.node_ids
+        )
+        self.files[f"{below}/distance"] = "".join(columns) + "\n"
+        self._pools(f"{below}/hugepages", node)
+
+    def _pools(self, below: str, node: Node) -> None:
+        for page_size_bytes, pool_bytes in node.hugepages_bytes.items():
+            path = f"{below}/hugepages-{page_size_bytes >> 10}kB/nr_hugepages"
+            self.files[path] = f"{pool_bytes // page_size_bytes}\n"
+
+    def _cpu(self, machine: Machine, cpu: Cpu) -> None:
+        below = f"{SYSTEM}/cpu/cpu{cpu.id}"
+        if cpu.node_id is not None:
+            self.files[f"{below}/node{cpu.node_id}/"] = ""
+        self.files[f"{below}/online"] = f"{int(cpu.online)}\n"
+        if not cpu.online:
+            return
+        threads = (other.id for other in machine.cpus if other.online and other.core_id == cpu.core_id)
+        self._sets(f"{below}/topology", "core_cpus_list", threads)
+        self.files[f"{below}/topology/physical_package_id"] = f"{cpu.socket_id}\n"
+        self._cache(f"{below}/cache/index0", 1, "Data", [cpu.id])
+        if cpu.l3_cache_id is not None:
+            sharers = (other.id for other in machine.cpus if other.l3_cache_id == cpu.l3_cache_id)
+            self._cache(f"{below}/cache/index3", 3, "Unified", sharers)
+
+    def _cache(self, below: str, level: int, kind: str, sharers: Iterable[int]) -> None:
+        self.files[f"{below}/level"] = f"{level}\n"
+        self.files[f"{below}/type"] = f"{kind}\n"
+        self._sets(below, "shared_cpu_list", sharers)
+
+    def _sets(self, below: str, name: str, ids: Iterable[int]) -> None:
+        self.files[f"{below}/{name}"] = f"{CpuSet(ids)}\n"
