@@ -62,7 +62,7 @@ def test_all_resources_must_fit_together() -> None:
 
 def test_many_nodes_do_not_mean_all_subsets() -> None:
     big = machine(64, cpus_per_node=1)
-    chosen = choose_nodes(big, {node: {"memory": 1} for node in range(64)}, {"memory": 20}, no_penalty)
+    chosen = choose_nodes(big, dict.fromkeys(range(64), {"memory": 1}), {"memory": 20}, no_penalty)
     assert chosen is not None
     assert len(chosen) == 20
 
