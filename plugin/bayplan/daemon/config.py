@@ -1,0 +1,166 @@
+"""Configuration files and flags, merged and checked: later files win over earlier ones, flags over files.
+
+A later source replaces the whole value of a key. Every problem of every source is reported at once. kubelet's
+own file can be among the files: the keys that mean the same here are taken from it, the others are not ours.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.daemon.keys import KEYS
+from bayplan.daemon.reservations import resolve_policy
+from bayplan.daemon.settings import Settings
+from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
+from bayplan.domain.policy import MemoryReservationPolicy
+from bayplan.errors import ConfigError, ParseError, Problem
+
+__all__ = ["DEFAULT_DIRECTORY", "Settings", "load_settings", "resolve_policy"]
+
+DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
+_SUFFIXES: Final = (".toml", ".yaml", ".yml")
+_FLAGS: Final = "command line"
+
+_KUBELET_NOTICES: Final[Mapping[tuple[str, str], str]] = {
+    ("memoryManagerPolicy", "Static"): "kubelet pins memory itself; what it pins stays as it is",
+    ("cpuManagerPolicy", "static"): "kubelet pins CPUs itself; what it pins stays as it is",
+    ("topologyManagerScope", "pod"): "containers are placed one by one, not pod by pod",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where values come from: its name, and the values under their paths by key."""
+
+    name: str
+    values: Mapping[str, tuple[str, object]]
+    notices: tuple[str, ...] = ()
+
+
+def load_settings(
+    paths: Sequence[Path] = (),
+    flags: Mapping[str, Sequence[str]] | None = None,
+    default_directory: Path = DEFAULT_DIRECTORY,
+) -> Settings:
+    """The settings from the files at *paths*, in that order, and the *flags* (key -> texts of the flag).
+
+    A directory stands for its .toml, .yaml and .yml files in lexical order. Without *paths*: bayplan.toml
+    (or .yaml) of *default_directory* and then its conf.d, as far as they exist.
+
+    Raises:
+        ConfigError: everything that is wrong, in all of them.
+    """
+    sources: list[_Source] = []
+    problems: list[tuple[str, Problem]] = []
+    for file in _files(paths) if paths else _default_files(default_directory):
+        try:
+            sources.append(_read(file))
+        except Wrong as wrong:
+            problems += [(str(file), problem) for problem in wrong.problems]
+    try:
+        sources.append(_of_flags(flags or {}))
+    except Wrong as wrong:
+        problems += [(_FLAGS, problem) for problem in wrong.problems]
+    typed: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source in sources:
+        complaints = Complaints()
+        for key, (path, value) in source.values.items():
+            with complaints:
+                if key not in KEYS:
+                    raise Wrong(unknown_key("", key, KEYS))
+                typed[KEYS[key].field] = KEYS[key].read(path, value)
+                origin[key] = source.name
+        problems += [(source.name, problem) for problem in complaints.problems]
+    settings = replace(
+        Settings(),
+        **typed,
+        sources=tuple(source.name for source in sources if source.name != _FLAGS),
+        notices=tuple(f"{source.name}: {notice}" for source in sources for notice in source.notices),
+    )
+    problems += _contradictions(settings, origin)
+    if problems:
+        raise _config_error(problems)
+    return settings
+
+
+def _contradictions(settings: Settings, origin: Mapping[str, str]) -> Iterable[tuple[str, Problem]]:
+    if settings.memory_reservation is not MemoryReservationPolicy.NONE and not settings.memory_qos:
+        key = "memoryReservationPolicy"
+        found = repr(settings.memory_reservation.value)
+        yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
+
+
+def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
+    names = {name for name, _ in problems}
+    if len(names) == 1:
+        return ConfigError(names.pop(), tuple(problem for _, problem in problems))
+    named = [replace(one, path=f"{name}: {one.path}") for name, one in problems]
+    return ConfigError("configuration", tuple(named))
+
+
+def _default_files(directory: Path) -> list[Path]:
+    main = [file for suffix in _SUFFIXES if (file := directory / f"bayplan{suffix}").exists()]
+    drop_ins = directory / "conf.d"
+    return main + (_files([drop_ins]) if drop_ins.is_dir() else [])
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    files = []
+    for path in paths:
+        if path.is_dir():
+            files += sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES and one.name[0] != ".")
+        else:
+            files.append(path)
+    return files
+
+
+def _read(file: Path) -> _Source:
+    try:
+        content = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Wrong(Problem("the file", error.strerror or str(error), "a file that can be read")) from error
+    except UnicodeDecodeError as error:
+        raise Wrong(Problem("the file", f"byte {error.start} is not UTF-8", "text in UTF-8")) from error
+    if file.suffix == ".toml":
+        try:
+            values: object = tomllib.loads(content)
+        except tomllib.TOMLDecodeError as error:
+            raise Wrong(Problem("the file", str(error), "TOML")) from error
+    elif file.suffix in _SUFFIXES:
+        from bayplan.daemon.yaml_text import parse_yaml  # noqa: PLC0415 - most nodes have no YAML here
+
+        values = parse_yaml(content)
+    else:
+        raise Wrong(Problem("the file name", show(file.name), f"one that ends in {', '.join(_SUFFIXES)}"))
+    top = dict(items("the file", values))
+    if top.get("kind") == "KubeletConfiguration":
+        return _of_kubelet(str(file), top)
+    return _Source(str(file), {key: (key, value) for key, value in top.items()})
+
+
+def _of_flags(flags: Mapping[str, Sequence[str]]) -> _Source:
+    complaints = Complaints()
+    values: dict[str, tuple[str, object]] = {}
+    for key, texts in flags.items():
+        path = f"--{KEYS[key].flag}"
+        with complaints:
+            try:
+                values[key] = (path, KEYS[key].plain(texts))
+            except ParseError as error:
+                raise Wrong(Problem(path, show(error.found), error.expected)) from error
+    complaints.settle()
+    return _Source(_FLAGS, values)
+
+
+def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
+    """What of kubelet's own file means the same here; how kubelet's own managers work is not for us."""
+    taken = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_kubelet}
+    gates = top.get("featureGates")
+    if isinstance(gates, Mapping):
+        ours = {gate: value for gate, value in gates.items() if gate == "MemoryQoS"}
+        taken["featureGates"] = ("featureGates", ours)
+    notices = [text for (key, value), text in _KUBELET_NOTICES.items() if top.get(key) == value]
+    return _Source(name, taken, tuple(notices))

@@ -1,0 +1,221 @@
+"""Every key of the configuration, once: its name in files, its flag, its reader, its default and its meaning.
+
+The files' reader, the flags, --help and the test of the documentation all walk this table, so that they can't
+drift apart. Names and shapes are KubeletConfiguration's wherever it has them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bayplan.daemon import syntax
+from bayplan.daemon.amounts import Threshold, positive_bytes, reserved_memory, reserved_resources, threshold
+from bayplan.daemon.settings import Settings
+from bayplan.daemon.values import (
+    Reader,
+    absolute_path,
+    boolean,
+    cpu_list,
+    duration_ms,
+    one_of,
+    share_or_none,
+    socket_path,
+    table,
+    text_like,
+)
+from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.service.protocol import LOG_LEVELS
+
+_SIGNALS: Final = (
+    "memory.available",
+    "allocatableMemory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "pid.available",
+)
+
+
+def _eviction(path: str, value: object) -> Threshold:
+    signals = table(dict.fromkeys(_SIGNALS, threshold))(path, value)
+    return signals.get("memory.available", Settings().eviction)
+
+
+def _memory_qos(path: str, value: object) -> bool:
+    return table({"MemoryQoS": boolean})(path, value).get("MemoryQoS", False)
+
+
+def _same(*names: str) -> Mapping[str, str]:
+    return {name: name for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. ``field`` is its attribute of Settings; ``plain`` turns the flag's texts into the value that a
+    file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file."""
+
+    name: str
+    field: str
+    flag: str
+    metavar: str
+    read: Reader[Any]
+    plain: Callable[[Sequence[str]], object]
+    default: str
+    meaning: str
+    of_kubelet: bool = False
+
+
+PLACEMENT: Final = (
+    Key(
+        "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",
+        one_of({policy.value: policy for policy in TopologyPolicy}), syntax.text, "best-effort",
+        "what to do with a container that can't be placed on few enough NUMA nodes: none, best-effort, "
+        "restricted or single-numa-node", of_kubelet=True,
+    ),
+    Key(
+        "topologyManagerScope", "topology_scope", "topology-manager-scope", "SCOPE",
+        one_of(_same("container")), syntax.text, "container",
+        "what is placed as one; containers are placed one by one",
+    ),
+    Key(
+        "memoryManagerPolicy", "memory_manager", "memory-manager-policy", "POLICY",
+        one_of(_same("Static")), syntax.text, "Static",
+        "how memory is placed; Static is the only policy",
+    ),
+    Key(
+        "cpuManagerPolicy", "cpu_manager", "cpu-manager-policy", "POLICY",
+        one_of(_same("static")), syntax.text, "static",
+        "how CPUs are placed; static is the only policy",
+    ),
+)  # fmt: skip
+
+RESERVATIONS: Final = (
+    Key(
+        "reservedMemory", "reserved_memory", "reserved-memory", "N:TYPE=AMOUNT[,...][;...]",
+        reserved_memory, syntax.reserved_memory, "kubeReserved + systemReserved + evictionHard, evenly",
+        "memory and huge pages that containers can't have, by NUMA node, e.g. '0:memory=1Gi;1:memory=2148Mi'",
+        of_kubelet=True,
+    ),
+    Key(
+        "reservedSystemCPUs", "reserved_cpus", "reserved-cpus", "CPUS",
+        cpu_list, syntax.text, "the lowest CPU",
+        "CPUs that never become exclusive, e.g. 0-1", of_kubelet=True,
+    ),
+    Key(
+        "kubeReserved", "kube_reserved_bytes", "kube-reserved", "TYPE=AMOUNT[,...]",
+        reserved_resources, syntax.assignments("="), "nothing",
+        "resources for Kubernetes' own daemons; used where reservedMemory is not given", of_kubelet=True,
+    ),
+    Key(
+        "systemReserved", "system_reserved_bytes", "system-reserved", "TYPE=AMOUNT[,...]",
+        reserved_resources, syntax.assignments("="), "nothing",
+        "resources for the rest of the system; used where reservedMemory is not given", of_kubelet=True,
+    ),
+    Key(
+        "evictionHard", "eviction", "eviction-hard", "SIGNAL<AMOUNT[,...]",
+        _eviction, syntax.assignments("<"), "memory.available: 100Mi",
+        "kubelet's hard eviction thresholds; memory.available is used where reservedMemory is not given",
+        of_kubelet=True,
+    ),
+)  # fmt: skip
+
+REWRITING: Final = (
+    Key(
+        "featureGates", "memory_qos", "feature-gates", "GATE=BOOL[,...]",
+        _memory_qos, syntax.switches, "MemoryQoS: false",
+        "MemoryQoS=true sets memory.high, and with memoryReservationPolicy also memory.min and memory.low",
+        of_kubelet=True,
+    ),
+    Key(
+        "memoryThrottlingFactor", "memory_throttling_factor", "memory-throttling-factor", "FACTOR",
+        share_or_none, syntax.number, "0.9",
+        "how far memory.high lies on the way from request to limit, above 0, up to 1; none for no memory.high",
+        of_kubelet=True,
+    ),
+    Key(
+        "memoryReservationPolicy", "memory_reservation", "memory-reservation-policy", "POLICY",
+        one_of({policy.value: policy for policy in MemoryReservationPolicy}), syntax.text, "None",
+        "None, or TieredReservation to protect requests with memory.min and memory.low", of_kubelet=True,
+    ),
+    Key(
+        "singleProcessOOMKill", "single_process_oom_kill", "single-process-oom-kill", "BOOL",
+        boolean, syntax.switch, "false",
+        "let the kernel kill single processes of a container instead of all of it (memory.oom.group)",
+        of_kubelet=True,
+    ),
+    Key(
+        "setOomScoreAdj", "set_oom_score_adj", "set-oom-score-adj", "BOOL",
+        boolean, syntax.switch, "true",
+        "give an oom_score_adj by kubelet's formula to containers without one",
+    ),
+    Key(
+        "defaultMemoryLimit", "default_memory_limit_bytes", "default-memory-limit", "CLASS=AMOUNT[,...]",
+        table({"Burstable": positive_bytes, "BestEffort": positive_bytes}), syntax.assignments("="), "none",
+        "memory limit for containers without one, by QoS class, e.g. Burstable=4Gi,BestEffort=1Gi",
+    ),
+    Key(
+        "annotationErrors", "refuse_wrong_annotations", "annotation-errors", "WHAT",
+        one_of({"default": False, "refuse": True}), syntax.text, "default",
+        "what a wrong bayplan.dev annotation does: default logs and ignores it, refuse refuses the container",
+    ),
+)  # fmt: skip
+
+CONNECTION: Final = (
+    Key(
+        "nriSocket", "nri_socket", "nri-socket", "PATH",
+        absolute_path, syntax.text, "/var/run/nri/nri.sock",
+        "the container runtime's NRI socket",
+    ),
+    Key(
+        "pluginName", "plugin_name", "plugin-name", "NAME",
+        text_like(r"[A-Za-z0-9][\w.-]{0,62}", "up to 63 letters, digits and _.-"), syntax.text, "bayplan",
+        "the name under which the daemon registers with the runtime",
+    ),
+    Key(
+        "pluginIndex", "plugin_index", "plugin-index", "NN",
+        text_like(r"[0-9]{2}", "a text of two digits such as '90'"), syntax.text, "90",
+        "its place among the runtime's plugins, two digits; a higher one sees the changes of the lower ones",
+    ),
+    Key(
+        "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",
+        duration_ms(10, 60_000), syntax.text, "1s",
+        "after this time the runtime gets a safe default answer; less than its plugin_request_timeout (2s)",
+    ),
+)  # fmt: skip
+
+DAEMON: Final = (
+    Key(
+        "stateDirectory", "state_directory", "state-dir", "PATH",
+        absolute_path, syntax.text, "/var/lib/bayplan",
+        "where decisions are recorded; one daemon per directory",
+    ),
+    Key(
+        "adminSocket", "admin_socket", "admin-socket", "PATH",
+        socket_path, syntax.text, "/run/bayplan/admin.sock",
+        "the socket that the bayplan command talks to",
+    ),
+    Key(
+        "logLevel", "log_level", "log-level", "LEVEL",
+        one_of(_same(*LOG_LEVELS)), syntax.text, "info",
+        "debug, info, warning or error",
+    ),
+    Key(
+        "logFormat", "log_format", "log-format", "FORMAT",
+        one_of(_same("auto", "json", "text")), syntax.text, "auto",
+        "json, text, or auto: text on a terminal, else json",
+    ),
+)  # fmt: skip
+
+GROUPS: Final[Mapping[str, Sequence[Key]]] = {
+    "placement": PLACEMENT,
+    "what containers cannot have": RESERVATIONS,
+    "what is rewritten": REWRITING,
+    "the container runtime": CONNECTION,
+    "the daemon": DAEMON,
+}
+"""The keys in the order in which people read them, by heading."""
+
+KEYS: Final[Mapping[str, Key]] = {key.name: key for keys in GROUPS.values() for key in keys}

@@ -1,0 +1,198 @@
+"""Logs on stderr: JSON lines, or plain lines for people.
+
+Nothing that logs ever waits: lines go through a bounded queue to a thread that writes them, because a stuck
+terminal or journal must not stop the event loop that the container runtime waits for.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+QUEUED_LINES: Final = 10_000
+"""About 3 MB of lines."""
+
+REPEAT_WINDOW_S: Final = 60.0
+REPEAT_BURST: Final = 5
+"""So many equal warnings pass in a window; the next one after it says how many were left out."""
+
+_REMEMBERED_REPEATS: Final = 1000
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_PRIORITIES: Final = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
+"""Those of syslog(3), as the journal reads them at the start of a line (sd-daemon(3)); else debug, 7."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record: ts, level, logger, msg, then the extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """*record* as a line without its end."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        for key, value in extra_fields(record).items():
+            line.setdefault(key, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """One line per record for people; with *priorities* every line starts with the journal's ``<n>``."""
+
+    def __init__(self, *, priorities: bool = False) -> None:
+        super().__init__()
+        self._priorities = priorities
+
+    def format(self, record: logging.LogRecord) -> str:
+        """*record* as lines without the last end."""
+        moment = datetime.fromtimestamp(record.created).astimezone()
+        clock = "" if self._priorities else f"{moment:%H:%M:%S}.{int(record.msecs):03d} "
+        fields = "".join(f"  {key}={_shown(value)}" for key, value in extra_fields(record).items())
+        name = record.name.removeprefix("bayplan.")
+        text = f"{clock}{record.levelname:<8} {name}: {record.getMessage()}{fields}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        lines = [_harmless(line) for line in text.split("\n")]
+        if self._priorities:
+            lines = [f"<{_PRIORITIES.get(record.levelno, 7)}>{line}" for line in lines]
+        return "\n".join(lines)
+
+
+class RepeatFilter(logging.Filter):
+    """Lets a warning or error that repeats word for word, fields included, through a few times per window."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock_s = clock_s
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether *record* passes; one that passes after others did not gets the field ``left_out``."""
+        if record.levelno < logging.WARNING:
+            return True
+        key = (record.name, record.levelno, record.getMessage(), repr(extra_fields(record)))
+        now_s = self._clock_s()
+        start_s, count = self._seen.pop(key, (now_s, 0))
+        if now_s - start_s >= REPEAT_WINDOW_S:
+            if count > REPEAT_BURST:
+                record.left_out = count - REPEAT_BURST
+            start_s, count = now_s, 0
+        self._seen[key] = (start_s, count + 1)
+        if len(self._seen) > _REMEMBERED_REPEATS:
+            del self._seen[next(iter(self._seen))]
+        return count < REPEAT_BURST
+
+
+class QueueingHandler(logging.Handler):
+    """Formats where the record is made and writes in a thread of its own; drops lines rather than wait."""
+
+    def __init__(self, stream: TextIO, capacity: int = QUEUED_LINES) -> None:
+        super().__init__()
+        self._stream = stream
+        self._queue: queue.Queue[str | None] = queue.Queue(capacity)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="logs", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue *record*."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - a record that can't be formatted must not break what logged it
+            line = f"a record of {record.name} could not be written: {record.msg!r}"
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Write what is queued, for at most two seconds, and stop."""
+        super().close()
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=1)
+            self._thread.join(timeout=1)
+
+    def _write_all(self) -> None:
+        while (line := self._queue.get()) is not None:
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                lost = "%d log lines were dropped: nobody read them in time"
+                record = logging.LogRecord(__name__, logging.ERROR, "", 0, lost, (dropped,), None)
+                line = f"{line}\n{self.format(record)}"
+            # Nobody is left to be told if stderr is gone.
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(line + "\n")
+                self._stream.flush()
+
+
+def start(
+    level: str, form: str, stream: TextIO | None = None, environ: Mapping[str, str] | None = None
+) -> QueueingHandler:
+    """Send all logs to *stream* (stderr) from now on; the caller closes the handler at the end.
+
+    *form* is ``json``, ``text``, or ``auto``: text on a terminal, else json. Text gets priorities if the
+    stream is the journal.
+    """
+    stream = sys.stderr if stream is None else stream
+    environ = os.environ if environ is None else environ
+    terminal = stream.isatty()
+    handler = QueueingHandler(stream)
+    handler.addFilter(RepeatFilter())
+    if form == "text" or (form == "auto" and terminal):
+        handler.setFormatter(TextFormatter(priorities=not terminal and _is_journal(stream, environ)))
+    else:
+        handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    logging.captureWarnings(capture=True)
+    set_level(level)
+    return handler
+
+
+def set_level(level: str) -> None:
+    """Log *level* (debug, info, warning, error) and above from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def current_level() -> str:
+    """The level in force."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller gave as ``extra``, in its order."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether systemd connected the stream to the journal; JOURNAL_STREAM is the identity of its socket."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return (
+        text if text and not any(letter.isspace() or letter in '="' for letter in text) else json.dumps(text)
+    )
+
+
+def _harmless(line: str) -> str:
+    """Names come from the outside; none of them may move the cursor."""
+    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in line)

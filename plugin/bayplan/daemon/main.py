@@ -1,0 +1,74 @@
+"""Where baypland starts: flags, files, logs, then the daemon.
+
+Errors end here, as one message without a traceback and the exit status of their category.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bayplan.daemon import logs
+from bayplan.daemon.config import load_settings, resolve_policy
+from bayplan.daemon.flags import build_parser, given_flags
+from bayplan.daemon.settings import Settings
+from bayplan.errors import EXIT_FAILURE, BayplanError
+from bayplan.quantity import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run baypland with *argv* (the command line without the program's name); its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        settings = load_settings(arguments.config, given_flags(arguments))
+        if arguments.check_config:
+            sys.stdout.write(check(settings))
+            return 0
+    except BayplanError as error:
+        sys.stderr.write(f"baypland: {error}\n")
+        return error.exit_code
+    return _run(settings)
+
+
+def check(settings: Settings, root: Path = Path("/")) -> str:
+    """What *settings* come to on the machine below *root*, as text for people.
+
+    Raises:
+        ConfigError: the machine does not have what they name.
+        HostError: the machine can't be read.
+    """
+    from bayplan.host.sysfs import read_machine  # noqa: PLC0415 - --help and wrong flags do without it
+
+    machine = read_machine(root)
+    policy = resolve_policy(settings, machine)
+    lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
+    lines += [f"Note: {notice}." for notice in settings.notices]
+    lines += [f"Policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
+    for node, resources in sorted(policy.reserved_bytes.items()):
+        kept = [f"{format_bytes(amount)} {resource}" for resource, amount in sorted(resources.items())]
+        lines.append(f"Node {node} keeps {', '.join(kept)} from containers.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _run(settings: Settings) -> int:
+    from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
+
+    handler = logs.start(settings.log_level, settings.log_format)
+    try:
+        for notice in settings.notices:
+            logger.warning(notice)
+        return run(settings)
+    except BayplanError as error:
+        logger.critical("%s", error)
+        return error.exit_code
+    except Exception:
+        logger.critical("this is a defect of bayplan; please report it", exc_info=True)
+        return EXIT_FAILURE
+    finally:
+        handler.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The settings as values: everything the operator can choose, with the defaults.
+
+Nothing here reads or checks: `bayplan.daemon.keys` says how each field is spelled, and
+`bayplan.daemon.config` fills it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bayplan.daemon.amounts import Threshold
+from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.quantity import MIB
+from bayplan.service.protocol import DEFAULT_SOCKET
+from bayplan.sets import CpuSet
+
+DEFAULT_EVICTION: Final = Threshold(100 * MIB)
+"""Kubelet's own default for memory.available on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What files and flags say, before it is held against the machine.
+
+    ``reserved_memory`` None means that nothing says which node keeps how much. ``sources`` are the files that
+    were read; ``notices`` are what the operator should hear although it is not wrong.
+    """
+
+    topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
+    topology_scope: str = "container"
+    memory_manager: str = "Static"
+    cpu_manager: str = "static"
+    reserved_memory: Mapping[int, Mapping[str, int]] | None = None
+    reserved_cpus: CpuSet = CpuSet()
+    kube_reserved_bytes: Mapping[str, int] = field(default_factory=dict)
+    system_reserved_bytes: Mapping[str, int] = field(default_factory=dict)
+    eviction: Threshold = DEFAULT_EVICTION
+    memory_qos: bool = False
+    memory_throttling_factor: float | None = 0.9
+    memory_reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
+    single_process_oom_kill: bool = False
+    set_oom_score_adj: bool = True
+    default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    refuse_wrong_annotations: bool = False
+    nri_socket: Path = Path("/var/run/nri/nri.sock")
+    plugin_name: str = "bayplan"
+    plugin_index: str = "90"
+    request_deadline_ms: int = 1000
+    state_directory: Path = Path("/var/lib/bayplan")
+    admin_socket: Path = DEFAULT_SOCKET
+    log_level: str = "info"
+    log_format: str = "auto"
+    sources: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()

@@ -1,0 +1,69 @@
+"""From the texts of a flag to the plain value that a file would hold in its place.
+
+Only the outer form is taken apart here, in kubelet's spelling; the readers check the values, wherever they
+came from. A flag may be given more than once: the last one counts; of a list, all of them together.
+"""
+
+from collections.abc import Callable, Sequence
+
+from bayplan.errors import ParseError
+
+
+def text(texts: Sequence[str]) -> object:
+    """The last text as it is."""
+    return texts[-1]
+
+
+def number(texts: Sequence[str]) -> object:
+    """The last text as a number, or as it is if it is none."""
+    try:
+        return float(texts[-1])
+    except ValueError:
+        return texts[-1]
+
+
+def switch(texts: Sequence[str]) -> object:
+    """The last text as true or false, or as it is if it is neither."""
+    return _switch(texts[-1])
+
+
+def switches(texts: Sequence[str]) -> object:
+    """``A=true,B=false``."""
+    return {name: _switch(value) for name, value in _pairs(texts, "=").items()}
+
+
+def assignments(sign: str) -> Callable[[Sequence[str]], object]:
+    """``a=1,b=2``, with *sign* between names and values."""
+    return lambda texts: _pairs(texts, sign)
+
+
+def reserved_memory(texts: Sequence[str]) -> object:
+    """``0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi`` as the list that reservedMemory is."""
+    reservations = []
+    for one in ";".join(texts).split(";"):
+        if not one.strip():
+            continue
+        node, colon, limits = one.strip().partition(":")
+        if not colon:
+            raise ParseError("reserved memory", one, "N:TYPE=AMOUNT[,TYPE=AMOUNT...] for a NUMA node N")
+        node_id: object = int(node) if node.isascii() and node.isdigit() else node
+        reservations.append({"numaNode": node_id, "limits": _pairs([limits], "=")})
+    return reservations
+
+
+def _pairs(texts: Sequence[str], sign: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for one in ",".join(texts).split(","):
+        if not one.strip():
+            continue
+        name, found, value = (part.strip() for part in one.partition(sign))
+        if not (found and name):
+            raise ParseError("assignment", one, f"NAME{sign}VALUE[,NAME{sign}VALUE...]")
+        if name in pairs:
+            raise ParseError("assignment", one, f"one value for {name}")
+        pairs[name] = value
+    return pairs
+
+
+def _switch(value: str) -> object:
+    return {"true": True, "false": False}.get(value.lower(), value)

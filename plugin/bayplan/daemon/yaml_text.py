@@ -1,0 +1,46 @@
+"""YAML as plain values, strictly: a key that occurs twice is an error, not a silent last-wins.
+
+Kept apart because importing PyYAML costs time that nodes with a TOML file need not spend.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from bayplan.daemon.values import Wrong
+from bayplan.errors import Problem
+
+
+def parse_yaml(content: str) -> object:
+    """The plain value of the only document in *content*; an empty document is an empty table.
+
+    Raises:
+        Wrong: not YAML, several documents, or a key twice in one table.
+    """
+    try:
+        value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise Wrong(Problem("the file", _one_line(error), "YAML")) from error
+    return {} if value is None else value
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe loader that refuses duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                problem = f"the key {key} a second time"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return f"{problem}{where}"

@@ -1,0 +1,20 @@
+"""What the admin socket's two ends agree on: names and limits. Imports nothing heavy; the CLI starts with it.
+
+One request per connection: a line of JSON, answered by a line of JSON. A request is an object with ``verb``
+and what the verb needs; an answer has ``apiVersion`` and ``kind``, which is ``Error`` when it failed.
+"""
+
+from pathlib import Path
+from typing import Final
+
+API_VERSION: Final = "bayplan/v1"
+DEFAULT_SOCKET: Final = Path("/run/bayplan/admin.sock")
+
+MAX_REQUEST_BYTES: Final = 64 << 10
+MAX_ANSWER_BYTES: Final = 64 << 20
+"""A status of 1000 containers with their reasons is about 1 MB."""
+
+MAX_SOCKET_PATH_BYTES: Final = 100
+"""Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
