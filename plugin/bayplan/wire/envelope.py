@@ -116,7 +116,7 @@ def _fields(view: memoryview, limit: int) -> Iterator[tuple[int, int, memoryview
 
 
 def _varint(view: memoryview, at: int, limit_bytes: int) -> tuple[int, int]:
-    """A number of at most 64 bits in at most so many bytes, and where it ends."""
+    """The lower 64 bits of a number of at most so many bytes, and where it ends."""
     number = 0
     for shift in range(0, 7 * limit_bytes, 7):
         if at >= len(view):
@@ -125,10 +125,8 @@ def _varint(view: memoryview, at: int, limit_bytes: int) -> tuple[int, int]:
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:  # noqa: PLR2004
-            if number >> 64:
-                break
-            return number, at
-    raise UndecodableError("a number too large")
+            return number & 0xFFFF_FFFF_FFFF_FFFF, at
+    raise UndecodableError("a number too long")
 
 
 def _text(content: memoryview) -> str:
