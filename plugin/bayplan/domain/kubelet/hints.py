@@ -36,7 +36,7 @@ class Demand:
 
     def held(self, nodes: NodeSet) -> int:
         """How much of it *nodes* hold together."""
-        total = sum(amount for node, amount in self.amounts.items() if node in nodes)
+        total = sum(self.amounts.get(node, 0) for node in nodes)
         return total + sum(amount for where, amount in self.shared if not nodes.isdisjoint(where))
 
 
@@ -139,9 +139,19 @@ def flatten(providers: Iterable[ProviderHints]) -> tuple[HintSet, ...]:
         if not answer:
             sets.append(ANYWHERE)
             continue
-        for hints in answer.values():
-            sets.append(ANYWHERE if hints is None else hints or NOWHERE)
+        sets.extend(ANYWHERE if hints is None else hints or NOWHERE for hints in answer.values())
     return tuple(sets)
+
+
+def bits(mask: int) -> list[int]:
+    """The members of a mask, ascending. The searches work on bare masks, where a NodeSet per step would cost
+    more than the step."""
+    members = []
+    while mask:
+        low = mask & -mask
+        members.append(low.bit_length() - 1)
+        mask ^= low
+    return members
 
 
 def subsets(nodes: NodeSet) -> Iterable[NodeSet]:

@@ -1,0 +1,61 @@
+"""Distances between NUMA nodes as kubelet's option prefer-closest-numa-nodes compares them.
+
+Only the comparison lives here; the distances come from the machine. Among sets of equal size the one with
+the smaller average distance is closer; a node's distance to itself counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bayplan.domain.kubelet.hints import bits
+from bayplan.domain.topology import LOCAL_DISTANCE, REMOTE_DISTANCE, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """``rows`` maps every node id to the distances from it, by node id; the kernel's defaults stand in for
+    distances that are left out. Distances may be asymmetric."""
+
+    rows: Mapping[int, Mapping[int, int]]
+    _shortest_pair: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = [self._pair(a, b) for a in self.rows for b in self.rows if a < b]
+        object.__setattr__(self, "_shortest_pair", min(pairs, default=0))
+
+    @classmethod
+    def of(cls, machine: Machine) -> "Distances":
+        """The distances of *machine*."""
+        return cls({node.id: node.distances for node in machine.nodes})
+
+    def between(self, source: int, target: int) -> int:
+        """The distance from one node to another, or to itself."""
+        default = LOCAL_DISTANCE if source == target else REMOTE_DISTANCE
+        return self.rows.get(source, {}).get(target, default)
+
+    def total(self, mask: int) -> int:
+        """The sum over all ordered pairs of nodes, each node with itself included. It orders sets of equal
+        size as the average does."""
+        members = bits(mask)
+        return sum(self.between(a, b) for a in members for b in members)
+
+    def average(self, mask: int) -> float:
+        """The average that kubelet compares; 0 for the empty set."""
+        return self.total(mask) / mask.bit_count() ** 2 if mask else 0.0
+
+    def alone(self, node: int) -> int:
+        """What a node adds to the total of the empty set."""
+        return self.between(node, node)
+
+    def added(self, costs: Sequence[int], ids: Sequence[int], chosen: int) -> Sequence[int]:
+        """What each of the nodes before position *chosen* adds to a total once that node is in the set;
+        *costs* says what each added before."""
+        node = ids[chosen]
+        return [costs[index] + self._pair(ids[index], node) for index in range(chosen)]
+
+    def least_within(self, count: int) -> int:
+        """A lower bound of what *count* nodes add through the distances among themselves."""
+        return self._shortest_pair * (count * (count - 1) // 2)
+
+    def _pair(self, a: int, b: int) -> int:
+        return self.between(a, b) + self.between(b, a)

@@ -1,0 +1,149 @@
+"""The merge against kubelet's own way of doing it: the cross product of fully listed hints."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayplan.domain.kubelet.distances import Distances
+from bayplan.domain.kubelet.hints import (
+    ANYWHERE,
+    NOWHERE,
+    Demand,
+    Hint,
+    HintSet,
+    OfSize,
+    Region,
+    Touching,
+    flatten,
+)
+from bayplan.domain.kubelet.merge import best_hint, merge, narrowest_size
+from bayplan.sets import NodeSet
+
+
+def by_product(sets, everything, distances):
+    """The cross product, combination by combination, in the words of kubelet's comparison."""
+    lists = [hints.listed() for hints in sets]
+    smallest = [min((len(h.nodes) for h in hints if h.nodes is not None), default=0) for hints in lists]
+    wanted = max(smallest, default=0)
+
+    def closer(current, candidate):
+        if len(candidate) != len(current):
+            return len(candidate) < len(current)
+        if distances is not None:
+            ours, theirs = distances.average(current.mask), distances.average(candidate.mask)
+            if ours != theirs:
+                return theirs < ours
+        return candidate.mask < current.mask
+
+    best = None
+    for combination in product(*lists):
+        masks = [hint.nodes for hint in combination if hint.nodes is not None]
+        nodes = everything
+        for mask in masks:
+            nodes &= mask
+        if not nodes:
+            continue
+        preferred = all(hint.preferred for hint in combination) and len(set(masks)) <= 1
+        if best is None:
+            best = (nodes, preferred)
+        elif preferred != best[1]:
+            best = (nodes, True) if preferred else best
+        elif preferred:
+            best = (nodes, True) if closer(best[0], nodes) else best
+        else:
+            size, other = len(best[0]), len(nodes)
+            take = closer(best[0], nodes)
+            if size == wanted:
+                take = take and other == wanted
+            elif size < wanted:
+                take = other <= wanted and (other > size or (other == size and take))
+            best = (nodes, False) if take else best
+    return Hint(*best) if best else Hint(everything, preferred=False)
+
+
+NODES = st.sampled_from([(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 2, 5, 9), (0, 1, 2, 3, 4)])
+
+
+@st.composite
+def node_sets(draw, ids, smallest=1):
+    return NodeSet(draw(st.sets(st.sampled_from(ids), min_size=smallest)))
+
+
+@st.composite
+def regions(draw, ids):
+    ground = draw(node_sets(ids))
+    demands = []
+    for _ in range(draw(st.integers(0, 2))):
+        amounts = {node: draw(st.integers(0, 4)) for node in ids if draw(st.booleans())}
+        shared = tuple((draw(node_sets(ids)), draw(st.integers(0, 3))) for _ in range(draw(st.integers(0, 2))))
+        demands.append(Demand(amounts, draw(st.integers(0, 8)), shared))
+    if draw(st.integers(0, 3)):
+        preferred = OfSize(draw(st.integers(1, len(ids))))
+    else:
+        cut = draw(st.integers(1, len(ids)))
+        blocks = (NodeSet(ids[:cut]), NodeSet(ids[cut:]))
+        preferred = Touching(blocks, draw(st.integers(0, 2)))
+    must = draw(node_sets(ids)) if not draw(st.integers(0, 3)) else NodeSet()
+    return Region(ground, tuple(demands), preferred, must)
+
+
+@st.composite
+def hint_sets(draw, ids, explicit_only=False):
+    kind = draw(st.integers(0, 9))
+    if kind == 0:
+        return draw(st.sampled_from([ANYWHERE, NOWHERE, HintSet()]))
+    hints = []
+    for _ in range(draw(st.integers(0, 4 if explicit_only or kind < 4 else 1))):
+        nodes = draw(node_sets(ids)) if draw(st.integers(0, 7)) else None
+        hints.append(Hint(nodes, draw(st.booleans())))
+    found = () if explicit_only or kind < 3 else draw(st.lists(regions(ids), max_size=2))
+    return HintSet(tuple(hints), tuple(found))
+
+
+@st.composite
+def cases(draw, explicit_only=False):
+    ids = draw(NODES)
+    sets = draw(st.lists(hint_sets(ids, explicit_only), max_size=4))
+    if sets and draw(st.booleans()):
+        sets.append(sets[0])
+    distances = None
+    if draw(st.booleans()):
+        distance = st.sampled_from([11, 12, 20])
+        distances = Distances({a: {b: 10 if a == b else draw(distance) for b in ids} for a in ids})
+    return tuple(sets), NodeSet(ids), distances
+
+
+@settings(max_examples=600, deadline=None)
+@given(cases())
+def test_gives_the_answer_of_the_cross_product(case):
+    sets, everything, distances = case
+    merged = merge(sets, everything, distances)
+    assert merged.exact
+    assert merged.hint == by_product(sets, everything, distances)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(explicit_only=True))
+def test_gives_the_answer_of_the_cross_product_for_plain_lists(case):
+    sets, everything, distances = case
+    assert merge(sets, everything, distances).hint == by_product(sets, everything, distances)
+
+
+@settings(max_examples=300, deadline=None)
+@given(NODES.flatmap(lambda ids: st.tuples(hint_sets(ids), st.one_of(st.just(NodeSet()), node_sets(ids)))))
+def test_best_hint_of_one_set(case):
+    hints, containing = case
+    listed = [hint for hint in hints.listed() if hint.nodes is not None and containing <= hint.nodes]
+    expected = min(
+        listed, key=lambda hint: (not hint.preferred, len(hint.nodes), hint.nodes.mask), default=None
+    )
+    assert best_hint(hints, containing) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(NODES.flatmap(regions))
+def test_narrowest_size(region):
+    sizes = [len(hint.nodes) for hint in HintSet(regions=(region,)).listed()]
+    assert narrowest_size(region) == (min(sizes) if sizes else None)
