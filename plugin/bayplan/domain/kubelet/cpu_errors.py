@@ -1,4 +1,4 @@
-"""What the CPU Manager refuses, in kubelet's own words: the texts are compared literally by operators' tools.
+"""What the CPU Manager refuses, in kubelet's own words: operators search for these texts.
 
 Each error knows the reason that kubelet puts into the pod's status beside the text.
 """
@@ -44,13 +44,57 @@ class SmtAlignmentError(CpuManagerError):
         self.available_physical = available_physical
 
     def __str__(self) -> str:
-        if self.available_physical is not None:
+        if self.available_physical is None:
             return (
-                "SMT Alignment Error: not enough free physical CPUs: "
-                f"available physical CPUs = {self.available_physical}, "
-                f"requested CPUs = {self.requested}, CPUs per core = {self.cpus_per_core}"
+                f"SMT Alignment Error: requested {self.requested} cpus "
+                f"not multiple cpus per core = {self.cpus_per_core}"
             )
         return (
-            f"SMT Alignment Error: requested {self.requested} cpus "
-            f"not multiple cpus per core = {self.cpus_per_core}"
+            "SMT Alignment Error: not enough free physical CPUs: "
+            f"available physical CPUs = {self.available_physical}, "
+            f"requested CPUs = {self.requested}, CPUs per core = {self.cpus_per_core}"
         )
+
+
+class EmptySharedPoolError(CpuManagerError):
+    """A pod with its own budget leaves no CPUs for those of its containers that share the rest.
+
+    ``init`` tells whether the sharing container is an init container.
+    """
+
+    reason = "EmptyPodSharedPoolError"
+
+    def __init__(self, *, init: bool) -> None:
+        super().__init__(init)
+        self.init = init
+
+    def __str__(self) -> str:
+        if self.init:
+            return "pod rejected, pod has shared init containers but no cpus available for them"
+        return (
+            "pod rejected, sum of exclusive container cpu requests equals pod budget, "
+            "leaving no cpus for shared containers"
+        )
+
+
+class CpuConfigError(CpuManagerError):
+    """The policy cannot be set up as configured. ``problems`` holds every reason, each in kubelet's words,
+    where kubelet would name one of them."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "; ".join(self.problems)
+
+
+class CpuStateError(CpuManagerError):
+    """The state that was restored is not one that this policy on this machine could have left."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
