@@ -1,0 +1,1 @@
+"""A multi-NUMA virtual machine with a container runtime, for scenarios that drive real containers."""

@@ -1,0 +1,49 @@
+"""Whether KVM really works here: found out by booting the smallest guest once, and remembered.
+
+/dev/kvm may exist and hang QEMU all the same (nested virtualisation without the instructions the kernel needs), so
+the device node alone says nothing.
+"""
+
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from testbed.cache import artefact
+from testbed.disks import boot_key
+from testbed.qemu import EMULATION, HARDWARE, Qemu
+
+PROBE_LIMIT_S = 20
+PROBE_WORD = "bayplan.probe"
+PROBE_ANSWER = "bayplan probe: booted"
+
+
+def acceleration() -> tuple[str, ...]:
+    """QEMU's arguments for the fastest way that works."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return EMULATION
+    machine = {"boot": boot_key(), "kernel": platform.release(), "cpu": _cpu_model(), "format": 1}
+    answer = artefact("kvm", machine, lambda path: path.write_text("works" if _probe() else "broken"))
+    return HARDWARE if answer.read_text() == "works" else EMULATION
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith("model name")), "unknown")
+
+
+def _probe() -> bool:
+    with tempfile.TemporaryDirectory(prefix="bayplan-probe-") as directory:
+        guest = Qemu(
+            console=Path(directory) / "console.log",
+            machine=["-M", "q35", *HARDWARE, "-m", "512M", "-smp", "2"],
+            kernel_words=[PROBE_WORD],
+            disks={},
+        )
+        try:
+            guest.process.wait(PROBE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        guest.kill()
+        return PROBE_ANSWER in guest.console_text()

@@ -1,0 +1,226 @@
+"""Runs inside the guest: executes what the tests ask for over a virtio-serial port.
+
+One JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the reply has the
+same `id` and either the operation's results or `error`. Every request has a thread of its own, so that a slow
+command does not hold up the others. Standard library only; ends when the host closes the port.
+"""
+
+import base64
+import contextlib
+import glob
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+PORT_NAME = "bayplan.agent"
+POLL_S = 0.02
+reply_lock = threading.Lock()
+services = {}
+
+
+def encode(content):
+    return base64.b64encode(content).decode()
+
+
+def decode(text):
+    return base64.b64decode(text or "")
+
+
+def environment(extra):
+    return {**os.environ, **(extra or {})}
+
+
+def kill_group(process, signal_number):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal_number)
+
+
+def op_run(request):
+    process = subprocess.Popen(
+        request["argv"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(request.get("env")),
+        cwd=request.get("cwd"),
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(decode(request.get("stdin")), timeout=request["limit_s"])
+    except subprocess.TimeoutExpired:
+        kill_group(process, signal.SIGKILL)
+        out, err = process.communicate()
+        return {"timed_out": True, "exit_code": None, "stdout": encode(out), "stderr": encode(err)}
+    return {"exit_code": process.returncode, "stdout": encode(out), "stderr": encode(err)}
+
+
+def enter_cgroup(name):
+    """The path of a service's own cgroup, made on demand below /system."""
+    parent = "/sys/fs/cgroup/system"
+    os.makedirs(f"{parent}/{name}", exist_ok=True)
+    return f"{parent}/{name}/cgroup.procs"
+
+
+def op_start(request):
+    """Start a background service; with `ready`, answer once it has said READY=1 (sd_notify)."""
+    name, ready_limit_s = request["name"], request.get("ready_limit_s")
+    running = services.get(name)
+    if running is not None and running.poll() is None:
+        raise RuntimeError(f"the service {name} runs already, as process {running.pid}")
+    procs = enter_cgroup(name)
+    env = environment(request.get("env"))
+    notify = None
+    if ready_limit_s:
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = f"/run/notify-{name}-{time.monotonic_ns()}"
+        notify.bind(path)
+        env["NOTIFY_SOCKET"] = path
+    with open(request["log"], "ab") as log:
+        # The shell enters the cgroup and becomes the service: no process of it is ever outside.
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", 'echo 0 >"$0"; exec "$@"', procs, *request["argv"]],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
+    services[name] = process
+    if notify is not None:
+        wait_for_ready(process, notify, ready_limit_s)
+        threading.Thread(target=drain, args=(notify,), daemon=True).start()
+    return {"pid": process.pid, "exit_code": process.poll()}
+
+
+def wait_for_ready(process, notify, limit_s):
+    deadline = time.monotonic() + limit_s
+    notify.settimeout(0.2)
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            if b"READY=1" in notify.recv(4096).split(b"\n"):
+                return
+    if process.poll() is not None:
+        raise RuntimeError(f"the service ended with {process.returncode} before it was ready")
+    raise RuntimeError(f"the service was not ready after {limit_s} s")
+
+
+def drain(notify):
+    notify.settimeout(None)
+    while True:
+        notify.recv(4096)
+
+
+def op_signal(request):
+    """Send a signal to a service's main process and, with `wait_s`, wait for its end."""
+    process = services[request["name"]]
+    if process.poll() is None:
+        process.send_signal(request["signal"])
+    if request.get("wait_s"):
+        try:
+            process.wait(request["wait_s"])
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the service did not end within {request['wait_s']} s") from None
+    return {"exit_code": process.poll()}
+
+
+def op_service(request):
+    process = services.get(request["name"])
+    if process is None:
+        return {"known": False}
+    return {"known": True, "pid": process.pid, "exit_code": process.poll()}
+
+
+def op_read(request):
+    """The contents of files; those that cannot be read are left out."""
+    found = {}
+    for pattern in request["paths"]:
+        for path in sorted(glob.glob(pattern)) if request.get("glob") else [pattern]:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                found[path] = encode(file.read())
+    return {"files": found}
+
+
+def op_write(request):
+    path = request["path"]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(decode(request["content"]))
+    os.chmod(path, request.get("mode", 0o644))
+    return {}
+
+
+def op_await_socket(request):
+    """Wait until something listens on a Unix socket."""
+    deadline = time.monotonic() + request["limit_s"]
+    watched = services.get(request.get("service"))
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(request["path"])
+            return {}
+        if watched is not None and watched.poll() is not None:
+            raise RuntimeError(f"the service {request['service']} ended with {watched.returncode}")
+        time.sleep(POLL_S)
+    raise RuntimeError(f"nothing listened on {request['path']} for {request['limit_s']} s")
+
+
+def op_await_text(request):
+    """Wait until a file holds a text, from an offset on; answers with the file's contents from there."""
+    deadline = time.monotonic() + request["limit_s"]
+    wanted = request["text"].encode()
+    content = b""
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), open(request["path"], "rb") as file:
+            file.seek(request.get("offset", 0))
+            content = file.read()
+            if wanted in content:
+                return {"content": encode(content)}
+        time.sleep(POLL_S)
+    tail = content[-1000:].decode(errors="replace")
+    raise RuntimeError(f"{request['path']} did not say {request['text']!r} in {request['limit_s']} s, but: {tail}")
+
+
+def op_ping(request):
+    return {"uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME)}
+
+
+OPERATIONS = {name.removeprefix("op_"): function for name, function in globals().items() if name.startswith("op_")}
+
+
+def serve(port, line):
+    request = json.loads(line)
+    try:
+        reply = OPERATIONS[request["op"]](request)
+    except Exception as error:
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    text = json.dumps({"id": request["id"], **reply}).encode() + b"\n"
+    with reply_lock:
+        while text:
+            text = text[os.write(port, text) :]
+
+
+def find_port():
+    for entry in glob.glob("/sys/class/virtio-ports/*/name"):
+        with open(entry) as file:
+            if file.read().strip() == PORT_NAME:
+                return "/dev/" + entry.split("/")[-2]
+    sys.exit("bayplan guest: no virtio port " + PORT_NAME)
+
+
+def main():
+    port = os.open(find_port(), os.O_RDWR)
+    buffer = b""
+    while True:
+        received = os.read(port, 65536)
+        if not received:
+            return
+        *lines, buffer = (buffer + received).split(b"\n")
+        for line in lines:
+            threading.Thread(target=serve, args=(port, line), daemon=True).start()
+
+
+main()

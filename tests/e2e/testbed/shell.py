@@ -1,0 +1,51 @@
+"""Runs programs of this machine that build things: output kept, shown only when they fail."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testbed.errors import BuildError, MissingError
+
+BUILD_LIMIT_S = 1800
+
+
+def build_command(
+    what: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run a program to its end; raises BuildError with the end of its output unless it succeeds."""
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=BUILD_LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise MissingError(f"{words[0]} is not installed: run `packaging/dev/setup.sh e2e` as root") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(what, " ".join(words), f"took longer than {BUILD_LIMIT_S} s") from error
+    if done.returncode:
+        raise BuildError(what, " ".join(words), done.stdout)
+    return done.stdout
+
+
+def require(program: str) -> str:
+    """The path of a program, or MissingError saying how to get it (sbin is looked at too)."""
+    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if path is None:
+        raise MissingError(f"{program} is not installed: run `packaging/dev/setup.sh e2e` as root")
+    return path
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        raise MissingError("Building the virtual machine's Debian image needs root: run this as root")

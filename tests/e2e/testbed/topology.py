@@ -1,0 +1,146 @@
+"""The machine that a scenario wants, as a value, and what QEMU and the kernel must be told to get it."""
+
+from dataclasses import dataclass, field
+from functools import reduce
+from math import gcd
+
+from testbed.errors import TestBedError
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node: its CPUs (0: none), its memory in MiB (0: none) and the huge pages set aside on it.
+
+    A node with neither is never brought online by the kernel: that is how sparse node ids are made.
+    """
+
+    cpus: int = 2
+    memory_mib: int = 1024
+    hugepages_2mi: int = 0
+    hugepages_1gi: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What the machine's HMAT table says about one CPU node's way to one memory node."""
+
+    initiator: int
+    target: int
+    latency_ns: int
+    bandwidth_mib_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A machine. Distances are a full matrix (row: from, column: to), 10 on the diagonal; None: 10 and 20."""
+
+    name: str
+    nodes: tuple[NumaNode, ...]
+    threads_per_core: int = 1
+    sockets_per_node: int = 1
+    distances: tuple[tuple[int, ...], ...] | None = None
+    hmat: tuple[Path, ...] = ()
+    kernel_args: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        n = len(self.nodes)
+        if self.distances is not None and any(len(row) != n for row in (self.distances, *self.distances)):
+            raise TestBedError(f"topology {self.name}: distances must be {n} rows of {n}")
+        if not self.nodes or not self.nodes[0].memory_mib:
+            raise TestBedError(f"topology {self.name}: the first node needs memory, the kernel starts there")
+
+    @property
+    def cpus(self) -> int:
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def memory_mib(self) -> int:
+        return sum(node.memory_mib for node in self.nodes)
+
+    def cpus_of(self, node: int) -> range:
+        """The CPU ids of a node: numbered node after node."""
+        first = sum(earlier.cpus for earlier in self.nodes[:node])
+        return range(first, first + self.nodes[node].cpus)
+
+    def distance(self, source: int, target: int) -> int:
+        if self.distances is not None:
+            return self.distances[source][target]
+        return 10 if source == target else 20
+
+    def qemu_args(self) -> list[str]:
+        args = ["-smp", self._smp(), "-m", f"{self.memory_mib}M"]
+        nearest_cpu_node = next(i for i, node in enumerate(self.nodes) if node.cpus)
+        for i, node in enumerate(self.nodes):
+            words = [f"node,nodeid={i}"]
+            if node.memory_mib:
+                args += ["-object", f"memory-backend-ram,id=m{i},size={node.memory_mib}M"]
+                words.append(f"memdev=m{i}")
+            if node.cpus:
+                span = self.cpus_of(i)
+                words.append(f"cpus={span[0]}-{span[-1]}")
+            if self.hmat:
+                words.append(f"initiator={i if node.cpus else self._best_initiator(i, nearest_cpu_node)}")
+            args += ["-numa", ",".join(words)]
+        if self.distances is not None:
+            for i, row in enumerate(self.distances):
+                for j, value in enumerate(row):
+                    if i != j:
+                        args += ["-numa", f"dist,src={i},dst={j},val={value}"]
+        return [*args, *self._hmat_args()]
+
+    def machine_options(self) -> str:
+        return "q35,hmat=on" if self.hmat else "q35"
+
+    def kernel_words(self) -> list[str]:
+        words = []
+        for size, counts in (
+            ("2M", [node.hugepages_2mi for node in self.nodes]),
+            ("1G", [node.hugepages_1gi for node in self.nodes]),
+        ):
+            if any(counts):
+                per_node = ",".join(f"{i}:{count}" for i, count in enumerate(counts) if count)
+                words += [f"hugepagesz={size}", f"hugepages={per_node}"]
+        return [*words, *self.kernel_args]
+
+    def _smp(self) -> str:
+        """Whole sockets for every node: a socket split over two nodes made one kernel stumble in its scheduler."""
+        counts = [node.cpus for node in self.nodes if node.cpus]
+        if not counts:
+            raise TestBedError(f"topology {self.name}: no node has CPUs")
+        per_socket, rest = divmod(reduce(gcd, counts), self.sockets_per_node)
+        cores, odd = divmod(per_socket, self.threads_per_core)
+        if rest or odd or not cores:
+            raise TestBedError(
+                f"topology {self.name}: {counts} CPUs per node do not divide into {self.sockets_per_node} sockets"
+                f" of {self.threads_per_core}-thread cores"
+            )
+        sockets = self.cpus // per_socket
+        return f"{self.cpus},sockets={sockets},cores={cores},threads={self.threads_per_core}"
+
+    def _best_initiator(self, target: int, fallback: int) -> int:
+        paths = [path for path in self.hmat if path.target == target]
+        return min(paths, key=lambda path: path.latency_ns).initiator if paths else fallback
+
+    def _hmat_args(self) -> list[str]:
+        args = []
+        for path in self.hmat:
+            where = f"hmat-lb,initiator={path.initiator},target={path.target},hierarchy=memory"
+            args += ["-numa", f"{where},data-type=access-latency,latency={path.latency_ns}"]
+            args += ["-numa", f"{where},data-type=access-bandwidth,bandwidth={path.bandwidth_mib_s}M"]
+        return args
+
+
+TWO_NODES = Topology("two-nodes", (NumaNode(2, 1024), NumaNode(2, 1024)))
+FOUR_NODES = Topology(
+    "four-nodes",
+    (NumaNode(2, 1024, hugepages_2mi=32),) * 4,
+    threads_per_core=2,
+    distances=((10, 12, 20, 22), (12, 10, 22, 24), (20, 22, 10, 12), (22, 24, 12, 10)),
+)
+FAR_MEMORY = Topology(
+    "far-memory",
+    (NumaNode(4, 1024), NumaNode(4, 1024), NumaNode(0, 512)),
+    threads_per_core=2,
+    distances=((10, 21, 17), (21, 10, 28), (17, 28, 10)),
+)
+SPARSE_IDS = Topology("sparse-ids", (NumaNode(2, 1024), NumaNode(0, 0), NumaNode(2, 1024), NumaNode(2, 0)))

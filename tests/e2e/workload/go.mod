@@ -1,0 +1,3 @@
+module bayplan.dev/workload
+
+go 1.22
