@@ -1,7 +1,7 @@
 """Does the kernel do what was decided? Compares cgroups with the ledger and repairs what drifted.
 
-Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when it is
-seen twice in a row: right after a reply the runtime may still be carrying it out.
+Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when
+it is seen twice in a row: right after a reply the runtime may still be carrying it out.
 """
 
 import logging

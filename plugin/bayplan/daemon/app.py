@@ -1,0 +1,258 @@
+"""The daemon, put together: reads the machine, rebuilds the ledger, serves the runtime until told to stop.
+
+Wiring only. One event loop owns the ledger; blocking calls of the kernel run in one worker thread, commits
+in another. Stopping leaves every container as it is.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from bayplan import __version__
+from bayplan.daemon import logs
+from bayplan.daemon.config import resolve_policy
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.settings import Settings
+from bayplan.daemon.snapshot import snapshot_of
+from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.verify import Drift, Expectation, expectations, find_drift, repair
+from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.workload import Container, Pod
+from bayplan.errors import BayplanError, HostError, StateError
+from bayplan.host import proc
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.lock import DirectoryLock
+from bayplan.host.netlink import watch_hotplug
+from bayplan.host.sysfs import read_machine
+from bayplan.service.admin import AdminServer
+from bayplan.service.views import Snapshot
+from bayplan.state import Store
+
+logger = logging.getLogger(__name__)
+
+VERIFY_INTERVAL_S: Final = 10.0
+"""kubelet's cpuManagerReconcilePeriod."""
+
+Result = TypeVar("Result")
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
+
+    Raises:
+        BayplanError: the daemon can't start.
+    """
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    notifier = Notifier.of()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_hold(settings.state_directory))
+        daemon = _Daemon(settings)
+        stack.callback(daemon.host_thread.shutdown, wait=False, cancel_futures=True)
+        recorder = await Recorder.open(partial(Store.open, settings.state_directory))
+        stack.push_async_callback(recorder.close)
+        await daemon.start(recorder)
+        admin = AdminServer(settings.admin_socket, daemon.snapshot, _log_level)
+        await admin.start()
+        stack.push_async_callback(admin.close)
+        notifier.ready()
+        await _until_one_ends(
+            _signalled(),
+            daemon.serve_runtime(),
+            daemon.verify_for_ever(),
+            watch_hotplug(daemon.hardware_changed),
+            _feed_watchdog(notifier),
+        )
+        notifier.stopping()
+        logger.info("stopping; every container stays as it is")
+    return 0
+
+
+class _Daemon:
+    """The parts that several tasks share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started_us = time.time_ns() // 1000
+        self.machine = read_machine()
+        self.policy = resolve_policy(settings, self.machine)
+        self.hierarchy = Hierarchy.detect()
+        self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
+        self.drift: tuple[Drift, ...] = ()
+        self._verify_now = asyncio.Event()
+        self._rereading: asyncio.Task[None] | None = None
+
+    async def start(self, recorder: Recorder) -> None:
+        """Make the controller, with the ledger that the store has."""
+        self.controller = Controller(
+            self.machine,
+            self.policy,
+            NarrowestEngine(),
+            recorder,
+            cgroup_v2=self.hierarchy.unified,
+            write_oom_score_adj=self.write_oom_score_adj,
+            verify_soon=self._verify_now.set,
+        )
+        await self.controller.restore()
+        logger.info(
+            "started",
+            extra={
+                "version": __version__,
+                "pid": os.getpid(),
+                "nodes": str(self.machine.node_ids),
+                "cpus": str(self.machine.online_cpus),
+                "cgroups": self.hierarchy.layout.value,
+                "policy": self.policy.topology.value,
+                "recorded_containers": len(self.controller.ledger.entries),
+            },
+        )
+
+    def snapshot(self) -> Snapshot:
+        """What the admin socket shows."""
+        return snapshot_of(self.controller, self.started_us, self.drift)
+
+    async def in_host_thread(self, work: Callable[[], Result]) -> Result:
+        """The result of a blocking call."""
+        return await asyncio.get_running_loop().run_in_executor(self.host_thread, work)
+
+    async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
+        """Set it for the processes of a container that was created and not yet started."""
+
+        def write() -> None:
+            def pids() -> tuple[int, ...]:
+                with ContainerCgroup.find(
+                    self.hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
+                ) as cgroup:
+                    return cgroup.processes()
+
+            proc.write_oom_score_adj_of_all(pids, value)
+
+        try:
+            await self.in_host_thread(write)
+        except BayplanError as error:
+            self.controller.counters["oom_score_adj_failed"] += 1
+            logger.warning("oom_score_adj not set", extra={"container": container.id, "problem": str(error)})
+
+    async def verify_for_ever(self) -> None:
+        """Compare the kernel with the ledger, now and then and when asked to."""
+        suspected: set[str] = set()
+        while True:
+            asked = await self._next_verification()
+            found = await self.in_host_thread(partial(find_drift, self.hierarchy, self._expectations()))
+            due = [one for one in found if asked or one.expectation.container.id in suspected]
+            suspected = {one.expectation.container.id for one in found}
+            if not asked:
+                self.drift = tuple(due)
+                self.controller.counters["drifted"] += len(due)
+                for one in due:
+                    logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
+            wanted = self._still_expected(due)
+            if wanted:
+                await self.in_host_thread(partial(repair, self.hierarchy, wanted))
+
+    def _still_expected(self, due: list[Drift]) -> list[Expectation]:
+        """The ledger may have changed while the kernel was read."""
+        current = {one.container.id: (one.cpus, one.mems) for one in self._expectations()}
+        expected = [one.expectation for one in due]
+        return [one for one in expected if current.get(one.container.id) == (one.cpus, one.mems)]
+
+    async def _next_verification(self) -> bool:
+        """Wait for it; whether somebody asked for it."""
+        try:
+            async with asyncio.timeout(VERIFY_INTERVAL_S):
+                await self._verify_now.wait()
+        except TimeoutError:
+            return False
+        self._verify_now.clear()
+        return True
+
+    def _expectations(self) -> list[Expectation]:
+        residents = self.controller.residents
+        return expectations(
+            self.controller.machine, self.controller.ledger, residents.pods, residents.containers.values()
+        )
+
+    def hardware_changed(self, subsystems: frozenset[str]) -> None:
+        """Nodes, CPUs or memory came or went: read sysfs again."""
+        if self._rereading is None or self._rereading.done():
+            self._rereading = asyncio.get_running_loop().create_task(self._reread(subsystems))
+
+    async def _reread(self, subsystems: frozenset[str]) -> None:
+        try:
+            machine = await self.in_host_thread(read_machine)
+            policy = resolve_policy(self.settings, machine)
+        except BayplanError as error:
+            logger.error("hardware changed, but it can't be taken over", extra={"problem": str(error)})  # noqa: TRY400
+            return
+        if machine == self.controller.machine:
+            return
+        self.controller.machine, self.controller.policy = machine, policy
+        logger.warning(
+            "the hardware changed",
+            extra={
+                "subsystems": ",".join(sorted(subsystems)),
+                "nodes": str(machine.node_ids),
+                "cpus": str(machine.online_cpus),
+            },
+        )
+        self._verify_now.set()
+
+
+def _hold(directory: Path) -> DirectoryLock:
+    """The lock of the state directory, which is made if it is missing."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return DirectoryLock(directory)
+    except OSError as error:
+        raise StateError(str(directory), f"cannot be made: {error.strerror}") from error
+    except HostError as error:
+        raise StateError(error.path, error.problem) from error
+
+
+async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all of *work* until one ends, then cancel the rest; its exception, if it has one."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _signalled() -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+async def _feed_watchdog(notifier: Notifier) -> None:
+    interval_s = notifier.watchdog_interval_s
+    if interval_s is None:
+        await asyncio.Event().wait()
+        return
+    while True:
+        notifier.watchdog()
+        await asyncio.sleep(interval_s)
+
+
+def _log_level(level: str | None) -> str:
+    if level is not None:
+        logs.set_level(level)
+    return logs.current_level()

@@ -1,0 +1,338 @@
+"""The single writer of the ledger: each event of the runtime becomes a decision, a record and a reply.
+
+Order in every handler: decide, commit, make the new ledger current, answer. A handler that fails or is
+cancelled before the commit leaves the ledger as it was. No IO but through the recorder and the host calls
+handed in.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from bayplan.daemon.recorder import Recorder
+from bayplan.domain.decision import Decision, Outcome, Reason
+from bayplan.domain.engine import Engine
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.reconcile import adopt, reconcile
+from bayplan.domain.request import (
+    carried_oom_score_adj,
+    changed_request,
+    container_name,
+    derive_request,
+)
+from bayplan.domain.rewrite import (
+    Ability,
+    adjustment_for,
+    cpus_for,
+    shared_pool_updates,
+    wanted_oom_score_adj,
+)
+from bayplan.domain.topology import Machine
+from bayplan.domain.wishes import Wishes, read_wishes
+from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.errors import BayplanError, ConfigError, PlacementError
+from bayplan.nri import Event, Runtime
+from bayplan.sets import CpuSet
+
+logger = logging.getLogger(__name__)
+
+_EVENTS = frozenset(
+    {
+        Event.CREATE_CONTAINER,
+        Event.START_CONTAINER,
+        Event.POST_START_CONTAINER,
+        Event.UPDATE_CONTAINER,
+        Event.STOP_CONTAINER,
+        Event.REMOVE_CONTAINER,
+        Event.REMOVE_POD_SANDBOX,
+    }
+)
+
+
+@dataclass(slots=True)
+class Residents:
+    """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
+
+    ``found`` maps the ids of containers that were created without a decision to their names,
+    ``oom_score_adj`` ids to the value in force, ours or the spec's.
+    """
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+    found: dict[str, str] = field(default_factory=dict)
+    oom_score_adj: dict[str, int] = field(default_factory=dict)
+
+    def see(self, pod: Pod, container: Container) -> None:
+        """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
+        self.pods[pod.id] = pod
+        self.containers[container.id] = container
+        carried = carried_oom_score_adj(container)
+        if carried is not None:
+            self.oom_score_adj[container.id] = carried
+
+    def drop(self, container_id: str) -> None:
+        """Forget a container, and its pod with its last container."""
+        gone = self.containers.pop(container_id, None)
+        self.found.pop(container_id, None)
+        self.oom_score_adj.pop(container_id, None)
+        if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
+            self.pods.pop(gone.pod_id, None)
+
+
+class Controller:
+    """The handler of the NRI session. Handlers run one at a time, in the order of the events."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        policy: Policy,
+        engine: Engine,
+        recorder: Recorder,
+        *,
+        cgroup_v2: bool,
+        write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
+        verify_soon: Callable[[], None],
+    ) -> None:
+        self.machine = machine
+        self.policy = policy
+        self.engine = engine
+        self.ledger = Ledger()
+        self.residents = Residents()
+        self.runtime: Runtime | None = None
+        self.counters: Counter[str] = Counter()
+        self._recorder = recorder
+        self._cgroup_v2 = cgroup_v2
+        self._write_oom_score_adj = write_oom_score_adj
+        self._verify_soon = verify_soon
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def restore(self) -> None:
+        """Rebuild the ledger from the store, before the first contact with a runtime."""
+        self.ledger = Ledger.of(await self._recorder.entries())
+
+    def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
+        """The events that decisions need; each one costs the runtime a round trip per operation."""
+        return _EVENTS
+
+    def connected(self, runtime: Runtime) -> None:
+        """The runtime accepted us."""
+        self.runtime = runtime
+        self.counters["connections"] += 1
+
+    def disconnected(self, why: str) -> None:
+        """The runtime went away, or dropped us; what it runs stays as it is."""
+        self.runtime = None
+        logger.warning("disconnected from the runtime", extra={"why": why})
+
+    async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
+        """Make ledger and runtime agree on what exists."""
+        by_id = {pod.id: pod for pod in pods}
+        result = reconcile(self.machine, self.policy, self.ledger, by_id, containers)
+        await self._recorder.record((), gone=result.gone, told=result.changed)
+        self.ledger = result.ledger
+        found = {entry.container_id: entry.decision.request.name for entry in result.found}
+        still_found = {
+            key: name for key, name in self.residents.found.items() if key in result.ledger.entries
+        }
+        self.residents = Residents(found=still_found | found)
+        for container in containers:
+            self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
+        self.counters["found_containers"] += len(result.found)
+        for entry in result.found:
+            logger.warning("container was created without us", extra=_fields(entry.decision))
+        for container_id in result.gone:
+            logger.info("recorded container is gone", extra={"container_id": container_id})
+        return result.updates
+
+    async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
+        """Place a container that is about to be created.
+
+        Raises:
+            PlacementError: a strict policy does not allow any placement that is left.
+        """
+        wishes, complaint = self._wishes(pod, container)
+        request = derive_request(
+            pod, container, self.machine.memory_bytes, wishes, self.policy.default_memory_limit_bytes
+        )
+        base = self.ledger.without(container.id)
+        decision = self.engine.decide(self.machine, self.policy, base, request)
+        if complaint is not None:
+            decision = replace(decision, reasons=(*decision.reasons, complaint))
+        if decision.outcome is Outcome.REFUSED:
+            await self._refuse(decision)
+        after = base.with_entry(Entry(decision))
+        shared = after.shared_cpus(self.machine)
+        entry = Entry(decision, told_cpus=cpus_for(decision, shared))
+        updates = await self._commit(base.with_entry(entry), decided=entry)
+        self.residents.see(pod, container)
+        self._log("placed", decision)
+        ability = Ability(self._cgroup_v2, self._can_adjust_oom_score())
+        adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
+        if adjustment.oom_score_adj is not None:
+            self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
+        return adjustment, updates
+
+    async def update_container(
+        self, pod: Pod, container: Container, resources: Resources
+    ) -> Sequence[Update]:
+        """Decide again about a container whose resources change; refused, everything stays as it was.
+
+        Raises:
+            PlacementError: a strict policy does not allow the changed request.
+        """
+        entry = self.ledger.entries.get(container.id)
+        if entry is None:
+            return await self._adopt(pod, container)
+        old = entry.decision
+        request = changed_request(old.request, container.resources, resources)
+        if request == old.request:
+            return ()
+        base = self.ledger.without(container.id)
+        decision = self.engine.decide(self.machine, self.policy, base, request, old.placement)
+        if decision.outcome is Outcome.REFUSED:
+            await self._refuse(decision)
+        changed = Entry(decision, told_cpus=entry.told_cpus)
+        updates = await self._commit(base.with_entry(changed), decided=changed)
+        self.residents.see(pod, container)
+        self._log("placed again", decision)
+        mems = decision.placement.mems
+        if mems is None or mems == old.placement.mems:
+            return updates
+        own = next((one for one in updates if one.container_id == container.id), Update(container.id))
+        others = [one for one in updates if one.container_id != container.id]
+        return (*others, replace(own, cpuset_mems=mems))
+
+    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002
+        """Release what a container held; its exclusive CPUs go back to the shared pool."""
+        self.residents.drop(container.id)
+        if container.id not in self.ledger.entries:
+            return ()
+        name = self.ledger.entries[container.id].decision.request.name
+        updates = await self._commit(self.ledger.without(container.id), gone=container.id)
+        self.counters["released"] += 1
+        logger.info("released", extra={"container": name, "container_id": container.id})
+        return updates
+
+    async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
+        """Every other event. No update can be sent from here; what is due is written to the kernel."""
+        if event is Event.REMOVE_POD_SANDBOX:
+            left = [key for key, one in self.ledger.entries.items() if one.decision.request.pod_id == pod.id]
+            for container_id in left:
+                await self.stop_container(pod, Container(container_id, pod.id))
+            if left:
+                self._verify_soon()
+        elif container is None:
+            return
+        elif event is Event.REMOVE_CONTAINER:
+            if container.id in self.ledger.entries:
+                await self.stop_container(pod, container)
+                self._verify_soon()
+        elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+            await self._started(event, pod, container)
+
+    def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:  # noqa: ARG002
+        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
+        if container.resources.cpuset_cpus is not None:
+            return Adjustment()
+        return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine))
+
+    def missed(self, event: Event, container_id: str, why: str) -> None:
+        """The runtime went on without our answer.
+
+        A decision that it never heard of is undone: the container is found when it starts. A container that
+        stopped holds nothing, whether or not that could be recorded in time.
+        """
+        self.counters["missed"] += 1
+        logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
+        if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
+            self.ledger = self.ledger.without(container_id)
+            # A commit may still be on its way to the disk; this one is queued behind it.
+            self._spawn(self._recorder.record((), gone=(container_id,)))
+            self._verify_soon()
+
+    async def _started(self, event: Event, pod: Pod, container: Container) -> None:
+        self.residents.see(pod, container)
+        entry = self.ledger.entries.get(container.id)
+        if entry is None:
+            await self._adopt(pod, container)
+            self._verify_soon()
+        elif event is Event.START_CONTAINER and not self._can_adjust_oom_score():
+            wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
+            if wanted is not None and self.policy.set_oom_score_adj:
+                await self._write_oom_score_adj(pod, container, wanted)
+                self.residents.oom_score_adj[container.id] = wanted
+
+    async def _adopt(self, pod: Pod, container: Container) -> Sequence[Update]:
+        entry = adopt(self.machine, self.policy, self.ledger, pod, container)
+        updates = await self._commit(self.ledger.with_entry(entry), decided=entry)
+        self.residents.see(pod, container)
+        self.residents.found[container.id] = entry.decision.request.name
+        self.counters["found_containers"] += 1
+        logger.warning("container was created without us", extra=_fields(entry.decision))
+        return updates
+
+    async def _commit(
+        self, ledger: Ledger, decided: Entry | None = None, gone: str | None = None
+    ) -> Sequence[Update]:
+        """Record the step to *ledger*, make it current, and return the updates that it makes due."""
+        updates = shared_pool_updates(ledger, self.machine)
+        told: dict[str, CpuSet] = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus}
+        ledger = ledger.told(told)
+        own = decided.container_id if decided is not None else ""
+        await self._recorder.record(
+            [ledger.entries[own]] if own else (),
+            gone=[gone] if gone is not None else (),
+            told=[ledger.entries[key] for key in told if key != own],
+        )
+        self.ledger = ledger
+        return updates
+
+    async def _refuse(self, decision: Decision) -> None:
+        await self._recorder.refused(decision)
+        self._log("refused", decision)
+        raise PlacementError(decision.request.name, decision.explanation())
+
+    def _wishes(self, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
+        try:
+            return read_wishes(pod.annotations, container.name), None
+        except ConfigError as error:
+            if self.policy.refuse_wrong_annotations:
+                raise PlacementError(container_name(pod, container), str(error)) from error
+            logger.warning("wrong annotation", extra={"problem": str(error)})
+            return Wishes(), Reason("wrong-annotation", f"ignored: {error}")
+
+    def _can_adjust_oom_score(self) -> bool:
+        return self.runtime is not None and self.runtime.capabilities.oom_score_adj
+
+    def _log(self, message: str, decision: Decision) -> None:
+        self.counters[f"decisions_{decision.outcome.value}"] += 1
+        level = logging.INFO if decision.outcome is Outcome.PLACED else logging.WARNING
+        logger.log(level, message, extra=_fields(decision))
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except BayplanError as error:
+                logger.error("background work failed", extra={"problem": str(error)})  # noqa: TRY400
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _fields(decision: Decision) -> dict[str, object]:
+    """What a log line says of a decision."""
+    request, placement = decision.request, decision.placement
+    return {
+        "container": request.name,
+        "container_id": request.container_id,
+        "outcome": decision.outcome.value,
+        "qos": request.qos.value,
+        "mems": None if placement.mems is None else str(placement.mems),
+        "exclusive_cpus": str(placement.exclusive_cpus),
+        "reasons": decision.explanation(),
+    }

@@ -1,0 +1,54 @@
+"""The store behind one worker thread: commits never stop the event loop, and never run side by side.
+
+Order is kept: what was handed over first is committed first, also when a caller gave up waiting.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from bayplan.domain.decision import Decision
+from bayplan.domain.ledger import Entry
+from bayplan.state import Store
+
+Result = TypeVar("Result")
+
+
+class Recorder:
+    """Async face of a `Store`. Every method raises StateError when the store cannot do it."""
+
+    def __init__(self, executor: ThreadPoolExecutor, store: Store) -> None:
+        self._executor = executor
+        self._store = store
+
+    @classmethod
+    async def open(cls, open_store: Callable[[], Store]) -> "Recorder":
+        """Open the store in the thread that will use it."""
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
+        loop = asyncio.get_running_loop()
+        return cls(executor, await loop.run_in_executor(executor, open_store))
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def entries(self) -> list[Entry]:
+        """Everything that is recorded."""
+        return await self._run(lambda: list(self._store.entries()))
+
+    async def record(
+        self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()
+    ) -> None:
+        """Commit, in one transaction, the decisions behind *entries*, the disappearance of *gone*, and what
+        the runtime was *told* about containers that were decided earlier."""
+        decided, removed, others = tuple(entries), tuple(gone), tuple(told)
+        await self._run(lambda: self._store.record(decided, removed, others))
+
+    async def refused(self, decision: Decision) -> None:
+        """Commit a refusal to the history."""
+        await self._run(lambda: self._store.refused(decision))
+
+    async def close(self) -> None:
+        """Finish what was handed over, then close the store."""
+        await self._run(self._store.close)
+        self._executor.shutdown()

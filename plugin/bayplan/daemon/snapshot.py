@@ -1,0 +1,30 @@
+"""The daemon's state as the value that the admin socket shows."""
+
+import time
+from dataclasses import asdict
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.verify import Drift
+from bayplan.service.views import Drifted, RuntimeState, Snapshot, Unmanaged
+
+
+def snapshot_of(controller: Controller, started_us: int, drift: tuple[Drift, ...]) -> Snapshot:
+    """Everything at this moment. Cheap: the ledger is immutable, and so is not copied."""
+    residents, runtime = controller.residents, controller.runtime
+    return Snapshot(
+        taken_us=time.time_ns() // 1000,
+        started_us=started_us,
+        machine=controller.machine,
+        policy=controller.policy,
+        ledger=controller.ledger,
+        engine=controller.engine.name,
+        runtime=None
+        if runtime is None
+        else RuntimeState(
+            runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
+        ),
+        counters=dict(controller.counters),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
+        drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
+        oom_score_adj=dict(residents.oom_score_adj),
+    )
