@@ -54,7 +54,7 @@ def smallest_size(topology: CpuTopology, needed: int) -> int:
 
 
 def _socket_preference(topology: CpuTopology, size: int) -> list[Touching]:
-    """kubelet's rule of align-by-socket; none where a socket has no NUMA node of its own."""
+    """Kubelet's rule of align-by-socket; none where a socket has no NUMA node of its own."""
     nodes_per_socket = topology.num_nodes // topology.num_sockets if topology.num_sockets else 0
     if not nodes_per_socket:
         return []
