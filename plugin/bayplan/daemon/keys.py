@@ -132,7 +132,7 @@ REWRITING: Final = (
     Key(
         "memoryThrottlingFactor", "memory_throttling_factor", "memory-throttling-factor", "FACTOR",
         share_or_none, syntax.number, "0.9",
-        "how far memory.high lies on the way from request to limit, above 0, up to 1; none for no memory.high",
+        "how far memory.high is on the way from request to limit: above 0, up to 1; none sets none",
         of_kubelet=True,
     ),
     Key(

@@ -1,0 +1,226 @@
+"""The admin socket: answers the `bayplan` command with views of the daemon. See `bayplan.service.protocol`.
+
+Only root and the daemon's own user are answered: the file has mode 0600, and the kernel says who the peer is.
+No client can block the daemon or fill its memory: sizes, times and the number of clients have limits.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bayplan.errors import BayplanError, HostError, UnavailableError
+from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
+from bayplan.service.views import Snapshot, View, nodes_view, ping_view, status_view
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S: Final = 5.0
+"""For a client to send its line, and then for it to take the answer."""
+
+MAX_CLIENTS: Final = 16
+_VIEWS: Final[Mapping[str, Callable[[Snapshot], View]]] = {
+    "ping": ping_view,
+    "status": status_view,
+    "nodes": nodes_view,
+}
+_LOG_LEVEL: Final = "log-level"
+VERBS: Final = (*_VIEWS, _LOG_LEVEL)
+
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
+
+class _BadRequestError(BayplanError):
+    """The client asked for something that there is not."""
+
+
+class AdminServer:
+    """Serves the admin socket at *path* from `start` to `close`.
+
+    *snapshot* is called in the event loop for each request; *level* sets the log level, or leaves it if it is
+    given None, and returns the one in force.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        snapshot: Callable[[], Snapshot],
+        level: Callable[[str | None], str],
+        client_timeout_s: float = CLIENT_TIMEOUT_S,
+    ) -> None:
+        self._path = path
+        self._client_timeout_s = client_timeout_s
+        self._snapshot = snapshot
+        self._level = level
+        self._server: asyncio.Server | None = None
+        self._identity: tuple[int, int] | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Take the socket's place and begin to serve.
+
+        Raises:
+            UnavailableError: a living daemon serves there.
+            HostError: the place cannot be taken.
+        """
+        try:
+            listener = _listen(self._path)
+            self._identity = _identity(self._path)
+        except OSError as error:
+            raise HostError(str(self._path), f"the admin socket cannot be made: {error.strerror}") from error
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
+
+    async def close(self) -> None:
+        """Stop serving and remove the socket file, unless it is somebody else's by now."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        with contextlib.suppress(OSError):
+            if _identity(self._path) == self._identity:
+                self._path.unlink()
+        for client in self._clients:
+            client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._clients.add(client)
+        client.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answer = await self._answer(reader, writer)
+            async with asyncio.timeout(self._client_timeout_s):
+                writer.write(answer + b"\n")
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError) as error:
+            logger.debug("an admin client went away", extra={"problem": repr(error)})
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        try:
+            self._check_load()
+            _check_peer(writer)
+            async with asyncio.timeout(self._client_timeout_s):
+                request = _parse(await _read_line(reader))
+            return await self._serve_request(request)
+        except _BadRequestError as error:
+            return _error("BadRequest", str(error))
+        except TimeoutError:
+            return _error("Timeout", f"no request within {self._client_timeout_s:g} seconds")
+        except (OSError, asyncio.IncompleteReadError):
+            raise
+        except Exception:
+            logger.exception("an admin request failed")
+            return _error("Internal", "the request failed inside the daemon; its log says why")
+
+    async def _serve_request(self, request: Mapping[str, object]) -> bytes:
+        verb = request.get("verb")
+        if verb == _LOG_LEVEL:
+            level = request.get("level")
+            if level is not None and level not in LOG_LEVELS:
+                raise _BadRequestError(f"level: found {level!r}, expected one of {', '.join(LOG_LEVELS)}")
+            in_force = self._level(None if level is None else str(level))
+            return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "LogLevel", "level": in_force})
+        if not isinstance(verb, str) or verb not in _VIEWS:
+            raise _BadRequestError(f"verb: found {verb!r}, expected one of {', '.join(VERBS)}")
+        # A view of 1000 containers takes tens of milliseconds: not in the loop that a runtime waits for.
+        snapshot, view = self._snapshot(), _VIEWS[verb]
+        return await asyncio.to_thread(lambda: msgspec.json.encode(view(snapshot)))
+
+    def _check_load(self) -> None:
+        if len(self._clients) > MAX_CLIENTS:
+            raise _BadRequestError(f"more than {MAX_CLIENTS} clients at once; try again")
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.LimitOverrunError as error:
+        raise _BadRequestError(f"a request of more than {MAX_REQUEST_BYTES} bytes") from error
+
+
+def _parse(line: bytes) -> Mapping[str, object]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadRequestError(f"the request is not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise _BadRequestError("the request is not a JSON object")
+    version = request.get("apiVersion", API_VERSION)
+    if version != API_VERSION:
+        raise _BadRequestError(f"apiVersion: found {version!r}, expected {API_VERSION!r}")
+    return request
+
+
+def _error(code: str, message: str) -> bytes:
+    view = {"apiVersion": API_VERSION, "kind": "Error", "code": code, "message": message}
+    return msgspec.json.encode(view)
+
+
+def _check_peer(writer: asyncio.StreamWriter) -> None:
+    peer = writer.get_extra_info("socket")
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    if uid not in (0, os.geteuid()):
+        raise _BadRequestError(f"user {uid} may not ask; root and user {os.geteuid()} may")
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at *path*. It gets its name in one step, with its mode set: nobody else gets in."""
+    _check_place(path)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(str(fresh))
+        # Between bind and chmod nobody is let in: nothing listens yet.
+        fresh.chmod(0o600)
+        listener.listen()
+        fresh.rename(path)
+    except OSError:
+        listener.close()
+        fresh.unlink(missing_ok=True)
+        raise
+    return listener
+
+
+def _check_place(path: Path) -> None:
+    """Only nothing, or the socket of a daemon that is gone, may be replaced."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise UnavailableError(
+            str(path), "there is a file that is not a socket; remove it or choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except TimeoutError:
+            pass
+    raise UnavailableError(str(path), "another daemon serves this admin socket")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino

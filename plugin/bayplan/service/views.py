@@ -1,0 +1,248 @@
+"""What the daemon shows of itself, as plain values ready for JSON.
+
+Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are added, never renamed. Amounts
+are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bayplan import __version__
+from bayplan.domain.decision import QosSource
+from bayplan.domain.engine import allocatable_bytes, reserved_cpus
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.rewrite import cpus_for
+from bayplan.domain.topology import MEMORY, Machine, Node
+from bayplan.service.protocol import API_VERSION
+from bayplan.sets import CpuSet
+
+View = dict[str, Any]
+
+_US_PER_S: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeState:
+    """The connected container runtime; ``capabilities`` says by name what it can do for us."""
+
+    name: str
+    version: str
+    nri_version: str
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmanaged:
+    """A container that the runtime created without asking us."""
+
+    container_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drifted:
+    """A container whose cgroup is not as decided; ``difference`` is for people."""
+
+    container_id: str
+    name: str
+    difference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that the views show, at one moment. Times are microseconds since the epoch.
+
+    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value in
+    force, set by us or carried by the spec. ``problems`` are conditions that last, each a sentence.
+    """
+
+    taken_us: int
+    started_us: int
+    machine: Machine
+    policy: Policy
+    ledger: Ledger
+    engine: str = ""
+    runtime: RuntimeState | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unmanaged: tuple[Unmanaged, ...] = ()
+    drift: tuple[Drifted, ...] = ()
+    oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def ping_view(snapshot: Snapshot) -> View:
+    """That the daemon answers, and which one it is."""
+    return _document("Pong", daemon=_daemon(snapshot))
+
+
+def status_view(snapshot: Snapshot) -> View:
+    """Every container with its decision, and how the daemon and the runtime are."""
+    shared = snapshot.ledger.shared_cpus(snapshot.machine)
+    entries = sorted(
+        snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
+    )
+    return _document(
+        "Status",
+        daemon=_daemon(snapshot),
+        runtime=_runtime(snapshot.runtime),
+        policy=_policy(snapshot.policy),
+        sharedCpus=str(shared),
+        containers=[_container(entry, shared, snapshot) for entry in entries],
+        unmanaged=[{"id": one.container_id, "name": one.name} for one in snapshot.unmanaged],
+        drift=[
+            {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
+        ],
+        problems=list(snapshot.problems),
+        counters=dict(sorted(snapshot.counters.items())),
+    )
+
+
+def nodes_view(snapshot: Snapshot) -> View:
+    """Every NUMA node: what it has, keeps, promised and has left, and who is there."""
+    allocatable = allocatable_bytes(snapshot.machine, snapshot.policy)
+    return _document(
+        "Nodes",
+        daemon=_daemon(snapshot),
+        nodes=[_node(node, allocatable[node.id], snapshot) for node in snapshot.machine.nodes],
+    )
+
+
+def _document(kind: str, **content: Any) -> View:
+    return {"apiVersion": API_VERSION, "kind": kind, **content}
+
+
+def _daemon(snapshot: Snapshot) -> View:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "engine": snapshot.engine,
+        "startedAt": _timestamp(snapshot.started_us),
+        "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // _US_PER_S,
+    }
+
+
+def _runtime(runtime: RuntimeState | None) -> View:
+    if runtime is None:
+        return {"connected": False}
+    return {
+        "connected": True,
+        "name": runtime.name,
+        "version": runtime.version,
+        "nriVersion": runtime.nri_version,
+        "capabilities": dict(sorted(runtime.capabilities.items())),
+    }
+
+
+def _policy(policy: Policy) -> View:
+    qos = policy.memory_qos
+    return {
+        "topologyManagerPolicy": policy.topology.value,
+        "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
+        "reservedCpus": str(policy.reserved_cpus),
+        "memoryQoS": None
+        if qos is None
+        else {
+            "memoryThrottlingFactor": qos.throttling_factor,
+            "memoryReservationPolicy": qos.reservation.value,
+        },
+        "singleProcessOOMKill": policy.single_process_oom_kill,
+        "defaultMemoryLimitBytes": dict(policy.default_memory_limit_bytes),
+    }
+
+
+def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot) -> View:
+    decision = entry.decision
+    request, placement = decision.request, decision.placement
+    cpus = cpus_for(decision, shared)
+    mems = placement.mems if request.pinned_mems is None else request.pinned_mems
+    return {
+        "id": entry.container_id,
+        "podId": request.pod_id,
+        "name": request.name,
+        "qosClass": request.qos.value,
+        "qosSource": request.qos_source.value,
+        "qosInferred": request.qos_source is QosSource.INFERRED,
+        "outcome": decision.outcome.value,
+        "mems": None if mems is None else str(mems),
+        "memsPinnedByOthers": request.pinned_mems is not None,
+        "cpus": str(request.pinned_cpus if cpus is None else cpus),
+        "cpusExclusive": bool(placement.exclusive_cpus),
+        "cpusPinnedByOthers": request.pinned_cpus is not None,
+        "cpuMilli": request.cpu_milli,
+        "memory": {
+            "requestLowBytes": request.memory.low_bytes,
+            "requestHighBytes": request.memory.high_bytes,
+            "requestExact": request.memory.exact,
+            "requestSource": request.memory.source,
+            "limitBytes": request.memory_limit_bytes,
+        },
+        "hugepagesBytes": dict(request.hugepages_bytes),
+        "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
+        "oomScoreAdj": snapshot.oom_score_adj.get(entry.container_id),
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
+    }
+
+
+def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> View:
+    machine, ledger = snapshot.machine, snapshot.ledger
+    exclusive = node.cpus & ledger.exclusive_cpus
+    booked = ledger.booked_bytes.get(node.id, {})
+    capacity = node.capacity_bytes()
+    return {
+        "id": node.id,
+        "memTotalBytes": node.memory_bytes,
+        "resources": {
+            resource: {
+                "totalBytes": total,
+                "reservedBytes": total - allocatable[resource],
+                "allocatableBytes": allocatable[resource],
+                "bookedBytes": booked.get(resource, 0),
+                "freeBytes": max(0, allocatable[resource] - booked.get(resource, 0)),
+            }
+            for resource, total in sorted(capacity.items(), key=lambda item: (item[0] != MEMORY, item[0]))
+        },
+        "cpus": {
+            "all": str(node.cpus),
+            "exclusive": str(exclusive),
+            "shared": str(node.cpus - exclusive),
+            "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
+        },
+        "distances": {str(other.id): machine.distance(node.id, other.id) for other in machine.nodes},
+        "containers": [
+            {
+                "id": entry.container_id,
+                "name": entry.decision.request.name,
+                "bookedBytes": dict(entry.decision.placement.booked_bytes.get(node.id, {})),
+                "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
+            }
+            for entry in sorted(
+                ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
+            )
+            if _is_bound_to(entry, node)
+        ],
+    }
+
+
+def _is_bound_to(entry: Entry, node: Node) -> bool:
+    """Whether the container's memory may only be on some nodes, this one among them, or holds its CPUs."""
+    placement = entry.decision.placement
+    mems = (
+        placement.mems if entry.decision.request.pinned_mems is None else entry.decision.request.pinned_mems
+    )
+    return (
+        (mems is not None and node.id in mems)
+        or any(placement.booked_bytes.get(node.id, {}).values())
+        or not placement.exclusive_cpus.isdisjoint(node.cpus)
+    )
+
+
+def _timestamp(moment_us: int) -> str:
+    return (
+        datetime.fromtimestamp(moment_us / _US_PER_S, UTC)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )

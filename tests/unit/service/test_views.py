@@ -1,0 +1,125 @@
+"""Views say what the ledger says, in plain values, and nothing that JSON cannot hold."""
+
+import json
+from dataclasses import replace
+
+from bayplan import __version__
+from bayplan.domain.ledger import Ledger
+from bayplan.service.views import Snapshot, nodes_view, ping_view, status_view
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def test_every_view_is_versioned_plain_json(snapshot: Snapshot) -> None:
+    for view, kind in ((ping_view, "Pong"), (status_view, "Status"), (nodes_view, "Nodes")):
+        shown = view(snapshot)
+        assert (shown["apiVersion"], shown["kind"]) == ("bayplan/v1", kind)
+        assert json.loads(json.dumps(shown)) == shown
+        assert shown["daemon"]["version"] == __version__
+        assert shown["daemon"]["startedAt"] == "2023-11-14T22:13:20Z"
+        assert shown["daemon"]["uptimeSeconds"] == 100
+
+
+def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["aaa"]
+    assert container == {
+        "id": "aaa",
+        "podId": "pod-a",
+        "name": "default/web-0/nginx",
+        "qosClass": "Guaranteed",
+        "qosSource": "cgroup parent",
+        "qosInferred": False,
+        "outcome": "placed",
+        "mems": "0",
+        "memsPinnedByOthers": False,
+        "cpus": "2-3",
+        "cpusExclusive": True,
+        "cpusPinnedByOthers": False,
+        "cpuMilli": 2000,
+        "memory": {
+            "requestLowBytes": GIB,
+            "requestHighBytes": GIB,
+            "requestExact": True,
+            "requestSource": "limit",
+            "limitBytes": GIB,
+        },
+        "hugepagesBytes": {"hugepages-2Mi": 4 * MIB},
+        "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
+        "oomScoreAdj": -997,
+        "reasons": [{"code": "narrowest", "text": "one node has room for all of it"}],
+    }
+
+
+def test_status_of_a_shared_container_with_an_inferred_class(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["bbb"]
+    assert (container["qosClass"], container["qosInferred"]) == ("Burstable", True)
+    assert (container["cpus"], container["cpusExclusive"]) == ("0-1,4-7", False)
+    assert container["mems"] is None
+    assert container["oomScoreAdj"] is None
+    assert container["memory"]["requestExact"] is False
+    assert container["outcome"] == "degraded"
+
+
+def test_status_of_a_container_pinned_by_others(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["ccc"]
+    assert (container["cpus"], container["cpusPinnedByOthers"]) == ("7", True)
+    assert (container["mems"], container["memsPinnedByOthers"]) == ("1", True)
+
+
+def test_status_is_ordered_by_name_whatever_the_order_of_the_ledger(snapshot: Snapshot) -> None:
+    other = replace(snapshot, ledger=Ledger.of(reversed(list(snapshot.ledger.entries.values()))))
+    assert status_view(other) == status_view(snapshot)
+    assert [one["name"] for one in status_view(snapshot)["containers"]] == [
+        "default/job/worker",
+        "default/web-0/nginx",
+        "kube-system/agent/agent",
+    ]
+
+
+def test_status_of_everything_around(snapshot: Snapshot) -> None:
+    status = status_view(snapshot)
+    assert status["sharedCpus"] == "0-1,4-7"
+    assert status["runtime"] == {
+        "connected": True,
+        "name": "containerd",
+        "version": "v2.1.0",
+        "nriVersion": "0.8.0",
+        "capabilities": {"memory_policy": False, "oom_score_adj": True},
+    }
+    assert status["policy"]["topologyManagerPolicy"] == "best-effort"
+    assert status["policy"]["memoryQoS"] == {"memoryThrottlingFactor": 0.9, "memoryReservationPolicy": "None"}
+    assert status["unmanaged"] == [{"id": "ccc", "name": "kube-system/agent/agent"}]
+    assert status["drift"][0]["difference"] == "mems is 0-1, decided was 0"
+    assert status["problems"] == ["the state store cannot record"]
+    assert status["counters"] == {"connections": 1, "decisions_placed": 3}
+    assert status_view(replace(snapshot, runtime=None))["runtime"] == {"connected": False}
+
+
+def test_nodes(snapshot: Snapshot) -> None:
+    first, second = nodes_view(snapshot)["nodes"]
+    assert first["id"] == 0
+    assert first["memTotalBytes"] == 4 * GIB
+    assert first["resources"] == {
+        "memory": {
+            "totalBytes": 4 * GIB - 64 * MIB,
+            "reservedBytes": GIB,
+            "allocatableBytes": 3 * GIB - 64 * MIB,
+            "bookedBytes": GIB,
+            "freeBytes": 2 * GIB - 64 * MIB,
+        },
+        "hugepages-2Mi": {
+            "totalBytes": 64 * MIB,
+            "reservedBytes": 0,
+            "allocatableBytes": 64 * MIB,
+            "bookedBytes": 4 * MIB,
+            "freeBytes": 60 * MIB,
+        },
+    }
+    assert next(iter(first["resources"])) == "memory"
+    assert first["cpus"] == {"all": "0-3", "exclusive": "2-3", "shared": "0-1", "reserved": "0"}
+    assert first["distances"] == {"0": 10, "1": 21}
+    assert [one["id"] for one in first["containers"]] == ["aaa"]
+    assert first["containers"][0]["exclusiveCpus"] == "2-3"
+    assert second["distances"] == {"0": 31, "1": 10}
+    assert [one["id"] for one in second["containers"]] == ["ccc"]
+    assert second["resources"]["memory"]["freeBytes"] == 4 * GIB
