@@ -85,22 +85,35 @@ def _infer(resources: Resources) -> QosClass:
 def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int:
     """Kubelet's GetContainerOOMScoreAdjust for an ordinary container.
 
-    *capacity_bytes* is the machine's MemTotal, not its allocatable part.
+    *capacity_bytes* is the machine's MemTotal, not its allocatable part. A negative request, which kubelet
+    computes for pods whose containers request more than the pod (the API server refuses them), gives more
+    than 1000, as in kubelet.
     """
     if qos is QosClass.GUARANTEED:
         return GUARANTEED_OOM_SCORE_ADJ
     if qos is QosClass.BEST_EFFORT:
         return BEST_EFFORT_OOM_SCORE_ADJ
-    adjustment = 1000 - 1000 * request_bytes // capacity_bytes
-    return min(max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ), MAX_BURSTABLE_OOM_SCORE_ADJ)
+    thousandths = 1000 * abs(request_bytes) // capacity_bytes
+    adjustment = 1000 - thousandths if request_bytes >= 0 else 1000 + thousandths
+    if adjustment == BEST_EFFORT_OOM_SCORE_ADJ:
+        return MAX_BURSTABLE_OOM_SCORE_ADJ
+    return max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ)
 
 
-def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval | None:
-    """All memory requests of a Burstable container to which kubelet gives *adjustment*.
+def request_from_oom_score_adj(
+    adjustment: int, capacity_bytes: int, *, own_request: bool = True
+) -> Interval | None:
+    """All memory requests by which kubelet gives *adjustment* to a Burstable container.
 
     The resolution is a thousandth of the machine: 262 MiB on 256 GiB. The clamps of the formula widen both
     ends: 999 stands for 999 and 1000, 3 for everything from 99.7 % of the machine upwards. None when
     kubelet never gives that value to a Burstable container.
+
+    kubelet scores two kinds of containers by more than they request themselves: a sidecar by the smallest
+    request of the pod's containers if that is more than its own, and containers in a pod with pod-level
+    requests by a share of what is left of those. A runtime is not told which these are. With *own_request*
+    False the interval begins at 0, so that it holds the container's own request in these cases too; by
+    default it holds what the container counts for.
     """
     if not MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ:
         return None
@@ -109,7 +122,7 @@ def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval
     high = _ceil_div((thousandths + 1) * capacity_bytes, 1000) - 1
     if adjustment == MIN_BURSTABLE_OOM_SCORE_ADJ:
         high = max(high, capacity_bytes)
-    return Interval(low, high, "oom_score_adj")
+    return Interval(low if own_request else 0, high, "oom_score_adj")
 
 
 def milli_from_shares(shares: int) -> int:
@@ -120,6 +133,12 @@ def milli_from_shares(shares: int) -> int:
 def shares_from_milli(milli: int) -> int:
     """Kubelet's MilliCPUToShares."""
     return MIN_SHARES if milli == 0 else min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def quota_from_milli(milli: int, period_us: int = DEFAULT_PERIOD_US) -> int:
+    """Kubelet's MilliCPUToQuota, in microseconds per period; 0 means no limit. The kernel takes no less
+    than a millisecond."""
+    return 0 if milli == 0 else max(milli * period_us // 1000, MIN_QUOTA_US)
 
 
 def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
