@@ -289,6 +289,22 @@ def test_a_flood_does_not_grow_what_is_kept(flood):
     assert peak <= MAX_UNANSWERED_BYTES + 4 * MAX_MESSAGE_BYTES + (1 << 20)
 
 
+def test_what_was_read_is_not_kept_by_a_caller_that_never_drains_to_the_end():
+    connection = Connection(Role.PLUGIN)
+    body = ttrpc_pb2.Request(payload=bytes(20_000)).SerializeToString()
+    connection.receive_data(call(1, body))
+    tracemalloc.start()
+    try:
+        for number in range(1, 500):
+            connection.receive_data(call(2 * number + 1, body))
+            event = connection.next_event()
+            assert event.stream_id == 2 * number - 1
+            connection.send(Response(event.stream_id))
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
 @UNTIMED
 @given(ROLES, st.text(max_size=5), st.text(max_size=5), st.integers(), st.text(max_size=5))
 def test_sending_gives_bytes_or_a_local_error(role, service, method, timeout_ns, key):

@@ -77,6 +77,14 @@ def test_a_code_that_nobody_defined_is_unknown(code):
     assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN, "m")
 
 
+def test_a_code_is_cut_to_32_bits():
+    body = bytes.fromhex("0a06 08 8280808010")
+    assert ttrpc_pb2.Response.FromString(body).status.code == 2
+    assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN)
+    body = bytes.fromhex("0a06 08 8880808010")
+    assert response_from(1, bytearray(body)) == Response(1, Code.RESOURCE_EXHAUSTED)
+
+
 def test_a_status_with_code_zero_is_success():
     body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(), payload=b"p").SerializeToString()
     assert response_from(1, bytearray(body)) == Response(1, payload=b"p")
