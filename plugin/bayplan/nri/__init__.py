@@ -1,0 +1,61 @@
+"""The session with a container runtime over NRI: registered, synchronized, reconnected for ever.
+
+    session = Session(handler, Identity("bayplan", "90"), UnixSocket())
+    await session.run()                       # until: await session.close()
+
+`Handler` has the contract of the code that decides. The session takes care of everything between it and the
+runtime: versions, event masks, messages in pieces, both styles of events, deadlines and safe answers.
+
+It does not decide anything, keeps no record of pods and containers, and does not make sure that it is the
+only instance on the node: two plugins of one name make every container fail, so whoever starts it must hold
+a lock. It never updates containers on its own; ``Session.update_containers`` is refused where it could
+deadlock the runtime.
+"""
+
+from bayplan.nri.backoff import Backoff
+from bayplan.nri.clock import Clock, Timer
+from bayplan.nri.conversation import PLUGIN_SERVICE, RUNTIME_SERVICE, Patience
+from bayplan.nri.errors import CallError, EmptySetError, PayloadError, UnsafeCallError
+from bayplan.nri.events import Event, events_of, mask_of
+from bayplan.nri.handler import Handler
+from bayplan.nri.link import Link
+from bayplan.nri.session import Session
+from bayplan.nri.transport import (
+    DEFAULT_SOCKET,
+    Endpoint,
+    Identity,
+    InheritedSocket,
+    UnixSocket,
+    launched_by_runtime,
+)
+from bayplan.nri.versions import Capabilities, Runtime, Version, infer_nri_version, known_events
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "PLUGIN_SERVICE",
+    "RUNTIME_SERVICE",
+    "Backoff",
+    "CallError",
+    "Capabilities",
+    "Clock",
+    "EmptySetError",
+    "Endpoint",
+    "Event",
+    "Handler",
+    "Identity",
+    "InheritedSocket",
+    "Link",
+    "Patience",
+    "PayloadError",
+    "Runtime",
+    "Session",
+    "Timer",
+    "UnixSocket",
+    "UnsafeCallError",
+    "Version",
+    "events_of",
+    "infer_nri_version",
+    "known_events",
+    "launched_by_runtime",
+    "mask_of",
+]

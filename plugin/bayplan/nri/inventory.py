@@ -1,0 +1,84 @@
+"""What a Synchronize lists, gathered over all of its messages.
+
+Each pod and container is decoded alone and its message dropped at once: a message of 4 MiB decoded whole
+takes three times its size, and the daemon has to fit in 60 MiB.
+"""
+
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.domain.workload import Container, Pod
+from bayplan.nri.errors import PayloadError
+from bayplan.nri.translate import container_from, pod_from
+
+MAX_OBJECTS: Final = 1 << 16
+"""Pods and containers in one Synchronize. Nodes run hundreds; clusters of the largest supported size have
+150 000 pods in all."""
+
+# Tags: field number and wire type.
+_PODS: Final = 0x0A
+_CONTAINERS: Final = 0x12
+_MORE: Final = 0x18
+
+_VARINT: Final = 0
+_LENGTH: Final = 2
+_MAX_SHIFT: Final = 63
+_METHOD: Final = "Synchronize"
+
+
+class Inventory:
+    """The pods and containers listed so far."""
+
+    def __init__(self) -> None:
+        self.pods: list[Pod] = []
+        self.containers: list[Container] = []
+
+    def add(self, payload: bytes) -> bool:
+        """Take in one message, and say whether more will follow.
+
+        Pods and containers are cut independently: a container can come before its pod.
+
+        Raises:
+            PayloadError: it is not a Synchronize request, or there are more objects than ``MAX_OBJECTS``.
+        """
+        view, at, more = memoryview(payload), 0, False
+        try:
+            while at < len(view):
+                tag, at = _varint(view, at)
+                number, at = _varint(view, at)
+                if tag == _MORE:
+                    more = number != 0
+                elif tag & 7 == _LENGTH:
+                    if number > len(view) - at:
+                        raise PayloadError(_METHOD, "an object is longer than the message")
+                    self._take(tag, bytes(view[at : at + number]))
+                    at += number
+                elif tag & 7 != _VARINT:
+                    raise PayloadError(_METHOD, f"found wire type {tag & 7}, expected 0 or 2")
+        except (DecodeError, IndexError) as error:
+            raise PayloadError(_METHOD, f"cannot be decoded: {error}") from error
+        return more
+
+    def _take(self, tag: int, content: bytes) -> None:
+        if tag == _PODS:
+            self.pods.append(pod_from(pb.PodSandbox.FromString(content)))
+        elif tag == _CONTAINERS:
+            self.containers.append(container_from(pb.Container.FromString(content)))
+        if len(self.pods) + len(self.containers) > MAX_OBJECTS:
+            raise PayloadError(_METHOD, f"lists more than {MAX_OBJECTS} pods and containers")
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The number at *at* and where it ends; IndexError past the end."""
+    number = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit of protobuf's varints
+            return number, at
+        shift += 7
+        if shift > _MAX_SHIFT:
+            raise PayloadError(_METHOD, "a number of more than 10 bytes")

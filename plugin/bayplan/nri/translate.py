@@ -1,0 +1,189 @@
+"""NRI messages to the values that decisions are made of, and answers back. Pure but for a log line about
+text that cannot be read.
+
+In: what runtimes write for "unset" (an absent wrapper, 0, an empty text) is None. Out: what is set is
+written, also when it is zero; what is None is left out, because NRI would take it for a claim.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from sys import intern
+from typing import Final, TypeVar
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
+from bayplan.errors import ParseError
+from bayplan.nri.errors import EmptySetError
+from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
+from bayplan.quantity import parse_page_size
+from bayplan.sets import CpuSet, IdSet, NodeSet
+
+logger = logging.getLogger(__name__)
+
+Ids = TypeVar("Ids", bound=IdSet)
+
+_STATES: Final = {
+    pb.CONTAINER_CREATED: ContainerState.CREATED,
+    pb.CONTAINER_PAUSED: ContainerState.PAUSED,
+    pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+    pb.CONTAINER_STOPPED: ContainerState.STOPPED,
+}
+_UNLIMITED_HUGEPAGES: Final = 1 << 63
+"""Where runc's "unlimited" begins; kubelet never writes it."""
+
+
+# ---- In ----------------------------------------------------------------------------------------------
+
+
+def runtime_from(message: pb.ConfigureRequest) -> Runtime:
+    """The runtime that configures us, and what it can do."""
+    nri = infer_nri_version(
+        message.runtime_name,
+        message.runtime_version,
+        tells_timeouts=message.registration_timeout > 0,
+        told_version=message.NRI_version,
+    )
+    return Runtime(
+        name=message.runtime_name,
+        version=message.runtime_version,
+        nri_version=str(nri),
+        capabilities=Capabilities.of(nri),
+        known_events=known_events(nri),
+        config=message.config,
+        registration_timeout_ms=message.registration_timeout,
+        request_timeout_ms=message.request_timeout,
+    )
+
+
+def pod_from(message: pb.PodSandbox) -> Pod:
+    """A pod sandbox; its resources are kubelet's sums over the containers."""
+    linux = message.linux
+    return Pod(
+        id=message.id,
+        name=message.name,
+        namespace=message.namespace,
+        uid=message.uid,
+        annotations=_mapping(message.annotations),
+        labels=_mapping(message.labels),
+        cgroup_parent=linux.cgroup_parent,
+        resources=resources_from(linux.pod_resources, f"pod {message.id}"),
+    )
+
+
+def container_from(message: pb.Container) -> Container:
+    """A container with the resources of its OCI spec."""
+    linux = message.linux
+    return Container(
+        id=message.id,
+        pod_id=message.pod_sandbox_id,
+        name=message.name,
+        state=_STATES.get(message.state, ContainerState.UNKNOWN),
+        annotations=_mapping(message.annotations),
+        labels=_mapping(message.labels),
+        resources=resources_from(linux.resources, f"container {message.id}"),
+        oom_score_adj=linux.oom_score_adj.value if linux.HasField("oom_score_adj") else None,
+        cgroups_path=linux.cgroups_path,
+        pid=message.pid,
+    )
+
+
+def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
+    """Resources of a spec, a pod or an update; *owner* is named when a text in them cannot be read.
+
+    Zero is "unset" in all of them: to the runtimes below NRI it says nothing, and kubelet's come with all
+    wrappers present. A memory limit below zero is no limit; a negative CPU quota stays, as an explicit one.
+    """
+    memory, cpu = message.memory, message.cpu
+    limit_bytes = memory.limit.value
+    return Resources(
+        memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
+        cpu_shares=cpu.shares.value or None,
+        cpu_quota_us=cpu.quota.value or None,
+        cpu_period_us=cpu.period.value or None,
+        cpuset_cpus=_ids(CpuSet, cpu.cpus, owner),
+        cpuset_mems=_ids(NodeSet, cpu.mems, owner),
+        hugepage_limits_bytes=_hugepages(message.hugepage_limits, owner),
+        unified=_mapping(message.unified),
+    )
+
+
+def _mapping(message: Mapping[str, str]) -> dict[str, str]:
+    """A plain dictionary. The keys are the same few in all containers, and kept once."""
+    return {intern(key): value for key, value in message.items()}
+
+
+def _ids(kind: type[Ids], text: str, owner: str) -> Ids | None:
+    """A cpuset of the spec. One that cannot be read was still set by somebody: empty, not None."""
+    if not text:
+        return None
+    try:
+        return kind.parse(text)
+    except ParseError as error:
+        logger.warning("unreadable cpuset", extra={"owner": owner, "problem": str(error)})
+        return kind()
+
+
+def _hugepages(limits: Iterable[pb.HugepageLimit], owner: str) -> dict[int, int]:
+    by_size: dict[int, int] = {}
+    for limit in limits:
+        try:
+            size_bytes = parse_page_size(limit.page_size)
+        except ParseError as error:
+            logger.warning("unreadable huge page limit", extra={"owner": owner, "problem": str(error)})
+            continue
+        if limit.limit < _UNLIMITED_HUGEPAGES:
+            by_size[size_bytes] = limit.limit
+    return by_size
+
+
+# ---- Out ---------------------------------------------------------------------------------------------
+
+
+def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdjustment:
+    """What to change in the spec of a container that is being created.
+
+    Raises:
+        EmptySetError: a cpuset is empty.
+    """
+    message = pb.ContainerAdjustment()
+    _write(message.linux.resources, container_id, adjustment)
+    if adjustment.oom_score_adj is not None:
+        message.linux.oom_score_adj.value = adjustment.oom_score_adj
+    return message
+
+
+def updates_to(updates: Iterable[Update]) -> list[pb.ContainerUpdate]:
+    """What to change in other containers: one message per container, in the order of their first mention.
+
+    Runtimes are told to go on if one fails: it may be stopping, and the request it is attached to is about
+    another container. NRI fails a whole request in which a field is claimed twice, so that updates of the
+    same container are merged here; the later one wins.
+
+    Raises:
+        EmptySetError: a cpuset is empty.
+    """
+    messages: dict[str, pb.ContainerUpdate] = {}
+    for update in updates:
+        message = messages.get(update.container_id)
+        if message is None:
+            message = pb.ContainerUpdate(container_id=update.container_id, ignore_failure=True)
+            messages[update.container_id] = message
+        _write(message.linux.resources, update.container_id, update)
+    return [message for message in messages.values() if message.HasField("linux")]
+
+
+def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | Update) -> None:
+    if change.cpuset_cpus is not None:
+        message.cpu.cpus = _text(change.cpuset_cpus, container_id, "cpuset.cpus")
+    if change.cpuset_mems is not None:
+        message.cpu.mems = _text(change.cpuset_mems, container_id, "cpuset.mems")
+    if change.memory_limit_bytes is not None:
+        message.memory.limit.value = change.memory_limit_bytes
+    for key, value in change.unified.items():
+        message.unified[key] = value
+
+
+def _text(ids: IdSet, container_id: str, field: str) -> str:
+    if not ids:
+        raise EmptySetError(container_id, field)
+    return str(ids)
