@@ -16,6 +16,7 @@ from bayplan.domain.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates
 from bayplan.domain.kubelet.pod_qos import container_oom_score_adj, is_critical, qos_class
 from bayplan.domain.kubelet.resources import (
     has_pod_level,
+    limited_throughout,
     page_size_bytes,
     pod_level_limits,
     pod_limits,
@@ -154,16 +155,15 @@ def runtime_page_size(size_bytes: int) -> str:
 
 
 def pod_values(pod: PodSpec, node: NodeSettings, gates: FeatureGates) -> PodValues:
-    """Kubelet's values for a pod's cgroup. Limits are written for a Burstable pod only if every container,
-    init containers included, or the pod level has one."""
+    """Kubelet's values for a pod's cgroup. Limits are written for a Burstable pod only if all of its
+    containers, or the pod level, have one."""
     requests, limits = pod_requests(pod, gates), pod_limits(pod, gates)
     level = pod_level_limits(pod, gates) if has_pod_level(pod) else {}
     qos = qos_class(pod, gates)
 
     def declared(resource: str) -> bool:
         if qos is QosClass.BURSTABLE:
-            everywhere = all(container.limits.get(resource, 0) for container in pod.all_containers)
-            return everywhere or bool(level.get(resource, 0))
+            return limited_throughout(pod, resource) or bool(level.get(resource, 0))
         return qos is QosClass.GUARANTEED
 
     quota_us = node.quota_us(limits.get(CPU, 0)) if node.enforce_quota else UNLIMITED_QUOTA

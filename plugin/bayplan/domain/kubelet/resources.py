@@ -80,6 +80,21 @@ def pod_limits(pod: PodSpec, gates: FeatureGates) -> dict[str, int]:
     return _add(total, {name: amount for name, amount in pod.overhead.items() if total.get(name)})
 
 
+def limited_throughout(pod: PodSpec, resource: str) -> bool:
+    """Whether kubelet takes every container of the pod for limited in *resource*.
+
+    An init container without a limit passes if a sidecar before it has one, because kubelet looks at the sum
+    that it adds up while walking through the init containers.
+    """
+    sidecars = 0
+    for init in pod.init_containers:
+        own = init.limits.get(resource, 0)
+        if not own + sidecars:
+            return False
+        sidecars += own if init.restartable else 0
+    return all(container.limits.get(resource, 0) for container in pod.containers)
+
+
 def guaranteed_alone(container: ContainerSpec) -> bool:
     """Whether the container by itself has equal, non-zero requests and limits of cpu and memory. In a pod
     with pod-level resources only such containers get anything of their own from the managers."""
