@@ -34,6 +34,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.netlink import watch_hotplug
 from bayplan.host.sysfs import read_machine
+from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.service.admin import AdminServer
 from bayplan.service.views import Snapshot
 from bayplan.state import Store
@@ -69,8 +70,8 @@ async def _serve(settings: Settings) -> int:
         stack.push_async_callback(admin.close)
         notifier.ready()
         await _until_one_ends(
-            _signalled(),
             daemon.serve_runtime(),
+            daemon.end_on_signal(),
             daemon.verify_for_ever(),
             watch_hotplug(daemon.hardware_changed),
             _feed_watchdog(notifier),
@@ -95,7 +96,7 @@ class _Daemon:
         self._rereading: asyncio.Task[None] | None = None
 
     async def start(self, recorder: Recorder) -> None:
-        """Make the controller, with the ledger that the store has."""
+        """Make the controller, with the ledger that the store has, and the session with the runtime."""
         self.controller = Controller(
             self.machine,
             self.policy,
@@ -106,6 +107,13 @@ class _Daemon:
             verify_soon=self._verify_now.set,
         )
         await self.controller.restore()
+        own = Identity(self.settings.plugin_name, self.settings.plugin_index)
+        identity, endpoint = launched_by_runtime(os.environ) or (
+            own,
+            UnixSocket(str(self.settings.nri_socket)),
+        )
+        patience = Patience(answer_s=self.settings.request_deadline_ms / 1000)
+        self.session = Session(self.controller, identity, endpoint, patience=patience)
         logger.info(
             "started",
             extra={
@@ -118,6 +126,19 @@ class _Daemon:
                 "recorded_containers": len(self.controller.ledger.entries),
             },
         )
+
+    async def serve_runtime(self) -> None:
+        """Serve until the session is closed, or for good the runtime that launched us."""
+        await self.session.run()
+
+    async def end_on_signal(self) -> None:
+        """Answer what was asked, then leave, when told to stop."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        await stopped.wait()
+        await self.session.close()
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
@@ -232,14 +253,6 @@ async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-async def _signalled() -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
 
 
 async def _feed_watchdog(notifier: Notifier) -> None:

@@ -145,6 +145,15 @@ class Controller:
             logger.warning("container was created without us", extra=_fields(entry.decision))
         for container_id in result.gone:
             logger.info("recorded container is gone", extra={"container_id": container_id})
+        logger.info(
+            "synchronized",
+            extra={
+                "containers": len(result.ledger.entries),
+                "found": len(result.found),
+                "gone": len(result.gone),
+                "updates": len(result.updates),
+            },
+        )
         return result.updates
 
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
