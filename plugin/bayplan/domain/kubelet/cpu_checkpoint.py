@@ -127,6 +127,31 @@ def restore_checkpoint(
         ) from error
 
 
+def decode_checkpoint(text: str, version: int) -> CpuCheckpoint:
+    """The content of a file read as *version*, as Go reads it: names in any case, unknown ones ignored.
+
+    Raises:
+        CpuStateError: not JSON, or not of that shape. The checksum is not looked at.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CpuStateError(_json_problem(text, error)) from error
+    if not isinstance(content, dict):
+        raise CpuStateError(f"json: cannot unmarshal {_kind(content)} into the CPU manager's checkpoint")
+    found = {key.lower(): value for key, value in content.items()}
+    entry = _text if version == 1 else _table(_text)
+    pods = _table(_pod_cpus) if version == _POD_LEVEL_VERSION else _ignored
+    return CpuCheckpoint(
+        version=version,
+        policy_name=_text(found.get("policyname"), "policyName"),
+        default_cpus=_text(found.get("defaultcpuset"), "defaultCpuSet"),
+        entries=_table(entry)(found.get("entries", {}), "entries"),
+        pod_entries=pods(found.get("podentries", {}), "podEntries"),
+        checksum=_number(found.get("checksum"), "checksum"),
+    )
+
+
 def parse_cpus(text: str) -> CpuSet:
     """A CPU list as kubelet reads it: `CpuSet.parse` with the error texts of Go's strconv.
 
@@ -150,17 +175,11 @@ def _read(
     text: str, container_refs: Mapping[str, tuple[str, str]], *, pod_level_managers: bool
 ) -> CpuCheckpoint:
     """The checkpoint in the first version that fits, brought to version 2 or 3."""
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CpuStateError(_json_problem(text, error)) from error
-    if not isinstance(content, dict):
-        raise CpuStateError(f"json: cannot unmarshal {_kind(content)} into the CPU manager's checkpoint")
     versions = (3, 1, 2) if pod_level_managers else (1, 2)
     problem = CpuStateError("checkpoint is corrupted")
     for version in versions:
         try:
-            checkpoint = _decode(content, version)
+            checkpoint = decode_checkpoint(text, version)
         except CpuStateError as error:
             problem = error
             continue
@@ -168,21 +187,6 @@ def _read(
             return _migrated(checkpoint, container_refs) if version == 1 else checkpoint
         problem = CpuStateError("checkpoint is corrupted")
     raise problem
-
-
-def _decode(content: Mapping[str, Any], version: int) -> CpuCheckpoint:
-    """Go's reading of the JSON object: names in any case, unknown ones ignored."""
-    found = {key.lower(): value for key, value in content.items()}
-    entry = _text if version == 1 else _table(_text)
-    pods = _table(_pod_cpus) if version == _POD_LEVEL_VERSION else _ignored
-    return CpuCheckpoint(
-        version=version,
-        policy_name=_text(found.get("policyname"), "policyName"),
-        default_cpus=_text(found.get("defaultcpuset"), "defaultCpuSet"),
-        entries=_table(entry)(found.get("entries", {}), "entries"),
-        pod_entries=pods(found.get("podentries", {}), "podEntries"),
-        checksum=_number(found.get("checksum"), "checksum"),
-    )
 
 
 def _migrated(checkpoint: CpuCheckpoint, container_refs: Mapping[str, tuple[str, str]]) -> CpuCheckpoint:

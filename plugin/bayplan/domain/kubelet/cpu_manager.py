@@ -235,7 +235,7 @@ class StaticCpuPolicy:
         needed = pod_exclusive_cpus(pod, self.gates)
         if not needed or pod.uid in state.budgets:
             return state
-        self._check_shared_pool(pod, needed)
+        self.check_shared_pool(pod)
         self._check_whole_cores(state, needed)
         budget, state = self._allocate(state, needed, nodes, CpuSet())
         left = budget
@@ -254,6 +254,27 @@ class StaticCpuPolicy:
             assignments={**state.assignments, pod.uid: containers},
             budgets={**state.budgets, pod.uid: budget},
         )
+
+    def check_shared_pool(self, pod: PodSpec) -> None:
+        """Check that a pod with resources of its own leaves something to those of its containers that share,
+        each in its phase.
+
+        Raises:
+            EmptySharedPoolError: it does not.
+        """
+        budget = pod_exclusive_cpus(pod, self.gates)
+        lasting = 0
+        sharing = False
+        for container in pod.all_containers:
+            count = self.exclusive_cpus(pod, container)
+            if pod.is_regular_init(container.name):
+                if not count and lasting >= budget:
+                    raise EmptySharedPoolError(init=True)
+                continue
+            lasting += count
+            sharing = sharing or not count
+        if sharing and lasting >= budget:
+            raise EmptySharedPoolError(init=False)
 
     def remove(self, state: CpuState, pod_uid: str, container: str) -> CpuState:
         """Take back the CPUs of a container, except those that another container of its pod holds as well;
@@ -310,21 +331,6 @@ class StaticCpuPolicy:
         physical = len(state.shared - self.reserved_cores)
         if needed > physical:
             raise SmtAlignmentError(needed, per_core, physical)
-
-    def _check_shared_pool(self, pod: PodSpec, budget: int) -> None:
-        """Containers that share must find something left of the pod's budget, each in its phase."""
-        lasting = 0
-        sharing = False
-        for container in pod.all_containers:
-            count = self.exclusive_cpus(pod, container)
-            if pod.is_regular_init(container.name):
-                if not count and lasting >= budget:
-                    raise EmptySharedPoolError(init=True)
-                continue
-            lasting += count
-            sharing = sharing or not count
-        if sharing and lasting >= budget:
-            raise EmptySharedPoolError(init=False)
 
 
 def _union(sets: Iterable[CpuSet]) -> CpuSet:
