@@ -113,11 +113,13 @@ class AdminServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         try:
+            # The request is read even if it will be turned down: closing on unread bytes resets the
+            # connection, and the client might never see the answer.
+            async with asyncio.timeout(self._client_timeout_s):
+                line = await _read_line(reader)
             self._check_load()
             _check_peer(writer)
-            async with asyncio.timeout(self._client_timeout_s):
-                request = _parse(await _read_line(reader))
-            return await self._serve_request(request)
+            return await self._serve_request(_parse(line))
         except _BadRequestError as error:
             return _error("BadRequest", str(error))
         except TimeoutError:

@@ -1,0 +1,81 @@
+"""The client's end of the admin socket: one question, one answer."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.errors import BayplanError, UnavailableError
+from bayplan.service.protocol import API_VERSION, MAX_ANSWER_BYTES
+
+TIMEOUT_S: Final = 10.0
+_CHUNK_BYTES: Final = 1 << 16
+
+
+class AnswerError(BayplanError):
+    """The daemon answered, but not with what was asked for."""
+
+    def __init__(self, socket_path: Path, problem: str) -> None:
+        super().__init__(socket_path, problem)
+        self.socket_path = socket_path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the daemon at {self.socket_path} answered: {self.problem}"
+
+
+def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: object) -> dict[str, Any]:
+    """The daemon's answer to *verb* with *fields*.
+
+    Raises:
+        UnavailableError: nobody answers there, or not in time, or not to us.
+        AnswerError: the daemon refuses, or it is not a bayplan daemon of this version.
+    """
+    request = {"apiVersion": API_VERSION, "verb": verb, **fields}
+    try:
+        line = _exchange(socket_path, json.dumps(request).encode() + b"\n", timeout_s)
+    except OSError as error:
+        raise UnavailableError(f"no daemon answers at {socket_path}", _advice(error)) from error
+    if not line.endswith(b"\n"):
+        raise UnavailableError(
+            f"no daemon answers at {socket_path}", "the connection ended before the answer"
+        )
+    try:
+        answer = json.loads(line)
+    except ValueError as error:
+        raise AnswerError(socket_path, f"something that is not JSON ({error})") from error
+    if not isinstance(answer, dict) or answer.get("apiVersion") != API_VERSION:
+        found = answer.get("apiVersion") if isinstance(answer, dict) else answer
+        raise AnswerError(socket_path, f"apiVersion {found!r}, expected {API_VERSION!r}")
+    if answer.get("kind") == "Error":
+        raise AnswerError(socket_path, str(answer.get("message")))
+    return answer
+
+
+def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(socket_path))
+        connection.sendall(request)
+        answer = bytearray()
+        while not answer.endswith(b"\n") and len(answer) <= MAX_ANSWER_BYTES:
+            chunk = connection.recv(_CHUNK_BYTES)
+            if not chunk:
+                break
+            answer += chunk
+        return bytes(answer)
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return (
+            "there is no such socket. Start the daemon (systemctl start bayplan), or name its socket with "
+            "--admin-socket"
+        )
+    if isinstance(error, PermissionError):
+        return "only root and the daemon's own user may ask. Try again as root"
+    if isinstance(error, ConnectionRefusedError):
+        return "the daemon that made it is gone. Start it (systemctl start bayplan)"
+    if isinstance(error, TimeoutError):
+        return "it took too long. Its log may say why (journalctl -u bayplan)"
+    return f"{error.strerror or error}"

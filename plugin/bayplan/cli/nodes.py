@@ -1,0 +1,76 @@
+"""`bayplan nodes`: what each NUMA node has, keeps, promised and has left, and who is there."""
+
+from typing import Any, Final
+
+from bayplan.cli.render import Block, Column, Table
+from bayplan.quantity import format_bytes
+
+VERB: Final = "nodes"
+HELP: Final = "show every NUMA node: memory, huge pages, CPUs, distances and the containers there"
+
+_NODE: Final = Column("NODE", number=True)
+_COLUMNS: Final = (
+    _NODE,
+    Column("RESOURCE"),
+    Column("TOTAL", number=True),
+    Column("RESERVED", number=True),
+    Column("BOOKED", number=True),
+    Column("FREE", number=True),
+    Column("SHARED CPUS"),
+    Column("EXCLUSIVE CPUS"),
+)
+
+
+def blocks(answer: dict[str, Any]) -> list[Block]:
+    """The answer to ``nodes`` for people."""
+    nodes = answer["nodes"]
+    shown: list[Block] = [Table(_COLUMNS, tuple(row for node in nodes for row in _resource_rows(node)))]
+    if len(nodes) > 1:
+        shown.append(_distances(nodes))
+    residents = tuple(row for node in nodes for row in _resident_rows(node))
+    if residents:
+        columns = (_NODE, Column("CONTAINER"), Column("BOOKED HERE"), Column("EXCLUSIVE CPUS HERE"))
+        shown.append(Table(columns, residents))
+    else:
+        shown.append("No container is bound to a node.")
+    return shown
+
+
+def _resource_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row for memory with the node's CPUs, one for each size of huge pages that the node has any of."""
+    rows = []
+    for name, amounts in node["resources"].items():
+        first = name == "memory"
+        if not first and not amounts["totalBytes"]:
+            continue
+        rows.append(
+            (
+                str(node["id"]) if first else "",
+                name,
+                *(format_bytes(amounts[f"{key}Bytes"]) for key in ("total", "reserved", "booked", "free")),
+                (node["cpus"]["shared"] or "-") if first else "",
+                (node["cpus"]["exclusive"] or "-") if first else "",
+            )
+        )
+    return rows
+
+
+def _distances(nodes: list[dict[str, Any]]) -> Table:
+    ids = [str(node["id"]) for node in nodes]
+    columns = (Column("DISTANCE FROM", number=True), *(Column(f"TO {one}", number=True) for one in ids))
+    return Table(
+        columns,
+        tuple((str(node["id"]), *(str(node["distances"].get(one, "-")) for one in ids)) for node in nodes),
+    )
+
+
+def _resident_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(node["id"]),
+            one["name"],
+            ", ".join(f"{format_bytes(amount)} {name}" for name, amount in one["bookedBytes"].items()) or "-",
+            one["exclusiveCpus"] or "-",
+        )
+        for one in node["containers"]
+    ]

@@ -1,0 +1,118 @@
+"""`bayplan status`: what was decided about each container, and why; and how daemon and runtime are."""
+
+from typing import Any, Final
+
+from bayplan.cli.render import Block, Column, Table
+from bayplan.quantity import format_bytes
+
+VERB: Final = "status"
+HELP: Final = "show every container with its decision, the runtime, and what needs attention"
+
+_COLUMNS: Final = (
+    Column("CONTAINER"),
+    Column("QOS"),
+    Column("OUTCOME"),
+    Column("MEMS"),
+    Column("CPUS"),
+    Column("MEMORY"),
+    Column("OOM", number=True),
+    Column("WHY"),
+)
+
+
+def blocks(status: dict[str, Any]) -> list[Block]:
+    """The answer to ``status`` for people."""
+    shown: list[Block] = [_summary(status)]
+    if status["containers"]:
+        shown.append(Table(_COLUMNS, tuple(_row(one) for one in status["containers"])))
+    else:
+        shown.append("No containers.")
+    if any(one["qosInferred"] for one in status["containers"]):
+        shown.append(
+            "(inferred): the pod is outside kubelet's cgroup tree, so that its class was inferred from the "
+            "resources it asks for."
+        )
+    if status["unmanaged"]:
+        names = "\n".join(f"  {one['name']}" for one in status["unmanaged"])
+        shown.append(f"Created without bayplan ({len(status['unmanaged'])}):\n{names}")
+    if status["drift"]:
+        lines = "\n".join(f"  {one['name']}: {one['difference']}" for one in status["drift"])
+        shown.append(f"Not as decided ({len(status['drift'])}):\n{lines}")
+    if status["problems"]:
+        shown.append("Needs attention:\n" + "\n".join(f"  {one}" for one in status["problems"]))
+    return shown
+
+
+def duration(seconds: int) -> str:
+    """A duration in its two largest units: 3d 4h, 2h 5m, 1m 7s.
+
+    >>> duration(7), duration(7500), duration(273_600)
+    ('7s', '2h 5m', '3d 4h')
+    """
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        amount, seconds = divmod(seconds, length)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def _summary(status: dict[str, Any]) -> str:
+    daemon, runtime = status["daemon"], status["runtime"]
+    policy, up = status["policy"]["topologyManagerPolicy"], duration(daemon["uptimeSeconds"])
+    shared = status["sharedCpus"] or "none"
+    lines = [f"bayplan {daemon['version']}, up {up}, policy {policy}, shared CPUs {shared}"]
+    if runtime["connected"]:
+        lines.append(f"{runtime['name']} {runtime['version']}, NRI {runtime['nriVersion']}")
+        can = [name for name, able in runtime["capabilities"].items() if able]
+        cannot = [name for name, able in runtime["capabilities"].items() if not able]
+        lines += [f"  can: {', '.join(can)}"] if can else []
+        lines += [f"  cannot: {', '.join(cannot)}"] if cannot else []
+    else:
+        lines.append(
+            "no container runtime is connected; what it creates meanwhile is created without bayplan"
+        )
+    if status["counters"]:
+        counted = ", ".join(f"{name} {number}" for name, number in status["counters"].items())
+        lines.append(f"counted since start: {counted}")
+    return "\n".join(lines)
+
+
+def _row(container: dict[str, Any]) -> tuple[str, ...]:
+    score = container["oomScoreAdj"]
+    return (
+        container["name"],
+        container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
+        container["outcome"],
+        _mems(container),
+        _cpus(container),
+        _memory(container),
+        "-" if score is None else str(score),
+        "; ".join(reason["text"] for reason in container["reasons"]) or "-",
+    )
+
+
+def _mems(container: dict[str, Any]) -> str:
+    mems = container["mems"]
+    if mems is None:
+        return "any"
+    return f"{mems} (not ours)" if container["memsPinnedByOthers"] else str(mems)
+
+
+def _cpus(container: dict[str, Any]) -> str:
+    if container["cpusPinnedByOthers"]:
+        return f"{container['cpus']} (not ours)"
+    return f"{container['cpus'] or 'none'} {'exclusive' if container['cpusExclusive'] else 'shared'}"
+
+
+def _memory(container: dict[str, Any]) -> str:
+    """The request (an interval where it is not known exactly), the limit if it is another, huge pages."""
+    memory = container["memory"]
+    low, high, limit = memory["requestLowBytes"], memory["requestHighBytes"], memory["limitBytes"]
+    parts = []
+    if high:
+        parts.append(format_bytes(low) if low == high else f"{format_bytes(low)}..{format_bytes(high)}")
+    if limit is not None and not low == high == limit:
+        parts.append(f"limit {format_bytes(limit)}")
+    parts += [f"{format_bytes(amount)} {name}" for name, amount in container["hugepagesBytes"].items()]
+    return ", ".join(parts) or "-"

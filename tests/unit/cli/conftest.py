@@ -1,0 +1,78 @@
+"""A daemon's admin socket that answers while a test runs the command against it."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bayplan.service.admin import AdminServer
+from bayplan.service.views import Snapshot
+from bayplan.testing.snapshots import make_snapshot
+
+
+class Daemon:
+    """An AdminServer with its event loop in a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.snapshot = make_snapshot()
+        self.level = "info"
+        self._loop = asyncio.new_event_loop()
+        self._server = AdminServer(path, self._current, self._set_level)
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def _current(self) -> Snapshot:
+        return self.snapshot
+
+    def _set_level(self, level: str | None) -> str:
+        self.level = level or self.level
+        return self.level
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    one = Daemon(tmp_path / "admin.sock")
+    one.start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def serve_once(tmp_path: Path) -> Iterator[Callable[[bytes], Path]]:
+    """Serves one connection with the bytes it is given, whatever was asked, and then hangs up."""
+    import socket
+
+    listener = socket.socket(socket.AF_UNIX)
+    path = tmp_path / "other.sock"
+    listener.bind(str(path))
+    listener.listen()
+    threads = []
+
+    def start(answer: bytes) -> Path:
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        threads.append(threading.Thread(target=serve))
+        threads[-1].start()
+        return path
+
+    yield start
+    for thread in threads:
+        thread.join()
+    listener.close()

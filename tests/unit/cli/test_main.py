@@ -1,0 +1,266 @@
+"""The command as people run it: output, exit statuses, and what it costs to start."""
+
+# ruff: noqa: E501 - tables are as wide as they are
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bayplan import __version__
+from bayplan.cli.main import main
+from bayplan.service.views import nodes_view, status_view
+from bayplan.testing.snapshots import make_snapshot
+
+if TYPE_CHECKING:
+    from conftest import Daemon
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bayplan.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_status_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
+    assert main(["--admin-socket", str(daemon.path), "status"]) == 0
+    assert (
+        capsys.readouterr().out
+        == f"""\
+bayplan {__version__}, up 1m 40s, policy best-effort, shared CPUs 0-1,4-7
+containerd v2.1.0, NRI 0.8.0
+  can: oom_score_adj
+  cannot: memory_policy
+counted since start: connections 1, decisions_placed 3
+
+CONTAINER                QOS                   OUTCOME   MEMS          CPUS            MEMORY                   OOM  WHY
+default/job/worker       Burstable (inferred)  degraded  any           0-1,4-7 shared  100Mi..108Mi               -  runs on the shared CPUs
+default/web-0/nginx      Guaranteed            placed    0             2-3 exclusive   1Gi, 4Mi hugepages-2Mi  -997  one node has room for all of it
+kube-system/agent/agent  BestEffort            adopted   1 (not ours)  7 (not ours)    -                          -  -
+
+(inferred): the pod is outside kubelet's cgroup tree, so that its class was inferred from the resources it asks for.
+
+Created without bayplan (1):
+  kube-system/agent/agent
+
+Not as decided (1):
+  default/web-0/nginx: mems is 0-1, decided was 0
+
+Needs attention:
+  the state store cannot record
+"""
+    )
+
+
+def test_status_of_an_idle_daemon_without_a_runtime(daemon: "Daemon", capsys: Capture) -> None:
+    from bayplan.domain.ledger import Ledger
+
+    daemon.snapshot = make_snapshot(
+        ledger=Ledger(), runtime=None, unmanaged=(), drift=(), problems=(), counters={}
+    )
+    assert main(["status", "--admin-socket", str(daemon.path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"bayplan {__version__}, up 1m 40s, policy best-effort, shared CPUs 0-7",
+        "no container runtime is connected; what it creates meanwhile is created without bayplan",
+        "",
+        "No containers.",
+    ]
+
+
+def test_nodes_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
+    assert main(["nodes", "--admin-socket", str(daemon.path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "NODE  RESOURCE        TOTAL  RESERVED  BOOKED    FREE  SHARED CPUS  EXCLUSIVE CPUS",
+        "   0  memory         4032Mi       1Gi     1Gi  1984Mi  0-1          2-3",
+        "      hugepages-2Mi    64Mi         0     4Mi    60Mi",
+        "   1  memory            4Gi         0       0     4Gi  4-7          -",
+        "",
+        "DISTANCE FROM  TO 0  TO 1",
+        "            0    10    21",
+        "            1    31    10",
+        "",
+        "NODE  CONTAINER                BOOKED HERE                    EXCLUSIVE CPUS HERE",
+        "   0  default/web-0/nginx      1Gi memory, 4Mi hugepages-2Mi  2-3",
+        "   1  kube-system/agent/agent  -                              -",
+    ]
+
+
+@pytest.mark.parametrize(("verb", "view"), [("status", status_view), ("nodes", nodes_view)])
+def test_json_is_the_view_itself(
+    daemon: "Daemon", capsys: Capture, verb: str, view: Callable[[Any], dict[str, Any]]
+) -> None:
+    assert main([verb, "--output", "json", "--admin-socket", str(daemon.path)]) == 0
+    assert json.loads(capsys.readouterr().out) == view(daemon.snapshot)
+
+
+def test_options_before_the_verb_count_too(daemon: "Daemon", capsys: Capture) -> None:
+    assert main(["--output", "json", "--admin-socket", str(daemon.path), "nodes"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "Nodes"
+
+
+def test_the_log_level_is_shown_and_changed(daemon: "Daemon", capsys: Capture) -> None:
+    assert main(["log-level", "--admin-socket", str(daemon.path)]) == 0
+    assert main(["log-level", "debug", "--admin-socket", str(daemon.path)]) == 0
+    assert capsys.readouterr().out == "info\ndebug\n"
+    assert daemon.level == "debug"
+
+
+def on_a_terminal(*arguments: str, **environ: str) -> str:
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bayplan.cli.main", *arguments],
+            stdout=follower,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environ},
+        )
+        os.close(follower)
+        output = bytearray()
+        while True:
+            try:
+                chunk = os.read(leader, 1 << 16)
+            except OSError:  # the end of a terminal is EIO
+                break
+            output += chunk
+        assert process.wait() == 0
+    finally:
+        os.close(leader)
+    return output.decode()
+
+
+def test_a_terminal_gets_colours_unless_told_otherwise(daemon: "Daemon") -> None:
+    arguments = ("status", "--admin-socket", str(daemon.path))
+    coloured = on_a_terminal(*arguments, NO_COLOR="")
+    assert "\x1b[32mplaced" in coloured
+    for plain in (
+        on_a_terminal(*arguments, NO_COLOR="1"),
+        on_a_terminal(*arguments, "--no-color", NO_COLOR=""),
+    ):
+        assert "\x1b[32m" not in plain
+        assert "default/web-0/nginx" in plain
+        assert "Burstable (inferred)" in plain
+
+
+def test_names_cannot_move_the_cursor(daemon: "Daemon", capsys: Capture) -> None:
+    from bayplan.service.views import Unmanaged
+
+    daemon.snapshot = make_snapshot(unmanaged=(Unmanaged("x", "default/\x1b[2J\x1b]0;pwned\x07/[bold]c"),))
+    assert main(["status", "--admin-socket", str(daemon.path)]) == 0
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    assert "\\x1b[2J" in plain
+    terminal = on_a_terminal("status", "--admin-socket", str(daemon.path))
+    assert "\x1b[2J" not in terminal
+    assert "\x07" not in terminal
+    assert "[bold]c" in terminal
+
+
+def test_no_socket_is_one_sentence_with_its_path_and_what_to_do(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "none.sock"
+    assert main(["status", "--admin-socket", str(path)]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert str(path) in captured.err
+    assert "systemctl start bayplan" in captured.err
+
+
+def test_a_dead_daemons_socket(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert main(["status", "--admin-socket", str(path)]) == 3
+    assert "is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        (b"", 3, "ended before the answer"),
+        (b'{"apiVersion":"bayplan/v1"', 3, "ended before the answer"),
+        (b"hello\n", 1, "not JSON"),
+        (b"[]\n", 1, "apiVersion"),
+        (b'{"apiVersion":"bayplan/v9","kind":"Status"}\n', 1, "bayplan/v9"),
+        (b'{"apiVersion":"bayplan/v1","kind":"Error","code":"Internal","message":"oh no"}\n', 1, "oh no"),
+    ],
+)
+def test_strange_answers(
+    serve_once: Callable[[bytes], Path], capsys: Capture, answer: bytes, status: int, words: str
+) -> None:
+    path = serve_once(answer)
+    assert main(["status", "--admin-socket", str(path)]) == status
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert str(path) in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_daemon_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+    from bayplan.cli.client import ask
+    from bayplan.errors import UnavailableError
+
+    path = tmp_path / "mute.sock"
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(path))
+        mute.listen()
+        with pytest.raises(UnavailableError, match="too long"):
+            ask(path, "ping", timeout_s=0.05)
+
+
+def test_wrong_usage_is_status_2(capsys: Capture) -> None:
+    for arguments in ([], ["dance"], ["status", "--output", "xml"], ["log-level", "loud"]):
+        with pytest.raises(SystemExit) as raised:
+            main(arguments)
+        assert raised.value.code == 2
+
+
+def test_the_version_names_the_python(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert raised.value.code == 0
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    assert capsys.readouterr().out == f"bayplan {__version__} (python {python})\n"
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(daemon: "Daemon") -> None:
+    command = f'"{sys.executable}" -m bayplan.cli.main status --admin-socket "{daemon.path}" | true'
+    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert finished.stderr == ""
+
+
+HEAVY = {"rich", "yaml", "google.protobuf", "sqlite3", "asyncio", "msgspec", "grpc", "pyroute2", "logging"}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom bayplan.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "status" in finished.stdout
+    assert finished.stderr.strip() == "[]"
+
+
+def test_a_status_in_a_pipe_imports_no_rich(daemon: "Daemon") -> None:
+    program = (
+        "import sys\nfrom bayplan.cli.main import main\n"
+        f"main(['status', '--admin-socket', {str(daemon.path)!r}])\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "default/web-0/nginx" in finished.stdout
+    assert finished.stderr.strip() == "[]"
+
+
+def test_help_names_every_verb_and_exit_status() -> None:
+    text = run("--help").stdout
+    for words in ("status", "nodes", "log-level", "--output", "--admin-socket", "--no-color", "3 no daemon"):
+        assert words in text
