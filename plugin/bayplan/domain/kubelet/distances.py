@@ -6,6 +6,7 @@ the smaller average distance is closer; a node's distance to itself counts.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from bayplan.domain.kubelet.hints import bits
 from bayplan.domain.topology import LOCAL_DISTANCE, REMOTE_DISTANCE, Machine
@@ -17,11 +18,16 @@ class Distances:
     distances that are left out. Distances may be asymmetric."""
 
     rows: Mapping[int, Mapping[int, int]]
-    _shortest_pair: int = field(init=False, repr=False, compare=False)
+    _nearest: Mapping[int, Sequence[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pairs = [self._pair(a, b) for a in self.rows for b in self.rows if a < b]
-        object.__setattr__(self, "_shortest_pair", min(pairs, default=0))
+        nearest = {
+            node: list(
+                accumulate(sorted(self._pair(node, other) for other in self.rows if other != node), initial=0)
+            )
+            for node in self.rows
+        }
+        object.__setattr__(self, "_nearest", nearest)
 
     @classmethod
     def of(cls, machine: Machine) -> "Distances":
@@ -43,19 +49,15 @@ class Distances:
         """The average that kubelet compares; 0 for the empty set."""
         return self.total(mask) / mask.bit_count() ** 2 if mask else 0.0
 
-    def alone(self, node: int) -> int:
-        """What a node adds to the total of the empty set."""
-        return self.between(node, node)
-
     def added(self, costs: Sequence[int], ids: Sequence[int], chosen: int) -> Sequence[int]:
         """What each of the nodes before position *chosen* adds to a total once that node is in the set;
         *costs* says what each added before."""
         node = ids[chosen]
         return [costs[index] + self._pair(ids[index], node) for index in range(chosen)]
 
-    def least_within(self, count: int) -> int:
-        """A lower bound of what *count* nodes add through the distances among themselves."""
-        return self._shortest_pair * (count * (count - 1) // 2)
+    def nearest(self, node: int, count: int) -> int:
+        """The sum of the distances between a node and the *count* nodes nearest to it, both ways."""
+        return self._nearest[node][count]
 
     def _pair(self, a: int, b: int) -> int:
         return self.between(a, b) + self.between(b, a)

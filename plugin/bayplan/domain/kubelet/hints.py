@@ -110,13 +110,15 @@ class HintSet:
 
     def listed(self) -> tuple[Hint, ...]:
         """Every hint, in kubelet's order (size, then ids), the ones for any node first. Up to 2^n of them:
-        for people, tests and small machines, never needed for a decision."""
-        found = dict.fromkeys(self.hints)
+        for people, tests and small machines, never needed for a decision. Nodes that several regions hold
+        are listed once, preferred if one of the regions prefers them."""
+        found: dict[NodeSet, bool] = {}
         for region in self.regions:
             for nodes in subsets(region.ground):
                 if nodes in region:
-                    found[Hint(nodes, region.preferred.holds(nodes))] = None
-        return tuple(sorted(found, key=_listing_order))
+                    found[nodes] = found.get(nodes, False) or region.preferred.holds(nodes)
+        hints = {*self.hints, *(Hint(nodes, preferred) for nodes, preferred in found.items())}
+        return tuple(sorted(hints, key=_listing_order))
 
 
 ProviderHints = Mapping[str, HintSet | None] | None

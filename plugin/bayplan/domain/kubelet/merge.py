@@ -10,34 +10,27 @@ intersection. With L1..Lk the lists and "all" the machine's nodes, its answer ca
    B nodes if there is one, else the most below B, else the fewest above B; ties as before.
 
 Intersections without the product. Choose one element of each list: a mask, "any node", or a region. What the
-masks and the grounds of the chosen regions have in common is a *base*; each region of ground G can still leave
-out nodes E as long as G without E is in the region, and the intersection is the base without all those E.
-Regions are monotone, so the intersections M of that choice are the sets whose remainder, base without M, the
-regions can share out among them (`Split`; for one region it suffices that M, with the ground outside the base,
-holds enough: `Members`), and whenever M is one, every larger set inside the base is one too. So each base gives
-all sizes from some smallest one up to its own, and step 2 needs only a search of size B; without a hit there,
-every base lies below B or begins above it. Choices with equal bases and fewer regions are dominated: another
-region never has to leave anything out.
+masks and the grounds of the chosen regions have in common is a *base*. Each region of ground G can leave out
+further nodes E, as long as G without E is in the region; the intersection is the base without all those E.
+Regions are monotone. So the intersections M of that choice are the sets whose remainder, base without M, the
+regions can share out among them (`Split`; with one region it suffices that M, with the ground outside of the
+base, holds enough: `Members`). And with M every larger set inside the base is an intersection too, so that a
+base gives all sizes from some smallest one up to its own: step 2 needs only a search of size B; without a hit
+there, every base lies below B or begins above it. Of choices with equal bases only those with most regions
+count, since a region never has to leave anything out.
 
 Cost: polynomial in nodes and providers when every region has one additive demand and few masks are listed one
-by one; see `bayplan.domain.kubelet.node_search` for the bound in all other cases.
+by one. See `bayplan.domain.kubelet.node_rules` for the bound in all other cases.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from bayplan.domain.kubelet.distances import Distances
 from bayplan.domain.kubelet.hints import Hint, HintSet, OfSize, Region, Touching, bits
-from bayplan.domain.kubelet.node_search import (
-    STEPS,
-    Budget,
-    Candidate,
-    Members,
-    Rule,
-    Split,
-    least,
-)
+from bayplan.domain.kubelet.node_rules import Budget, Members, Rule, Split
+from bayplan.domain.kubelet.node_search import Candidate, fewest, least
 from bayplan.sets import NodeSet
 
 
@@ -51,63 +44,53 @@ class Merged:
 
 
 def merge(
-    sets: Sequence[HintSet], everything: NodeSet, distances: Distances | None = None, steps: int = STEPS
+    sets: Sequence[HintSet],
+    everything: NodeSet,
+    distances: Distances | None = None,
+    steps: int | None = None,
 ) -> Merged:
     """Merge hint sets, one per resource as `bayplan.domain.kubelet.hints.flatten` gives them.
 
     *everything* are the machine's nodes; regions must lie inside it, single hints are cut down to it. With
     *distances* closer sets win among those of equal size. Without any common set the answer is everything,
-    not preferred; without any list it is everything, preferred.
+    not preferred; without any list it is everything, preferred. *steps* limits the search.
     """
     lists = [_List(hints) for hints in sets]
-    budget = Budget(steps)
+    budget = Budget(len(everything), steps)
     found = _preferred(lists, everything.mask, distances, budget)
     preferred = found is not None
     exact = not budget.cut
     if found is None:
-        budget = Budget(steps)
+        budget = Budget(len(everything), steps)
         found = _Intersections(lists, everything.mask, distances, budget).best()
         exact = exact and not budget.cut
     hint = Hint(everything if found is None else NodeSet.of_mask(found[1]), preferred=preferred)
     return Merged(hint, exact)
 
 
-def best_hint(hints: HintSet, containing: NodeSet = NodeSet(), steps: int = STEPS) -> Hint | None:
+def best_hint(hints: HintSet, containing: NodeSet = NodeSet()) -> Hint | None:
     """The best hint of one set by itself, among those that contain some nodes: preferred before not
     preferred, then the narrowest. None if there is none. Hints for any node are left out."""
     choice = _List(hints)
-    budget = Budget(steps)
+    budget = Budget(max((len(region.ground) for region in choice.regions), default=0))
     must = containing.mask
-    masks = [mask for mask in choice.preferred if not must & ~mask]
-    best = _narrowest(masks)
+    best = _narrowest(mask for mask in choice.preferred if not must & ~mask)
     for region in choice.regions:
-        found = _preferred_members([region], None, budget, must)
-        best = found if best is None or (found and _width(found) < _width(best)) else best
+        best = _better(best, _preferred_members([region], None, budget, must))
     if best is not None:
         return Hint(NodeSet.of_mask(best[1]), preferred=True)
     best = _narrowest(mask for mask in choice.masks if not must & ~mask)
     for region in choice.regions:
-        rule = Members((region,), must=must)
-        for size in range(1, rule.base.bit_count() + 1):
-            if best is not None and size > best[1].bit_count():
-                break
-            found = least(rule, size, None, budget)
-            if found is not None:
-                best = found if best is None or _width(found) < _width(best) else best
-                break
+        narrower = replace(region, must=region.must | containing)
+        size = fewest(narrower, budget)
+        best = _better(best, least(Members([narrower]), size, None, budget))
     return None if best is None else Hint(NodeSet.of_mask(best[1]), preferred=False)
 
 
-def narrowest_size(region: Region, steps: int = STEPS) -> int | None:
+def narrowest_size(region: Region) -> int | None:
     """How many nodes the smallest set of a region has; None if the region is empty. kubelet's managers call
     the size of the smallest set that could ever do, on an empty machine, the preferred one."""
-    if not region:
-        return None
-    rule = Members((region,))
-    budget = Budget(steps)
-    largest = rule.base.bit_count()
-    sizes = range(1, largest)
-    return next((size for size in sizes if least(rule, size, None, budget) is not None), largest)
+    return fewest(region, Budget(len(region.ground))) or None
 
 
 class _List:
@@ -131,10 +114,10 @@ class _List:
         nodes = NodeSet.of_mask(mask)
         return any(region.preferred.holds(nodes) and nodes in region for region in self.regions)
 
-    def smallest(self, steps: int) -> int:
+    def smallest(self, budget: Budget) -> int:
         """The size of the smallest set listed; 0 if none is."""
         sizes = [mask.bit_count() for mask in self.masks]
-        sizes.extend(narrowest_size(region, steps) or 0 for region in self.regions)
+        sizes.extend(fewest(region, budget) for region in self.regions)
         return min(sizes, default=0)
 
 
@@ -200,7 +183,7 @@ class _Intersections:
     def best(self) -> Candidate | None:
         """The best intersection; None if all of them are empty."""
         bases = self._bases()
-        wanted = max((choice.smallest(self._budget.left) for choice in self._lists), default=0)
+        wanted = max((choice.smallest(self._budget) for choice in self._lists), default=0)
         found = self._of_size(bases, wanted) or self._next_best(bases, wanted)
         if found is None and bases:
             widest = max(bases, key=lambda base: (base.bit_count(), -base))
@@ -264,9 +247,11 @@ class _Intersections:
 
 
 def _number(region: Region, known: list[Region]) -> int:
-    """The number of a region, the same for equal ones: a provider's resources often share theirs."""
+    """The number of a region, the same for regions of the same sets: a provider's resources often share theirs,
+    or two differ only in what they prefer."""
     for number, other in enumerate(known):
-        if other is region or other == region:
+        same = other.ground == region.ground and other.must == region.must
+        if other is region or (same and other.demands == region.demands):
             return number
     known.append(region)
     return len(known) - 1
