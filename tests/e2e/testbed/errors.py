@@ -24,7 +24,11 @@ class BuildError(TestBedError):
 
 
 class GuestError(TestBedError):
-    """The virtual machine died, or did not answer in time; the console tail is in the message."""
+    """The virtual machine died, or did not answer in time; the console's end is in the message, all of it here."""
+
+    def __init__(self, message: str, *, console: str = "") -> None:
+        self.console = console
+        super().__init__(message)
 
 
 class CommandError(TestBedError):

@@ -149,7 +149,7 @@ class Guest:
         except GuestError as error:
             if self.qemu.alive() and "in the guest" in str(error):
                 raise
-            raise GuestError(f"{error}; {self.qemu.why()}") from error
+            raise GuestError(f"{error}; {self.qemu.why()}", console=self.qemu.console_text()) from error
 
 
 def _text(encoded: str) -> str:

@@ -1,0 +1,101 @@
+"""Fixtures of the scenarios: nodes that are booted once per topology, and logs kept when a scenario fails."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from testbed.errors import GuestError  # noqa: E402 - the path comes first
+from testbed.node import Node  # noqa: E402
+from testbed.scenario import Wanted  # noqa: E402
+
+ARTIFACTS = HERE / "artifacts"
+SCENARIO_LIMIT_S = 600
+
+
+class Nodes:
+    """The booted node: one at a time, since scenarios are sorted by topology."""
+
+    def __init__(self) -> None:
+        self.current: Node | None = None
+
+    def get(self, wanted: Wanted, versions: frozenset[str]) -> Node:
+        node = self.current
+        fits = node is not None and node.topology == wanted.topology and wanted.version in node.versions
+        if node is None or not fits or not node.guest.alive():
+            self.shut_down()
+            node = self.current = Node(wanted.topology, *sorted(versions | {wanted.version}))
+        return node
+
+    def shut_down(self) -> None:
+        if self.current is not None:
+            self.current.shut_down()
+            self.current = None
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    pool = Nodes()
+    yield pool
+    pool.shut_down()
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
+    """A clean node as `@on(...)` wants it: containerd serves, no pods, bayplan is down and has no state."""
+    wanted: Wanted = request.param
+    all_wanted = [other for item in request.session.items if (other := _wanted(item)) is not None]
+    versions = frozenset(other.version for other in all_wanted if other.topology == wanted.topology)
+    booted = nodes.get(wanted, versions)
+    booted.prepare(wanted.version)
+    return booted
+
+
+def _wanted(item: pytest.Item) -> Wanted | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("node") if callspec is not None else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All scenarios of a topology run after each other, and of these all of a containerd version."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("timeout") is None:
+            # Building and booting have limits of their own.
+            item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, func_only=True))
+    order = {id(item): place for place, item in enumerate(items)}
+
+    def key(item: pytest.Item) -> tuple[object, ...]:
+        wanted = _wanted(item)
+        if wanted is None:
+            return (0, "", "", order[id(item)])
+        return (1, wanted.topology.name, wanted.version, order[id(item)])
+
+    others = [item for item in items if HERE not in item.path.parents]
+    items[:] = others + sorted(ours, key=key)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()
+    if not report.failed or HERE not in item.path.parents:
+        return
+    directory = ARTIFACTS / re.sub(r"[^\w.-]+", "_", f"{item.path.stem}-{item.name}")
+    saved: list[Path] = []
+    node = getattr(item, "funcargs", {}).get("node")
+    if isinstance(node, Node):
+        saved = node.save_logs(directory)
+    elif call.excinfo is not None and isinstance(call.excinfo.value, GuestError) and call.excinfo.value.console:
+        directory.mkdir(parents=True, exist_ok=True)
+        saved = [directory / "console.log"]
+        saved[0].write_text(call.excinfo.value.console)
+    if saved:
+        report.sections.append(("left behind", "\n".join(str(path) for path in saved)))

@@ -1,0 +1,170 @@
+"""What containers really get: pods made with crictl, checked in the kernel, on each containerd."""
+
+import pytest
+from testbed.errors import CommandError
+from testbed.node import Node
+from testbed.pods import MIB, Container, Pod, best_effort, burstable, guaranteed
+from testbed.scenario import on
+from testbed.topology import FAR_MEMORY, FOUR_NODES, TWO_NODES
+
+@on(FOUR_NODES)
+def test_one_guaranteed_pod_per_node_until_full_then_a_refusal_then_reuse(node: Node) -> None:
+    node.bayplan.start("--topology-manager-policy", "restricted")
+    node.bayplan.await_synchronized()
+    pods = [node.launch(guaranteed(f"full-{i}", 0.5, "600Mi").touching("300Mi")) for i in range(4)]
+    for i, pod in enumerate(pods):
+        node.crictl.await_log(pod, "touched")
+        view = node.view(pod)
+        assert view.mems_allowed == {i}
+        assert view.oom_score_adj == -997
+        assert view.memory_max_bytes == 600 * MIB
+        assert view.oom_group
+        resident = {place: amount for place, amount in view.numa_stat["anon"].items() if amount}
+        assert set(resident) == {i}
+        assert resident[i] >= 300 * MIB
+    refusal = node.crictl.refused(guaranteed("one-too-many", 0.5, "600Mi"))
+    assert "TopologyAffinityError: default/one-too-many/main: asks for 600Mi on one node" in refusal
+    assert "free are node 0" in refusal
+    node.crictl.remove_sandbox(pods[2].sandbox_id)
+    again = node.launch(guaranteed("reuse", 0.5, "600Mi"))
+    assert node.view(again).mems_allowed == {2}
+
+
+@on(FOUR_NODES)
+def test_a_pod_larger_than_a_node_gets_the_two_nearest(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    pod = node.launch(guaranteed("wide", 0.5, "1200Mi").touching("1000Mi"))
+    node.crictl.await_log(pod, "touched")
+    view = node.view(pod)
+    assert view.mems_allowed == {0, 1}
+    assert {place for place, amount in view.numa_stat["anon"].items() if amount} <= {0, 1}
+    assert node.bayplan.decided(pod.container_id)["outcome"] == "placed"
+
+
+@on(FOUR_NODES)
+def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    total = node.kernel.memory_total_bytes()
+    shared = [
+        node.launch(burstable("web", node_memory_bytes=total, memory="100Mi", memory_limit="200Mi")),
+        node.launch(best_effort("batch")),
+    ]
+    scores = [node.view(pod).oom_score_adj for pod in shared]
+    assert scores == [1000 - 1000 * 100 * MIB // total, 1000]
+    before = [node.view(pod) for pod in shared]
+    assert all(view.cpus_allowed == set(range(8)) and view.mems_allowed == {0, 1, 2, 3} for view in before)
+    assert all(view.oom_group for view in before)
+
+    exclusive = node.launch(guaranteed("pinned", 2, "100Mi"))
+    view = node.view(exclusive)
+    assert view.mems_allowed == {1}
+    assert view.cpus_allowed == {2, 3}
+    rest = set(range(8)) - {2, 3}
+    assert all(node.view(pod).cpus_allowed == rest for pod in shared)
+
+    node.crictl.stop(exclusive.container_id)
+    assert all(node.view(pod).cpus_allowed == set(range(8)) for pod in shared)
+
+
+@on(TWO_NODES)
+def test_a_plain_crictl_user_is_served_like_kubelet(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    limits = Container(memory_limit_bytes=300 * MIB, cpu_quota_us=100_000, cpu_period_us=100_000)
+    alike_guaranteed = node.launch(Pod("alike-guaranteed", (limits,)))
+    half = node.launch(Pod("alike-burstable", (Container(memory_limit_bytes=200 * MIB),)))
+    nothing = node.launch(Pod("alike-best-effort"))
+    total = node.kernel.memory_total_bytes()
+    view = node.view(alike_guaranteed)
+    assert len(view.cpus_allowed) == 1
+    assert len(view.mems_allowed) == 1
+    assert view.oom_score_adj == -997
+    assert node.view(half).oom_score_adj == 1000 - 1000 * 200 * MIB // total
+    assert node.view(nothing).oom_score_adj == 1000
+    for pod, qos in ((alike_guaranteed, "Guaranteed"), (half, "Burstable"), (nothing, "BestEffort")):
+        entry = node.bayplan.decided(pod.container_id)
+        assert (entry["qosClass"], entry["qosInferred"]) == (qos, True)
+        assert entry["oomScoreAdj"] == node.view(pod).oom_score_adj
+
+
+@on(TWO_NODES, "2.1")
+def test_limits_from_annotations_and_configuration(node: Node) -> None:
+    node.bayplan.start(config='defaultMemoryLimit = { BestEffort = "150Mi" }\n')
+    node.bayplan.await_synchronized()
+    annotated = node.launch(best_effort("annotated", annotations={"bayplan.dev/memory-limit": "80Mi"}))
+    plain = node.launch(best_effort("plain"))
+    wrong = node.launch(best_effort("wrong", annotations={"bayplan.dev/memory-limit": "much"}))
+    limits = [node.view(pod).memory_max_bytes for pod in (annotated, plain, wrong)]
+    assert limits == [80 * MIB, 150 * MIB, 150 * MIB]
+    reasons = node.bayplan.decided(wrong.container_id)["reasons"]
+    assert any("annotation bayplan.dev/memory-limit: found 'much'" in reason["text"] for reason in reasons)
+
+
+@on(TWO_NODES, "2.3")
+def test_memory_qos(node: Node) -> None:
+    node.bayplan.start(
+        "--feature-gates", "MemoryQoS=true", "--memory-reservation-policy", "TieredReservation"
+    )
+    node.bayplan.await_synchronized()
+    protected = node.launch(guaranteed("protected", 0.5, "200Mi"))
+    throttled = node.launch(Pod("throttled", (Container(memory_limit_bytes=200 * MIB, oom_score_adj=960),)))
+    assert node.view(protected).files["memory.min"].strip() == str(200 * MIB)
+    view = node.view(throttled)
+    low, high = int(view.files["memory.low"]), int(view.files["memory.high"])
+    assert 0 < low < high < 200 * MIB
+
+
+@on(TWO_NODES, "2.1")
+def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    pinned = node.launch(Pod("pinned", (Container(cpuset_cpus="3", cpuset_mems="1"),)))
+    exclusive = node.launch(guaranteed("exclusive", 1, "100Mi"))
+    view = node.view(pinned)
+    assert (view.cpus_allowed, view.mems_allowed) == ({3}, {1})
+    assert node.view(exclusive).cpus_allowed == {1}
+    assert node.bayplan.decided(pinned.container_id)["cpusPinnedByOthers"] is True
+
+
+@on(FAR_MEMORY, "2.1")
+def test_a_cpu_less_node_is_the_last_resort(node: Node) -> None:
+    node.bayplan.start("--topology-manager-policy", "single-numa-node")
+    node.bayplan.await_synchronized()
+    first = node.launch(guaranteed("first", 0.5, "700Mi"))
+    second = node.launch(guaranteed("second", 0.5, "700Mi"))
+    assert node.view(first).mems_allowed == {0}
+    assert node.view(second).mems_allowed == {1}
+    assert "TopologyAffinityError" in node.crictl.refused(guaranteed("third", 0.5, "400Mi"))
+    node.bayplan.stop()
+    node.bayplan.start("--topology-manager-policy", "best-effort")
+    node.bayplan.await_synchronized()
+    third = node.launch(guaranteed("third-again", 0.5, "400Mi"))
+    assert node.view(third).mems_allowed == {2}
+    assert node.bayplan.decided(third.container_id)["outcome"] == "degraded"
+
+
+@on(FOUR_NODES, "2.1")
+def test_huge_pages_and_memory_come_from_one_node(node: Node) -> None:
+    node.bayplan.start("--topology-manager-policy", "restricted")
+    node.bayplan.await_synchronized()
+    pages = {"2MB": 64 * MIB}
+    pods = [node.launch(guaranteed(f"huge-{i}", 0.5, "100Mi", hugepages=pages)) for i in range(2)]
+    assert [node.view(pod).mems_allowed for pod in pods] == [{0}, {1}]
+    assert node.view(pods[0]).files["hugetlb.2MB.max"].strip() == str(64 * MIB)
+
+
+@on(TWO_NODES, "2.1")
+def test_a_resize_is_decided_again_or_refused(node: Node) -> None:
+    node.bayplan.start("--topology-manager-policy", "single-numa-node")
+    node.bayplan.await_synchronized()
+    pod = node.launch(guaranteed("resized", 0.5, "200Mi"))
+    node.crictl.update(pod.container_id, memory=500 * MIB)
+    assert node.view(pod).memory_max_bytes == 500 * MIB
+    booked = node.bayplan.decided(pod.container_id)["bookedBytes"]
+    assert booked == {"0": {"memory": 500 * MIB}}
+    with pytest.raises(CommandError, match="TopologyAffinityError"):
+        node.crictl.update(pod.container_id, memory=3000 * MIB)
+    assert node.view(pod).memory_max_bytes == 500 * MIB
+    assert node.bayplan.decided(pod.container_id)["bookedBytes"] == booked

@@ -1,0 +1,106 @@
+"""What happens when somebody dies: the daemon, the runtime, the state database."""
+
+import signal
+
+from testbed.bayplan import STATE_DIRECTORY
+from testbed.crictl import Running
+from testbed.node import Node
+from testbed.pods import best_effort, guaranteed
+from testbed.scenario import on
+from testbed.topology import FOUR_NODES, TWO_NODES
+
+@on(FOUR_NODES)
+def test_a_killed_daemon_comes_back_and_nothing_moves(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    exclusive = node.launch(guaranteed("exclusive", 1, "100Mi"))
+    shared = node.launch(best_effort("shared"))
+    before = [placement(node, pod) for pod in (exclusive, shared)]
+    nodes = node.bayplan.nodes()["nodes"]
+    node.bayplan.kill()
+
+    lost = node.launch(guaranteed("while-down", 0.5, "100Mi"))
+    assert node.view(lost).mems_allowed == {0, 1, 2, 3}
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    assert [placement(node, pod) for pod in (exclusive, shared)] == before
+    after = node.bayplan.nodes()["nodes"]
+    assert [one["cpus"] for one in after] == [one["cpus"] for one in nodes]
+    status = node.bayplan.status()
+    assert [one["name"] for one in status["unmanaged"]] == ["default/while-down/main"]
+    assert node.bayplan.decided(lost.container_id)["outcome"] == "adopted"
+    # Found, reported, and kept off the exclusive CPUs; its memory stays where it is.
+    assert node.view(lost).cpus_allowed == before[1][0]
+
+    node.crictl.stop(exclusive.container_id)
+    assert node.view(shared).cpus_allowed == set(range(8))
+
+
+@on(FOUR_NODES)
+def test_a_restarted_runtime_is_found_again(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    before = node.launch(guaranteed("before", 1, "100Mi"))
+    placed = placement(node, before)
+    position = node.bayplan.log_position()
+    node.containerd.restart(how=signal.SIGKILL)
+    node.bayplan.await_synchronized(since=position)
+    assert placement(node, before) == placed
+    after = node.launch(guaranteed("after", 1, "100Mi"))
+    assert placement(node, after)[0].isdisjoint(placed[0])
+    assert node.bayplan.status()["unmanaged"] == []
+
+
+@on(TWO_NODES, "2.1")
+def test_sigterm_leaves_everything_as_it_is(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    pod = node.launch(guaranteed("stays", 1, "100Mi"))
+    placed = placement(node, pod)
+    assert node.bayplan.stop() == 0
+    assert placement(node, pod) == placed
+    assert node.crictl.state(pod.container_id) == "CONTAINER_RUNNING"
+
+
+@on(TWO_NODES, "2.1")
+def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    exclusive = node.launch(guaranteed("exclusive", 1, "100Mi"))
+    shared = node.launch(best_effort("shared"))
+    before = [placement(node, pod) for pod in (exclusive, shared)]
+    node.bayplan.stop()
+    node.guest.write(f"{STATE_DIRECTORY}/state.db", "this is not a database\n" * 1000)
+    position = node.bayplan.log_position()
+    node.bayplan.start()
+    assert "state.db.corrupt" in node.bayplan.await_synchronized(since=position)
+    assert [placement(node, pod) for pod in (exclusive, shared)] == before
+    second = node.launch(guaranteed("second", 1, "100Mi"))
+    assert placement(node, second)[0].isdisjoint(before[0][0])
+    assert node.view(shared).cpus_allowed.isdisjoint(placement(node, second)[0])
+
+
+@on(TWO_NODES, "2.1")
+def test_a_second_daemon_is_refused(node: Node) -> None:
+    node.bayplan.start()
+    ended = node.bayplan.start_refused()
+    assert ended.exit_code == 3
+    assert "in use by another instance, pid" in ended.stderr
+
+
+@on(TWO_NODES, "2.1")
+def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    pod = node.launch(guaranteed("drifts", 1, "100Mi"))
+    view = node.view(pod)
+    position = node.bayplan.log_position()
+    node.guest.write(f"/sys/fs/cgroup{view.cgroup}/cpuset.cpus", "0-3")
+    node.bayplan.await_log("the kernel differs from the decision", since=position, limit_s=90)
+    node.guest.await_text(f"/sys/fs/cgroup{view.cgroup}/cpuset.cpus", str(min(view.cpus_allowed)))
+    assert node.view(pod).cpus_allowed == view.cpus_allowed
+
+
+def placement(node: Node, pod: Running) -> tuple[frozenset[int], frozenset[int], int]:
+    view = node.view(pod)  # type: ignore[attr-defined]
+    return view.cpus_allowed, view.mems_allowed, view.oom_score_adj

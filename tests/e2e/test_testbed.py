@@ -1,0 +1,96 @@
+"""The bed itself: topologies come out as asked, every containerd runs pods, and the kernel's view can be read."""
+
+from dataclasses import replace
+
+import pytest
+from testbed.errors import CommandError
+from testbed.node import Node
+from testbed.pods import MIB, Container, Pod, best_effort, guaranteed
+from testbed.scenario import on
+from testbed.topology import FAR_MEMORY, FOUR_NODES, SPARSE_IDS
+
+
+def expect_topology(node: Node) -> None:
+    wanted = node.topology
+    present = [i for i, numa_node in enumerate(wanted.nodes) if numa_node.cpus or numa_node.memory_mib]
+    assert node.kernel.nodes_online() == set(present)
+    assert node.kernel.cpus_of_nodes() == {i: set(wanted.cpus_of(i)) for i in present}
+    assert node.kernel.distances() == {i: [wanted.distance(i, j) for j in present] for i in present}
+    memory = node.kernel.memory_of_nodes()
+    for i in present:
+        asked = wanted.nodes[i].memory_mib * MIB
+        # The kernel keeps its own image and tables for itself, most of them on the first node.
+        assert asked * 0.85 <= memory[i] <= asked
+    assert node.kernel.hugepages_of_nodes() == {i: wanted.nodes[i].hugepages_2mi for i in present}
+
+
+@on(FOUR_NODES, "2.1")
+def test_four_nodes_with_distances_and_huge_pages(node: Node) -> None:
+    expect_topology(node)
+
+
+@on(FAR_MEMORY, "2.1")
+def test_a_node_without_cpus(node: Node) -> None:
+    expect_topology(node)
+    assert node.kernel.cpus_of_nodes()[2] == frozenset()
+
+
+@on(SPARSE_IDS, "2.1")
+def test_sparse_ids_and_a_node_without_memory(node: Node) -> None:
+    expect_topology(node)
+    assert node.kernel.nodes_online() == {0, 2, 3}
+
+
+@on(FOUR_NODES)
+def test_the_asked_version_serves(node: Node, request: pytest.FixtureRequest) -> None:
+    version = request.node.callspec.params["node"].version
+    said = dict(line.split(":", 1) for line in node.crictl("version").stdout.splitlines())
+    assert said["RuntimeVersion"].strip().removeprefix("v").startswith(f"{version}.")
+
+
+@on(FOUR_NODES)
+def test_a_pod_starts_and_the_kernel_view_is_readable(node: Node) -> None:
+    pod = guaranteed("first", cpus=1, memory="64Mi").touching("16Mi")
+    pinned = replace(pod.containers[0], cpuset_cpus="2-3", cpuset_mems="1")
+    running = node.launch(pod.with_containers(pinned))
+    node.crictl.await_log(running, "touched")
+
+    view = node.view(running)
+    assert view.mems_allowed == {1}
+    assert view.cpus_allowed == {2, 3}
+    assert view.cpuset_mems_effective == {1}
+    assert view.oom_score_adj == -997
+    assert view.memory_max_bytes == 64 * MIB
+    assert view.oom_group is False
+    assert view.cgroup.startswith(f"{pod.cgroup_parent}/")
+    assert set(view.anon_bytes()) == {1}
+    assert view.anon_bytes()[1] >= 16 * MIB
+    assert node.crictl.execute(running.container_id, "echo", "hello").stdout == "hello\n"
+
+
+@on(FOUR_NODES, "2.1")
+def test_huge_pages_are_charged_to_the_container(node: Node) -> None:
+    pod = guaranteed("huge", cpus=1, memory="64Mi", hugepages={"2MB": 8 * MIB}).touching("8Mi", hugepages="2Mi")
+    running = node.launch(pod)
+    node.crictl.await_log(running, "touched")
+    view = node.view(running)
+    assert view.limit("hugetlb.2MB.max") == 8 * MIB
+    assert view.limit("hugetlb.2MB.current") == 8 * MIB
+
+
+@on(FOUR_NODES, "2.1")
+def test_what_crictl_refuses_is_an_error_with_its_words(node: Node) -> None:
+    nonsense = Container(cpuset_mems="63")
+    with pytest.raises(CommandError, match=r"cpuset|mems|range|Invalid|invalid"):
+        node.launch(Pod("nonsense", containers=(nonsense,)))
+
+
+@on(FOUR_NODES, "2.1", "2.3")
+def test_containers_survive_a_restart_of_containerd(node: Node) -> None:
+    running = node.launch(best_effort("survivor"))
+    before = node.crictl.pid(running.container_id)
+    node.containerd.restart()
+    assert node.crictl.pid(running.container_id) == before
+    node.crictl.update(running.container_id, cpu_share=512)
+    assert node.view(running).files["cpu.weight"].strip() != "1"
+

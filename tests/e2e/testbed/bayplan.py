@@ -1,0 +1,119 @@
+"""The program under test in the guest: start, stop, kill and restart baypland, and ask it with bayplan."""
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.containerd import NRI_SOCKET
+from testbed.errors import CommandError
+from testbed.guest import Completed, Guest
+
+SERVICE = "bayplan"
+DAEMON = "/opt/bayplan/bin/baypland"
+CLIENT = "/opt/bayplan/bin/bayplan"
+STATE_DIRECTORY = "/var/lib/bayplan"
+ADMIN_SOCKET = "/run/bayplan/admin.sock"
+CONFIG = "/etc/bayplan/testbed.toml"
+LOG = "/var/log/bayplan.log"
+START_LIMIT_S = 90
+# Generous deadlines: emulation is ten to twenty times slower than the machines that the defaults are for.
+ENVIRONMENT: Mapping[str, str] = {}
+
+
+class Bayplan:
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self._flags: tuple[str, ...] = ()
+
+    def start(self, *flags: str, config: str = "", fresh: bool = False) -> None:
+        """Start baypland with more flags and the text of a TOML file, and wait until it says that it is ready.
+
+        `fresh` erases the state directory first. Without flags and config, those of the last start are used.
+        """
+        if fresh:
+            self.erase()
+        if flags or config or not self._flags:
+            self.guest.write(CONFIG, config)
+            self._flags = flags
+        self.guest.start(SERVICE, *self._argv(), log=LOG, env=ENVIRONMENT, ready_limit_s=START_LIMIT_S)
+
+    def start_refused(self, *flags: str, config: str = "") -> Completed:
+        """Run baypland where it must not come up; how it ended."""
+        self.guest.write(CONFIG, config)
+        return self.guest.run(*self._argv(flags), limit_s=START_LIMIT_S, check=False)
+
+    def stop(self) -> int | None:
+        """SIGTERM, and wait for the end; the exit code."""
+        return self.guest.signal(SERVICE, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.guest.signal(SERVICE, signal.SIGKILL)
+
+    def reload(self) -> None:
+        """SIGHUP."""
+        self.guest.signal(SERVICE, signal.SIGHUP, wait_s=None)
+
+    def restart(self) -> None:
+        """SIGTERM, then start again with the same flags and state."""
+        self.stop()
+        self.start()
+
+    def running(self) -> bool:
+        return self.guest.running(SERVICE) is not None
+
+    def erase(self) -> None:
+        """Forget all decisions; the daemon must be down."""
+        self.guest.run("rm", "-rf", STATE_DIRECTORY)
+
+    def status(self) -> dict[str, Any]:
+        return self.ask("status")
+
+    def nodes(self) -> dict[str, Any]:
+        return self.ask("nodes")
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        """What `bayplan WORDS --output json` says."""
+        said = self.command(*words, "--output", "json").stdout
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def command(self, *words: str, check: bool = True) -> Completed:
+        """Run the bayplan command line tool against the daemon's admin socket."""
+        return self.guest.run(CLIENT, *words, "--admin-socket", ADMIN_SOCKET, check=check)
+
+    def log_position(self) -> int:
+        """Where the log ends now; give it to `await_log` to look only at what comes later."""
+        return len(self.log().encode())
+
+    def await_log(self, text: str, *, since: int = 0, limit_s: float = 60) -> str:
+        """Wait until the log says something; what it says from `since` on."""
+        return self.guest.await_text(LOG, text, offset=since, limit_s=limit_s)
+
+    def log(self) -> str:
+        return self.guest.read_files(LOG).get(LOG, "")
+
+    def decided(self, container_id: str) -> dict[str, Any] | None:
+        """The entry of a container in the status, None if there is none."""
+        try:
+            status = self.status()
+        except CommandError as error:
+            raise AssertionError(f"bayplan status failed: {error}") from error
+        return _find(status, container_id)
+
+    def _argv(self, flags: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        fixed = ("--nri-socket", NRI_SOCKET, "--state-dir", STATE_DIRECTORY, "--admin-socket", ADMIN_SOCKET)
+        return (DAEMON, "--config", CONFIG, *fixed, *(self._flags if flags is None else flags))
+
+
+def _find(value: object, container_id: str) -> dict[str, Any] | None:
+    """The innermost object that names the container, wherever the answer keeps its list."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            if (found := _find(inner, container_id)) is not None:
+                return found
+        return value if container_id in value.values() else None
+    if isinstance(value, list):
+        return next((found for inner in value if (found := _find(inner, container_id)) is not None), None)
+    return None

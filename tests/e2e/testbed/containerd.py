@@ -1,0 +1,180 @@
+"""containerd in the guest: which versions there are, how each is configured, start, stop, kill, restart.
+
+To offer another version add one line to VERSIONS.
+"""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed import debian, gobuild
+from testbed.cache import artefact
+from testbed.disks import tree_disk
+from testbed.errors import TestBedError
+from testbed.guest import Guest
+from testbed.oci import PAUSE_IMAGE
+
+SERVICE = "containerd"
+SOCKET = "/run/containerd/containerd.sock"
+NRI_SOCKET = "/var/run/nri/nri.sock"
+CONFIG = "/etc/containerd/config.toml"
+LOG = "/var/log/containerd.log"
+IMAGES = "/opt/images/images.tar"
+START_LIMIT_S = 120
+UNSTABLE_FALLBACK = "v2.1.9"
+
+# The plugins that these tests never need; each costs start-up time under emulation.
+UNUSED_PLUGINS = (
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.erofs",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+)
+
+
+def _unstable() -> Path:
+    """containerd of Debian unstable while that is a 2.1, else built from source."""
+    tree = debian.unstable_containerd()
+    said = subprocess.run([tree / "usr/bin/containerd", "--version"], capture_output=True, text=True, check=False)
+    if " 2.1." not in said.stdout:
+        return gobuild.containerd_from_source(UNSTABLE_FALLBACK)
+
+    def pick(path: Path) -> None:
+        (path / "bin").mkdir(parents=True)
+        for program in ("containerd", "containerd-shim-runc-v2", "ctr", "runc"):
+            shutil.copy2(tree / "usr/bin" / program, path / "bin" / program)
+
+    return artefact("containerd-unstable", {"tree": str(tree), "format": 1}, pick)
+
+
+# None: the one in the guest's root, Debian stable's.
+VERSIONS: dict[str, Callable[[], Path] | None] = {
+    "1.7": None,
+    "2.1": _unstable,
+    "2.2": lambda: gobuild.containerd_from_source("v2.2.6"),
+    "2.3": lambda: gobuild.containerd_from_source("v2.3.4"),
+    "2.4-beta": lambda: gobuild.containerd_from_source("v2.4.0-beta.0"),
+}
+DEFAULT_VERSIONS = ("1.7", "2.1", "2.3")
+
+
+def version_disks(*versions: str) -> dict[str, Path]:
+    """Disks with these versions, for a Guest; each appears as /opt/containerd-VERSION."""
+    disks = {}
+    for version in versions:
+        if version not in VERSIONS:
+            raise TestBedError(f"containerd {version} is not one of {', '.join(VERSIONS)}")
+        source = VERSIONS[version]
+        if source is not None:
+            disks[f"containerd-{version}"] = tree_disk("containerd", source())
+    return disks
+
+
+class Containerd:
+    """One containerd at a time in a guest; starting another version begins with an empty store."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.version: str | None = None
+
+    def start(self, version: str, *, nri: bool = True, settings: str = "") -> None:
+        """Start a version and wait until it serves; images are there afterwards. `settings`: more TOML."""
+        fresh = version != self.version
+        if fresh:
+            self.erase()
+        self.version = version
+        self.guest.write(CONFIG, config_text(version, nri=nri) + settings)
+        self._launch()
+        if fresh:
+            self.ctr("images", "import", "--snapshotter", "overlayfs", IMAGES)
+
+    def restart(self, *, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the running process with a signal and start it again; containers keep running."""
+        self.end(how)
+        self._launch()
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.guest.signal(SERVICE, how)
+
+    def running(self) -> bool:
+        return self.guest.running(SERVICE) is not None
+
+    def erase(self) -> None:
+        """Stop containerd if it runs and forget its containers, images and state."""
+        if self.running():
+            self.end(signal.SIGKILL)
+        self.guest.run(
+            "sh",
+            "-c",
+            "pkill -KILL -f '[c]ontainerd-shim'; sleep 0.2;"
+            " grep -oE '/run/(containerd|netns)[^ ]*' /proc/mounts | sort -r | xargs -r umount -l;"
+            " rm -rf /var/lib/containerd /run/containerd",
+        )
+        self.version = None
+
+    def ctr(self, *words: str) -> str:
+        return self.guest.run(f"{self._binaries()}/ctr", "-n", "k8s.io", *words).stdout
+
+    def log(self) -> str:
+        return self.guest.read_files(LOG).get(LOG, "")
+
+    def _binaries(self) -> str:
+        if self.version is None:
+            raise TestBedError("containerd was not started yet")
+        if VERSIONS[self.version] is None:
+            return "/usr/bin"
+        return f"/opt/containerd-{self.version}/bin"
+
+    def _launch(self) -> None:
+        binaries = self._binaries()
+        path = f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        self.guest.start(SERVICE, f"{binaries}/containerd", "--config", CONFIG, log=LOG, env={"PATH": path})
+        self.guest.await_socket(SOCKET, service=SERVICE, limit_s=START_LIMIT_S)
+
+
+def config_text(version: str, *, nri: bool = True) -> str:
+    """The configuration file: cgroupfs driver, our sandbox image, NRI as asked."""
+    disabled = ", ".join(f'"{name}"' for name in UNUSED_PLUGINS)
+    return _v2_config(disabled, nri=nri) if version.startswith("1.") else _v3_config(disabled, nri=nri)
+
+
+def _nri_table(*, nri: bool) -> str:
+    return f"""
+[plugins."io.containerd.nri.v1.nri"]
+  disable = {str(not nri).lower()}
+  disable_connections = false
+  socket_path = "{NRI_SOCKET}"
+"""
+
+
+def _v2_config(disabled: str, *, nri: bool) -> str:
+    return f"""version = 2
+disabled_plugins = [{disabled}]
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+{_nri_table(nri=nri)}"""
+
+
+def _v3_config(disabled: str, *, nri: bool) -> str:
+    return f"""version = 3
+disabled_plugins = [{disabled}]
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["/usr/lib/cni"]
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+    SystemdCgroup = false
+{_nri_table(nri=nri)}"""

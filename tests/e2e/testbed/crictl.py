@@ -1,0 +1,124 @@
+"""crictl in the guest, the way an administrator uses it; every value comes back typed.
+
+`launch` is what scenarios want: sandbox, containers created and started. The steps are there one by one as well.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.errors import CommandError
+from testbed.guest import Completed, Guest
+from testbed.pods import Container, Pod
+
+PROGRAM = "/opt/crictl/bin/crictl"
+RUNTIME_LIMIT = "100s"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A pod that runs: its sandbox id and the container ids by name."""
+
+    pod: Pod
+    sandbox_id: str
+    container_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def container_id(self) -> str:
+        """The id of the only container."""
+        (only,) = self.container_ids.values()
+        return only
+
+
+class Crictl:
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+
+    def __call__(self, *words: str, check: bool = True) -> Completed:
+        """crictl with these words."""
+        return self.guest.run(PROGRAM, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
+
+    def launch(self, pod: Pod) -> Running:
+        """Sandbox, then create and start every container. What fails raises CommandError and leaves the rest."""
+        sandbox_id = self.run_sandbox(pod)
+        containers = {}
+        for container in pod.containers:
+            containers[container.name] = self.create(sandbox_id, pod, container)
+            self.start(containers[container.name])
+        return Running(pod, sandbox_id, containers)
+
+    def refused(self, pod: Pod) -> str:
+        """Try to create the pod's first container, which must fail; what crictl said. The sandbox is removed."""
+        sandbox_id = self.run_sandbox(pod)
+        try:
+            created = self.create(sandbox_id, pod, pod.containers[0])
+        except CommandError as error:
+            return f"{error.stdout}\n{error.stderr}"
+        else:
+            raise AssertionError(f"the container of {pod.name} was created, as {created}, and not refused")
+        finally:
+            self.remove_sandbox(sandbox_id)
+
+    def run_sandbox(self, pod: Pod) -> str:
+        return self("runp", self._file(f"pod-{pod.name}", pod.config())).stdout.strip()
+
+    def create(self, sandbox_id: str, pod: Pod, container: Container) -> str:
+        container_file = self._file(f"container-{pod.name}-{container.name}", container.config())
+        pod_file = self._file(f"pod-{pod.name}", pod.config())
+        return self("create", sandbox_id, container_file, pod_file).stdout.strip()
+
+    def start(self, *container_ids: str) -> None:
+        self("start", *container_ids)
+
+    def stop(self, *container_ids: str, timeout_s: int = 0) -> None:
+        self("stop", f"--timeout={timeout_s}", *container_ids)
+
+    def remove(self, *container_ids: str) -> None:
+        self("rm", "--force", *container_ids)
+
+    def remove_sandbox(self, *sandbox_ids: str) -> None:
+        """Stop and remove sandboxes with everything in them."""
+        self("rmp", "--force", *sandbox_ids)
+
+    def remove_everything(self) -> None:
+        if self("pods", "--quiet").stdout.strip():
+            self("rmp", "--force", "--all")
+
+    def update(self, container_id: str, **fields: str | int) -> None:
+        """crictl update: `cpu_shares=512` becomes --cpu-share 512; the names are crictl's, with underscores."""
+        self("update", *(f"--{name.replace('_', '-')}={value}" for name, value in fields.items()), container_id)
+
+    def execute(self, container_id: str, *argv: str) -> Completed:
+        return self("exec", container_id, *argv)
+
+    def inspect(self, container_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("inspect", container_id).stdout)
+        return found
+
+    def state(self, container_id: str) -> str:
+        """CONTAINER_RUNNING and so on."""
+        return str(self.inspect(container_id)["status"]["state"])
+
+    def pid(self, container_id: str) -> int:
+        """The process id of a container's first process, on the node."""
+        return int(self.inspect(container_id)["info"]["pid"])
+
+    def containers(self) -> list[dict[str, Any]]:
+        """All containers, in whatever state."""
+        return list(json.loads(self("ps", "--all", "--output", "json").stdout).get("containers") or [])
+
+    def logs(self, running: Running, container: str = "main") -> str:
+        return self.guest.read_files(self._log_path(running, container)).get(self._log_path(running, container), "")
+
+    def await_log(self, running: Running, text: str, container: str = "main", *, limit_s: float = 60) -> None:
+        """Wait until the program of a container said something, "touched" for instance."""
+        self.guest.await_text(self._log_path(running, container), text, limit_s=limit_s)
+
+    def _log_path(self, running: Running, container: str) -> str:
+        return f"/var/log/pods/{running.pod.name}/{container}.log"
+
+    def _file(self, name: str, config: Mapping[str, object]) -> str:
+        path = f"/run/testbed/{name}.json"
+        self.guest.write(path, json.dumps(config))
+        return path

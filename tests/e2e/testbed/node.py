@@ -1,0 +1,87 @@
+"""A whole node: guest, containerd, crictl, bayplan and the kernel's view, as one value for scenarios.
+
+A node boots once per topology and lives through many scenarios; `prepare` gives each of them a clean one.
+"""
+
+from pathlib import Path
+
+from testbed.bayplan import Bayplan
+from testbed.containerd import Containerd
+from testbed.crictl import Crictl, Running
+from testbed.errors import TestBedError
+from testbed.guest import Guest
+from testbed.kernel import ContainerView, Kernel
+from testbed.pods import Pod
+from testbed.supplies import disks
+from testbed.topology import Topology
+
+LEFT_BEHIND = """
+find /sys/fs/cgroup/kubepods /sys/fs/cgroup/k8s.io -depth -type d -exec rmdir {} + 2>/dev/null
+rm -rf /var/lib/bayplan /etc/bayplan /run/bayplan /var/log/pods /run/testbed
+for log in /var/log/containerd.log /var/log/bayplan.log; do : >"$log"; done
+"""
+
+
+class Node:
+    """`versions` are those that can be started without booting again."""
+
+    def __init__(self, topology: Topology, *versions: str, with_bayplan: bool = True) -> None:
+        self.topology = topology
+        self.versions = frozenset(versions)
+        self.guest = Guest(topology, disks=disks(*versions, with_bayplan=with_bayplan))
+        self.containerd = Containerd(self.guest)
+        self.crictl = Crictl(self.guest)
+        self.bayplan = Bayplan(self.guest)
+        self.kernel = Kernel(self.guest)
+
+    def prepare(self, version: str) -> None:
+        """A node without pods, decisions and logs, with this containerd serving and bayplan down."""
+        if self.bayplan.running():
+            self.bayplan.kill()
+        if self.containerd.version == version and self.containerd.running():
+            try:
+                self.crictl.remove_everything()
+            except TestBedError:
+                self.containerd.erase()
+        elif self.containerd.version is not None:
+            self.containerd.erase()
+        self.guest.run("sh", "-c", LEFT_BEHIND)
+        if self.containerd.version != version:
+            self.containerd.start(version)
+
+    def view(self, running: Running | str) -> ContainerView:
+        """The kernel's view of a container: of its id, or of a pod with one container."""
+        container_id = running if isinstance(running, str) else running.container_id
+        return self.kernel.view(self.crictl.pid(container_id))
+
+    def launch(self, pod: Pod) -> Running:
+        return self.crictl.launch(pod)
+
+    def save_logs(self, directory: Path) -> list[Path]:
+        """Serial console, kernel messages, both logs, containers and status, as far as they can still be had."""
+        directory.mkdir(parents=True, exist_ok=True)
+        saved = [directory / "console.log"]
+        saved[0].write_text(self.guest.qemu.console_text())
+        if not self.guest.alive():
+            return saved
+        asked = {
+            "containerd.log": lambda: self.containerd.log(),
+            "bayplan.log": lambda: self.bayplan.log(),
+            "dmesg.log": lambda: self.guest.run("dmesg", check=False).stdout,
+            "containers.txt": lambda: self.crictl("ps", "--all", check=False).stdout,
+            "status.json": lambda: self.bayplan.command("status", "--output", "json", check=False).stdout,
+        }
+        for name, ask in asked.items():
+            try:
+                text = ask()
+            except TestBedError as error:
+                text = f"not to be had: {error}\n"
+            if text:
+                (directory / name).write_text(text)
+                saved.append(directory / name)
+        return saved
+
+    def shut_down(self) -> None:
+        self.guest.shut_down()
+
+

@@ -1,0 +1,106 @@
+"""The tree under test as it would be installed: its wheel and the locked dependencies, for the guest's Python.
+
+Appears in the guest as /opt/bayplan, with bin/baypland and bin/bayplan. The dependencies are kept between runs;
+the wheel is built from the tree each time and the disk made anew when it differs.
+"""
+
+import configparser
+import os
+import platform
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+from testbed import debian
+from testbed.cache import artefact, cache_root, digest_files
+from testbed.disks import make_ext4
+from testbed.errors import BuildError, MissingError
+from testbed.qemu import LIBRARY
+from testbed.shell import build_command
+
+PROJECT = Path(__file__).parents[3]
+GUEST_PYTHON = "3.13"
+GUEST_PLATFORM = "x86_64-manylinux_2_40"
+LAUNCHER = """#!/usr/bin/python3 -s
+import sys
+sys.path.insert(0, "/opt/bayplan/lib")
+from {module} import {function}
+sys.exit({function}())
+"""
+
+
+def uv_program() -> str:
+    """uv of PATH, else the one that setup put into the cache."""
+    found = shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{cache_root() / 'bin'}")
+    if found is None:
+        raise MissingError("uv is not installed: run `packaging/dev/setup.sh test`")
+    return found
+
+
+def payload_disk() -> Path:
+    """The disk with this tree's wheel, installed."""
+    with tempfile.TemporaryDirectory(prefix="bayplan-wheel-") as scratch:
+        uv_args = ["build", "--quiet", "--wheel", "--out-dir", scratch, PROJECT]
+        build_command("The wheel of this tree", [uv_program(), *uv_args])
+        wheel = next(Path(scratch).glob("*.whl"), None)
+        if wheel is None:
+            raise BuildError("The wheel of this tree", "uv build --wheel", "no wheel was written")
+        # Not the archive's own hash: it would follow the files' times.
+        with zipfile.ZipFile(wheel) as archive:
+            contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
+        dependencies = _dependencies()
+        recipe = {"wheel": contents, "dependencies": str(dependencies), "format": 3}
+        return artefact("payload", recipe, lambda path: _install(wheel, dependencies, path), keep=4)
+
+
+def _dependencies() -> Path:
+    """A directory with the locked dependencies, compiled for the guest's Python."""
+    argv = [uv_program(), "export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--no-header"]
+    locked = build_command("The list of locked dependencies", argv, cwd=PROJECT)
+
+    def build(path: Path) -> None:
+        path.mkdir()
+        requirements = path.parent / "requirements.txt"
+        requirements.write_text(locked)
+        argv = [uv_program(), "pip", "install", "--quiet", "--no-deps", "--target", path, "--link-mode", "copy"]
+        argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM, "-r", requirements]
+        build_command("The dependencies for the guest", argv)
+        _compile(path)
+
+    return artefact("dependencies", {"locked": locked, "python": GUEST_PYTHON, "format": 2}, build)
+
+
+def _install(wheel: Path, dependencies: Path, path: Path) -> None:
+    root = path.parent / "root"
+    library, programs = root / "lib", root / "bin"
+    build_command("The payload", ["cp", "-a", "--reflink=auto", dependencies, _made(root) / "lib"])
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(library)
+    _compile(library / "bayplan")
+    entry_points = configparser.ConfigParser()
+    entry_points.read(next(library.glob("bayplan-*.dist-info")) / "entry_points.txt")
+    for name, target in entry_points["console_scripts"].items():
+        module, function = target.split(":")
+        launcher = _made(programs) / name
+        launcher.write_text(LAUNCHER.format(module=module, function=function))
+        launcher.chmod(0o755)
+    make_ext4(root, path)
+
+
+def _compile(directory: Path) -> None:
+    """Byte-compile with the guest's own Python: the disk is read-only there, and emulation is slow."""
+    tree = debian.root_tree()
+    python = next((tree / "usr/bin").glob(f"python{GUEST_PYTHON}"))
+    argv = [tree / LIBRARY / "ld-linux-x86-64.so.2", "--library-path", tree / LIBRARY, python]
+    argv += ["-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", directory]
+    build_command("The payload's bytecode", argv, env={"PYTHONHOME": str(tree / "usr")})
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def is_x86_64() -> bool:
+    return platform.machine() == "x86_64"
