@@ -182,6 +182,7 @@ class _Daemon:
             wanted = self._still_expected(due)
             if wanted:
                 await self.in_host_thread(partial(repair, self.hierarchy, wanted))
+                logger.info("repaired", extra={"containers": [one.name for one in wanted]})
 
     def _still_expected(self, due: list[Drift]) -> list[Expectation]:
         """The ledger may have changed while the kernel was read."""

@@ -1,0 +1,293 @@
+"""The controller with a real store: what each event leaves in the ledger, on the disk and in the reply."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.recorder import Recorder
+from bayplan.domain.decision import Outcome, QosClass
+from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.errors import PlacementError, StateError
+from bayplan.nri import Capabilities, Event, Runtime, Version
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import Store
+from bayplan.testing.machines import container, machine, pod
+
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
+MACHINE = machine(2, cpus_per_node=4)
+
+
+def runtime(nri: str) -> Runtime:
+    version = Version.parse(nri)
+    assert version is not None
+    return Runtime("containerd", "any", nri, Capabilities.of(version), frozenset(Event))
+
+
+class Rig:
+    """A controller, and what it asked of the host."""
+
+    def __init__(self, recorder: Recorder, policy: Policy) -> None:
+        self.oom_score_adj: list[tuple[str, int]] = []
+        self.verifications = 0
+        self.controller = Controller(
+            MACHINE,
+            policy,
+            NarrowestEngine(),
+            recorder,
+            cgroup_v2=True,
+            write_oom_score_adj=self.write_oom_score_adj,
+            verify_soon=self.verify_soon,
+        )
+
+    async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
+        self.oom_score_adj.append((one.id, value))
+
+    def verify_soon(self) -> None:
+        self.verifications += 1
+
+
+@asynccontextmanager
+async def rig(directory: Path, policy: Policy = Policy(), nri: str = "0.12.0") -> AsyncIterator[Rig]:
+    recorder = await Recorder.open(partial(Store.open, directory))
+    try:
+        made = Rig(recorder, policy)
+        await made.controller.restore()
+        made.controller.connected(runtime(nri))
+        yield made
+    finally:
+        await recorder.close()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]
+
+
+def recorded(directory: Path) -> set[str]:
+    """The ids in the database, read past the store."""
+    with sqlite3.connect(directory / "state.db") as connection:
+        return {row[0] for row in connection.execute("SELECT container_id FROM containers")}
+
+
+def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            shared = container("s", BEST_EFFORT, resources=Resources())
+            adjustment, updates = await one.controller.create_container(BEST_EFFORT, shared)
+            assert adjustment.cpuset_cpus == CpuSet(range(8))
+            assert updates == []
+            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+            adjustment, updates = await one.controller.create_container(GUARANTEED, exclusive)
+            assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
+            assert adjustment.oom_score_adj == -997
+            assert updates == [Update("s", cpuset_cpus=CpuSet.parse("0,3-7"))]
+            assert recorded(tmp_path) == {"s", "x"}
+
+            assert await one.controller.stop_container(GUARANTEED, exclusive) == [
+                Update("s", cpuset_cpus=CpuSet(range(8)))
+            ]
+            assert recorded(tmp_path) == {"s"}
+            assert await one.controller.stop_container(GUARANTEED, exclusive) == ()
+
+    run(scenario)
+
+
+def test_a_restart_remembers(tmp_path: Path) -> None:
+    exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+
+    async def before() -> None:
+        async with rig(tmp_path) as one:
+            await one.controller.create_container(GUARANTEED, exclusive)
+
+    async def after() -> None:
+        async with rig(tmp_path) as one:
+            assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+            spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
+            listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
+            assert await one.controller.synchronize([GUARANTEED], [listed]) == ()
+            assert one.controller.residents.found == {}
+            assert await one.controller.synchronize([], []) == ()
+            assert recorded(tmp_path) == set()
+
+    run(before)
+    run(after)
+
+
+def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+            big = container("x", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
+            with pytest.raises(PlacementError) as caught:
+                await one.controller.create_container(GUARANTEED, big)
+            assert str(caught.value).startswith(
+                "TopologyAffinityError: default/g/x-name: asks for 2Gi on one node"
+            )
+            assert one.controller.ledger.entries == {}
+        store = Store.open(tmp_path)
+        assert store.entries() == []
+        assert [item.decision.outcome for item in store.history()] == [Outcome.REFUSED]
+        store.close()
+
+    run(scenario)
+
+
+def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+            small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+            await one.controller.create_container(GUARANTEED, small)
+            before = one.controller.ledger
+            with pytest.raises(PlacementError):
+                await one.controller.update_container(
+                    GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB)
+                )
+            assert one.controller.ledger is before
+            await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
+            assert one.controller.ledger.booked_bytes == {0: {"memory": GIB}}
+            grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
+            assert await one.controller.update_container(GUARANTEED, grown, Resources()) == ()
+
+    run(scenario)
+
+
+def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+            await one.controller.create_container(GUARANTEED, small)
+            updates = await one.controller.update_container(
+                GUARANTEED, small, Resources(memory_limit_bytes=GIB + MIB)
+            )
+            assert updates == (Update("x", cpuset_mems=NodeSet([0, 1])),)
+
+    run(scenario)
+
+
+def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+            await one.controller.create_container(GUARANTEED, exclusive)
+            one.controller.missed(Event.CREATE_CONTAINER, "x", "too late")
+            assert one.controller.ledger.entries == {}
+            await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
+            assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
+            assert one.controller.residents.found == {"x": "default/g/x-name"}
+            assert recorded(tmp_path) == {"x"}
+            assert one.controller.counters["missed"] == 1
+            assert one.verifications == 2
+
+    run(scenario)
+
+
+def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+            await one.controller.create_container(GUARANTEED, exclusive)
+            one.controller.missed(Event.STOP_CONTAINER, "x", "too late")
+            assert not one.controller.ledger.exclusive_cpus
+
+    run(scenario)
+
+
+def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            blocker = sqlite3.connect(tmp_path / "state.db")
+            blocker.execute("PRAGMA query_only = 0")
+            blocker.execute("DROP TABLE containers")
+            blocker.commit()
+            blocker.close()
+            with pytest.raises(StateError):
+                await one.controller.create_container(BEST_EFFORT, container("s", BEST_EFFORT))
+            assert one.controller.ledger.entries == {}
+
+    run(scenario)
+
+
+def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+            await one.controller.create_container(GUARANTEED, exclusive)
+            late = container("late", BEST_EFFORT)
+            adjustment = one.controller.fallback_adjustment(BEST_EFFORT, late)
+            assert adjustment.cpuset_cpus == CpuSet.parse("0,3-7")
+            pinned = replace(late, resources=Resources(cpuset_cpus=CpuSet([1])))
+            assert one.controller.fallback_adjustment(BEST_EFFORT, pinned).cpuset_cpus is None
+
+    run(scenario)
+
+
+def test_old_runtimes_get_the_score_written_before_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, nri="0.6.1") as one:
+            plain = container("c", BEST_EFFORT, oom_score_adj=0)
+            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+            assert adjustment.oom_score_adj is None
+            await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, plain)
+            await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, plain)
+            assert one.oom_score_adj == [("c", 1000)]
+
+    run(scenario)
+
+
+def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            for name in ("a", "b"):
+                exclusive = container(name, GUARANTEED, memory_bytes=MIB, milli_cpus=1000)
+                await one.controller.create_container(GUARANTEED, exclusive)
+            await one.controller.state_changed(Event.REMOVE_CONTAINER, GUARANTEED, container("a", GUARANTEED))
+            assert set(one.controller.ledger.entries) == {"b"}
+            await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, Pod(GUARANTEED.id), None)
+            assert one.controller.ledger.entries == {}
+            assert one.verifications == 2
+
+    run(scenario)
+
+
+def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) -> None:
+    wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/memory-limit": "lots"})
+
+    async def ignored() -> None:
+        async with rig(tmp_path) as one:
+            await one.controller.create_container(wrong, container("c", wrong))
+            reasons = one.controller.ledger.entries["c"].decision.reasons
+            assert [reason.code for reason in reasons] == ["shared-pool", "wrong-annotation"]
+
+    async def refused() -> None:
+        async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+            with pytest.raises(PlacementError, match="bayplan.dev/memory-limit: found 'lots'"):
+                await one.controller.create_container(wrong, container("d", wrong))
+
+    run(ignored)
+    run(refused)
+
+
+def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
+            updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
+            assert updates == (Update("n", cpuset_cpus=CpuSet(range(8))),)
+            assert one.controller.residents.found == {"n": "default/be/n-name"}
+            told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
+            assert await one.controller.synchronize([BEST_EFFORT], [told]) == ()
+            assert one.controller.residents.found == {"n": "default/be/n-name"}
+            await one.controller.stop_container(BEST_EFFORT, told)
+            assert one.controller.residents.found == {}
+            assert one.controller.residents.pods == {}
+
+    run(scenario)
