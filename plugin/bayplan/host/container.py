@@ -20,7 +20,7 @@ from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, IdSet, NodeSet
 
 _SCOPE: Final = ".scope"
 _UNIFIED_KEYS: Final = {
@@ -263,6 +263,10 @@ class ContainerCgroup:
 
     def _set(self, attribute: str, value: object) -> None:
         self._refuse_if_protected()
+        if isinstance(value, IdSet) and not value:
+            raise HostError(
+                f"{self.path}/cpuset.{attribute}", "found the empty set, expected at least one id"
+            )
         for files in self._cpusets:
             try:
                 setattr(files, attribute, value)

@@ -13,7 +13,7 @@ from typing import Final
 
 from bayplan.errors import HostError
 from bayplan.host.cgroup_paths import ROOT, clean, is_within, parse_membership
-from bayplan.host.kernelfs import AbsentError, parse_file, refusal
+from bayplan.host.kernelfs import AbsentError, parse_file, read_text, refusal
 
 CGROUP2_SUPER_MAGIC: Final = 0x63677270
 CGROUP_SUPER_MAGIC: Final = 0x27E0EB
@@ -29,7 +29,7 @@ _INIT_SCOPE: Final = "/init.scope"
 _DELETED: Final = " (deleted)"
 _OUTSIDE: Final = "/.."
 _STATFS_BYTES: Final = 256
-_EXPECTED: Final = "cgroup v2 mounted there, or the cpuset controller of cgroup v1 below it"
+_CONTROLLERS: Final = (CPUSET, MEMORY)
 
 
 class Layout(enum.Enum):
@@ -68,8 +68,8 @@ def file_system_magic(directory: str) -> int:
 class Hierarchy:
     """The cgroup mounts of a host.
 
-    ``mounts`` maps the controllers cpuset and memory, where they are in use, to the directory of their
-    root; with cgroup v2 both to the same one. ``own`` is this process's own cgroup by controller.
+    ``mounts`` maps the controllers cpuset and memory to the directory of their root, with cgroup v2 both to
+    the same one. ``own`` is this process's own cgroup by controller.
     """
 
     layout: Layout
@@ -82,21 +82,25 @@ class Hierarchy:
         """Look at /sys/fs/cgroup below *root*. Tests that build a tree pass their own *magic*.
 
         Raises:
-            HostError: no cgroup file system with a cpuset controller is mounted there.
+            HostError: no cgroup file system is there, or it lacks the controller cpuset or memory.
         """
         base = str(root / _MOUNT)
         own = parse_file(str(root / "proc/self/cgroup"), parse_membership)
         if magic(base) == CGROUP2_SUPER_MAGIC:
-            return cls(Layout.UNIFIED, {CPUSET: base, MEMORY: base}, own, root)
-        mounts = {
-            controller: f"{base}/{controller}"
-            for controller in (CPUSET, MEMORY)
-            if _has_magic(f"{base}/{controller}", CGROUP_SUPER_MAGIC, magic)
-        }
-        if CPUSET not in mounts:
-            raise HostError(base, f"no cgroup file system is mounted there, expected {_EXPECTED}")
-        beside = _has_magic(f"{base}/unified", CGROUP2_SUPER_MAGIC, magic)
-        return cls(Layout.HYBRID if beside else Layout.LEGACY, mounts, own, root)
+            mounts = dict.fromkeys(read_text(f"{base}/cgroup.controllers").split(), base)
+            layout = Layout.UNIFIED
+        else:
+            mounts = {
+                controller: f"{base}/{controller}"
+                for controller in _CONTROLLERS
+                if _has_magic(f"{base}/{controller}", CGROUP_SUPER_MAGIC, magic)
+            }
+            beside = _has_magic(f"{base}/unified", CGROUP2_SUPER_MAGIC, magic)
+            layout = Layout.HYBRID if beside else Layout.LEGACY
+        if missing := [controller for controller in _CONTROLLERS if controller not in mounts]:
+            problem = f"no cgroup controller {' and '.join(missing)} is to be found there"
+            raise HostError(base, f"{problem}; expected cgroup v2, or v1 mounts of both below")
+        return cls(layout, {controller: mounts[controller] for controller in _CONTROLLERS}, own, root)
 
     @property
     def unified(self) -> bool:
@@ -109,7 +113,7 @@ class Hierarchy:
             return "it is the root of the hierarchy"
         if is_within(path, _INIT_SCOPE):
             return "it is the cgroup of the system's first process"
-        for controller in (UNIFIED,) if self.unified else (CPUSET, MEMORY):
+        for controller in (UNIFIED,) if self.unified else _CONTROLLERS:
             own = self.own.get(controller, ROOT)
             if is_within(own, path):
                 return f"this process is in it ({own})"

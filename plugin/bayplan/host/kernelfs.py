@@ -72,7 +72,7 @@ def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, shown
     name = shown or os.fsdecode(path)
     value = text.encode("ascii")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             written = os.write(descriptor, value)
         finally:

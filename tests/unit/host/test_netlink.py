@@ -1,0 +1,157 @@
+"""Hotplug: bursts, failures and beginnings from a source of our own; then the kernel's real socket."""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from bayplan.errors import HostError
+from bayplan.host.netlink import UNKNOWN, kernel_events, watch_hotplug
+
+PATIENCE_S = 20
+
+
+def make_kernel_events(count=1):
+    for _ in range(count):
+        Path("/sys/devices/system/node/node0/uevent").write_text("change")
+
+
+class Source:
+    """Event streams as scripted: each listens to one queue; None ends it with an error."""
+
+    def __init__(self):
+        self.opened = 0
+        self.closed = 0
+        self.queue = asyncio.Queue()
+
+    async def events(self):
+        self.opened += 1
+        try:
+            yield UNKNOWN
+            while True:
+                subsystem = await self.queue.get()
+                if subsystem is None:
+                    raise HostError("netlink", "the socket broke")
+                yield subsystem
+        finally:
+            self.closed += 1
+
+
+@contextlib.asynccontextmanager
+async def watching(*arguments, **options):
+    """The calls of watch_hotplug as a queue."""
+    calls = asyncio.Queue()
+    task = asyncio.create_task(watch_hotplug(calls.put_nowait, *arguments, **options))
+
+    async def following():
+        return await asyncio.wait_for(calls.get(), PATIENCE_S)
+
+    try:
+        yield following
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def test_listening_begins_with_a_reason_to_look():
+    async def scenario():
+        source = Source()
+        async with watching(source.events, settle_s=0) as following:
+            assert await following() == {UNKNOWN}
+        assert (source.opened, source.closed) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_only_nodes_cpus_and_memory_count_and_a_burst_is_told_once():
+    async def scenario():
+        source = Source()
+        async with watching(source.events, settle_s=0.01) as following:
+            assert await following() == {UNKNOWN}
+            for subsystem in ("net", "block", "memory", "memory", "usb", "cpu"):
+                source.queue.put_nowait(subsystem)
+            assert await following() == {"memory", "cpu"}
+            source.queue.put_nowait("net")
+            source.queue.put_nowait("node")
+            assert await following() == {"node"}
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_socket_is_opened_again_and_logged_once(caplog):
+    caplog.set_level(logging.WARNING)
+
+    async def scenario():
+        source = Source()
+        async with watching(source.events, settle_s=0, retry_s=0) as following:
+            assert await following() == {UNKNOWN}
+            source.queue.put_nowait(None)
+            assert await following() == {UNKNOWN}
+            source.queue.put_nowait("node")
+            assert await following() == {"node"}
+        assert (source.opened, source.closed) == (2, 2)
+
+    asyncio.run(scenario())
+    assert caplog.messages == ["hotplug is not noticed, trying again every 0 s: netlink: the socket broke"]
+
+
+def test_a_socket_that_cannot_be_had_is_logged_once_however_often_it_is_tried(caplog):
+    caplog.set_level(logging.WARNING)
+
+    async def scenario():
+        tries = 0
+        enough = asyncio.Event()
+
+        async def refused():
+            nonlocal tries
+            tries += 1
+            if tries == 5:
+                enough.set()
+            raise HostError("netlink", "not permitted")
+            yield
+
+        async with watching(refused, settle_s=0, retry_s=0):
+            await asyncio.wait_for(enough.wait(), PATIENCE_S)
+
+    asyncio.run(scenario())
+    assert len(caplog.messages) == 1
+
+
+def test_an_error_of_the_callback_is_not_swallowed():
+    async def scenario():
+        def broken(subsystems):
+            raise ZeroDivisionError(str(subsystems))
+
+        await asyncio.wait_for(watch_hotplug(broken, Source().events, settle_s=0), PATIENCE_S)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(scenario())
+    assert caught.group_contains(ZeroDivisionError)
+
+
+def test_the_kernel_s_own_events(root_user):
+    async def scenario():
+        async with watching(settle_s=0.01) as following:
+            assert UNKNOWN in await following()
+            make_kernel_events()
+            while "node" not in await following():
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
+    async def scenario():
+        async with contextlib.aclosing(kernel_events()) as stream:
+            assert await anext(stream) == UNKNOWN
+            make_kernel_events(20000)  # the loop reads nothing meanwhile; 1 MiB of buffer holds some 1400
+            seen = set()
+            while not {UNKNOWN, "node"} <= seen:
+                seen.add(await asyncio.wait_for(anext(stream), PATIENCE_S))
+            make_kernel_events()
+            assert await asyncio.wait_for(anext(stream), PATIENCE_S)
+
+    asyncio.run(scenario())

@@ -1,0 +1,374 @@
+"""Every file that read_machine reads: absent, garbage, good; and machines of unusual shape."""
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.errors import HostError
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.machines import machine
+from bayplan.testing.sysfs import SYSTEM, SysfsTree
+
+SMALL = machine(nodes=2, cpus_per_node=4, threads_per_core=2, hugepages_bytes={2 * MIB: 8 * MIB, GIB: 0})
+
+REQUIRED = [
+    f"{SYSTEM}/node/online",
+    f"{SYSTEM}/node/node0/cpulist",
+    f"{SYSTEM}/node/node1/meminfo",
+    f"{SYSTEM}/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
+    f"{SYSTEM}/cpu/online",
+    f"{SYSTEM}/cpu/cpu3/topology/core_cpus_list",
+    f"{SYSTEM}/cpu/cpu7/topology/physical_package_id",
+]
+OPTIONAL = [
+    f"{SYSTEM}/node/node0/distance",
+    f"{SYSTEM}/cpu/cpu0/cache/index3/level",
+    f"{SYSTEM}/cpu/cpu0/cache/index3/shared_cpu_list",
+]
+
+
+def test_good(tmp_path):
+    assert read_machine(SysfsTree(SMALL).write(tmp_path)) == SMALL
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_absent_names_the_file(tmp_path, path):
+    tree = SysfsTree(SMALL)
+    if path.endswith("nr_hugepages"):  # its directory announces it
+        tree.files[f"{os.path.dirname(path)}/free_hugepages"] = "0\n"  # noqa: PTH120
+    del tree.files[path]
+    with pytest.raises(AbsentError) as caught:
+        read_machine(tree.write(tmp_path))
+    shown = path.replace("core_cpus_list", "thread_siblings_list")  # the older name is tried last
+    assert caught.value.path == str(tmp_path / shown)
+
+
+@pytest.mark.parametrize("path", REQUIRED + OPTIONAL)
+def test_garbage_names_the_file_and_what_was_found(tmp_path, path):
+    tree = SysfsTree(SMALL)
+    tree.files[path] = "banana\n"
+    with pytest.raises(HostError) as caught:
+        read_machine(tree.write(tmp_path))
+    assert caught.value.path == str(tmp_path / path)
+    assert "'banana'" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", OPTIONAL)
+def test_absence_of_an_optional_file_is_no_error(tmp_path, path):
+    tree = SysfsTree(SMALL)
+    del tree.files[path]
+    found = read_machine(tree.write(tmp_path))
+    assert found.node_ids == SMALL.node_ids
+    if "distance" in path:
+        assert found.node_by_id[0].distances == {}
+        assert found.distance(0, 1) == 20
+
+
+def test_no_cache_files_at_all(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files = {path: text for path, text in tree.files.items() if "/cache/" not in path}
+    found = read_machine(tree.write(tmp_path))
+    assert {cpu.l3_cache_id for cpu in found.cpus} == {None}
+    assert [cpu.core_id for cpu in found.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+def test_an_instruction_cache_or_another_level_is_no_l3(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files[f"{SYSTEM}/cpu/cpu0/cache/index3/type"] = "Instruction\n"
+    tree.files[f"{SYSTEM}/cpu/cpu4/cache/index3/level"] = "4\n"
+    found = read_machine(tree.write(tmp_path))
+    # CPU 1 is then the first of its cache that is asked; its id is the lowest sharer all the same.
+    assert found.cpu_by_id[1].l3_cache_id == 0
+    assert found.cpu_by_id[5].l3_cache_id == 4
+
+
+def test_the_kernel_before_5_3_calls_a_core_its_thread_siblings(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files = {
+        path.replace("core_cpus_list", "thread_siblings_list"): text for path, text in tree.files.items()
+    }
+    assert read_machine(tree.write(tmp_path)) == SMALL
+
+
+def test_a_core_or_cache_that_lacks_the_cpu_itself_cannot_be(tmp_path):
+    for path in (
+        f"{SYSTEM}/cpu/cpu2/topology/core_cpus_list",
+        f"{SYSTEM}/cpu/cpu0/cache/index3/shared_cpu_list",
+    ):
+        tree = SysfsTree(SMALL)
+        tree.files[path] = "6-7\n"
+        with pytest.raises(HostError, match="a list with CPU"):
+            read_machine(tree.write(tmp_path / path.replace("/", "_")))
+
+
+def test_a_cpu_in_two_nodes_cannot_be(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files[f"{SYSTEM}/node/node1/cpulist"] = "3-7\n"
+    with pytest.raises(HostError, match="CPU 3 is already in node 0"):
+        read_machine(tree.write(tmp_path))
+
+
+def test_an_online_cpu_without_a_directory_cannot_be(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.remove(f"{SYSTEM}/cpu/cpu6/")
+    with pytest.raises(HostError, match="no directory for the online CPUs 6"):
+        read_machine(tree.write(tmp_path))
+
+
+def test_no_online_node_cannot_be(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files[f"{SYSTEM}/node/online"] = "\n"
+    with pytest.raises(HostError, match="at least one node"):
+        read_machine(tree.write(tmp_path))
+
+
+def test_an_empty_root_says_what_it_looked_for(tmp_path):
+    with pytest.raises(AbsentError) as caught:
+        read_machine(tmp_path)
+    assert caught.value.path == str(tmp_path / SYSTEM / "cpu/online")
+
+
+class TestDistances:
+    SPARSE = Machine(
+        tuple(
+            Node(node, CpuSet([node]), GIB, distances=distances)
+            for node, distances in (
+                (1, {1: 10, 4: 21, 9: 17}),
+                (4, {1: 31, 4: 10, 9: 28}),
+                (9, {1: 17, 4: 14, 9: 10}),
+            )
+        ),
+        tuple(Cpu(cpu, cpu, 0, cpu, None) for cpu in (1, 4, 9)),
+    )
+
+    def test_columns_are_the_online_nodes_and_not_their_ids(self, tmp_path):
+        tree = SysfsTree(self.SPARSE)
+        # Node 0 is possible but offline: the kernel's line then begins with a blank.
+        assert tree.files[f"{SYSTEM}/node/node4/distance"] == " 31 10 28\n"
+        found = read_machine(tree.write(tmp_path))
+        assert found == self.SPARSE
+        assert (found.distance(4, 1), found.distance(1, 4), found.distance(9, 4)) == (31, 21, 14)
+
+    @pytest.mark.parametrize("line", ["10 20 30 40\n", "10 20\n", "\n", "10 20 -1\n", "10 20 3x\n"])
+    def test_a_line_that_does_not_match_the_nodes_is_garbage(self, tmp_path, line):
+        tree = SysfsTree(self.SPARSE)
+        tree.files[f"{SYSTEM}/node/node4/distance"] = line
+        with pytest.raises(HostError) as caught:
+            read_machine(tree.write(tmp_path))
+        assert caught.value.path == str(tmp_path / SYSTEM / "node/node4/distance")
+
+
+class TestUnusualMachines:
+    def test_cpu_less_nodes_with_sparse_ids(self, tmp_path):
+        wanted = machine(2, 4, 64 * GIB, cpu_less={8: 256 * GIB}, distances={(0, 8): 24, (8, 1): 34})
+        found = read_machine(SysfsTree(wanted).write(tmp_path))
+        assert found == wanted
+        assert found.node_ids == NodeSet([0, 1, 8])
+        assert found.cpu_nodes == NodeSet([0, 1])
+
+    def test_a_node_without_memory(self, tmp_path):
+        bare = Machine(
+            (replace(SMALL.nodes[0], memory_bytes=0, hugepages_bytes={}), SMALL.nodes[1]), SMALL.cpus
+        )
+        tree = SysfsTree(bare)
+        assert not any("node0/hugepages" in path for path in tree.files)  # as the kernel has it
+        found = read_machine(tree.write(tmp_path))
+        assert found == bare
+        assert found.memory_nodes == NodeSet([1])
+
+    def test_offline_cpus_are_listed_with_their_node_but_in_no_set(self, tmp_path):
+        tree = SysfsTree(
+            Machine(
+                (
+                    replace(SMALL.nodes[0], cpus=CpuSet([0, 2, 3])),
+                    replace(SMALL.nodes[1], cpus=CpuSet([5, 6, 7])),
+                ),
+                tuple(replace(cpu, online=cpu.id not in (1, 4)) for cpu in SMALL.cpus),
+            )
+        )
+        found = read_machine(tree.write(tmp_path))
+        assert found.online_cpus == CpuSet([0, 2, 3, 5, 6, 7])
+        assert found.cpus_of(NodeSet([0, 1])) == found.online_cpus
+        assert found.cpu_by_id[1] == Cpu(1, 1, UNKNOWN_SOCKET, 0, None, online=False)
+        assert found.cpu_by_id[4] == Cpu(4, 4, UNKNOWN_SOCKET, 1, None, online=False)
+        # The first thread of the core and of the cache is offline: the next one gives its name.
+        assert found.cpu_by_id[5] == Cpu(5, 5, 1, 1, 5)
+        assert found.cpu_by_id[7] == Cpu(7, 6, 1, 1, 5)
+
+    def test_an_offline_cpu_that_is_linked_to_no_node(self, tmp_path):
+        tree = SysfsTree(Machine(SMALL.nodes[:1], (*SMALL.cpus[:4], Cpu(4, 4, 0, None, None, online=False))))
+        assert read_machine(tree.write(tmp_path)).cpu_by_id[4].node_id is None
+
+    def test_cpus_that_sysfs_hides_as_offline_leave_their_node(self, tmp_path):
+        tree = SysfsTree(SMALL)  # as a container runtime that narrows cpu/online to its own share
+        tree.files[f"{SYSTEM}/cpu/online"] = "0-1\n"
+        found = read_machine(tree.write(tmp_path))
+        assert found.node_by_id[0].cpus == CpuSet([0, 1])
+        assert found.node_by_id[1].cpus == CpuSet()
+        assert found.online_cpus == CpuSet([0, 1])
+
+    def test_more_than_64_nodes(self, tmp_path):
+        wanted = machine(
+            96, 2, GIB, cpu_less={200: GIB, 1000: GIB}, distances={(95, 1000): 99, (1000, 95): 88}
+        )
+        found = read_machine(SysfsTree(wanted).write(tmp_path))
+        assert found == wanted
+        assert len(found.nodes) == 98
+        assert (found.distance(95, 1000), found.distance(1000, 95)) == (99, 88)
+
+    def test_firmware_that_gives_no_sockets(self, tmp_path):
+        unknown = Machine(SMALL.nodes, tuple(replace(cpu, socket_id=-1) for cpu in SMALL.cpus))
+        assert {cpu.socket_id for cpu in read_machine(SysfsTree(unknown).write(tmp_path)).cpus} == {
+            UNKNOWN_SOCKET
+        }
+
+    def test_one_socket_per_node_and_one_l3_per_four_cpus(self, tmp_path):
+        plain = machine(8, 8, GIB)
+        wanted = Machine(plain.nodes, tuple(replace(cpu, l3_cache_id=cpu.id // 4 * 4) for cpu in plain.cpus))
+        assert read_machine(SysfsTree(wanted).write(tmp_path)) == wanted
+
+
+class TestWithoutNuma:
+    ONE = machine(1, 4, 3 * GIB, hugepages_bytes={2 * MIB: 64 * MIB})
+
+    def test_it_is_one_node(self, tmp_path):
+        tree = SysfsTree.without_numa(self.ONE)
+        assert not any(path.startswith(f"{SYSTEM}/node") for path in tree.files)
+        assert read_machine(tree.write(tmp_path)) == self.ONE
+
+    @pytest.mark.parametrize(
+        "text", ["banana\n", "MemTotal: many kB\n", "MemTotal: 12\n", "SwapMemTotal: 12 kB\n"]
+    )
+    def test_garbage_in_meminfo(self, tmp_path, text):
+        tree = SysfsTree.without_numa(self.ONE)
+        tree.files["proc/meminfo"] = text
+        with pytest.raises(HostError) as caught:
+            read_machine(tree.write(tmp_path))
+        assert caught.value.path == str(tmp_path / "proc/meminfo")
+
+    def test_absent_meminfo(self, tmp_path):
+        tree = SysfsTree.without_numa(self.ONE)
+        del tree.files["proc/meminfo"]
+        with pytest.raises(AbsentError):
+            read_machine(tree.write(tmp_path))
+
+    def test_a_kernel_for_one_processor_has_no_topology(self, tmp_path):
+        tree = SysfsTree.without_numa(machine(1, 1, GIB))
+        tree.remove(f"{SYSTEM}/cpu/cpu0/topology/")
+        assert read_machine(tree.write(tmp_path)).cpus == (Cpu(0, 0, UNKNOWN_SOCKET, 0, 0),)
+
+    def test_with_two_processors_missing_topology_is_an_error(self, tmp_path):
+        tree = SysfsTree.without_numa(self.ONE)
+        tree.remove(f"{SYSTEM}/cpu/cpu2/topology/")
+        with pytest.raises(AbsentError):
+            read_machine(tree.write(tmp_path))
+
+
+class TestWhileItChanges:
+    """A file is replaced by a pipe: reading stops there until the test has changed the tree, and goes on."""
+
+    GROWN = machine(3, 4, GIB)
+
+    def swap_while_reading(self, root, paused, change):
+        path = root / paused
+        text = path.read_text()
+        path.unlink()
+        os.mkfifo(path)
+
+        def meanwhile():
+            with path.open("w") as pipe:  # opens when the reader does
+                path.unlink()
+                path.write_text(text)
+                change()
+                pipe.write(text)
+
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        return thread
+
+    def test_a_node_that_comes_is_in_the_result(self, tmp_path):
+        root = SysfsTree(SMALL).write(tmp_path)
+        thread = self.swap_while_reading(
+            root, f"{SYSTEM}/node/node1/meminfo", lambda: SysfsTree(self.GROWN).write(root)
+        )
+        found = read_machine(root)
+        thread.join()
+        assert found.node_ids == NodeSet([0, 1, 2])
+        assert found == Machine(
+            tuple(
+                replace(node, hugepages_bytes=found.node_by_id[node.id].hugepages_bytes)
+                for node in self.GROWN.nodes
+            ),
+            self.GROWN.cpus,
+        )
+
+    def test_an_error_that_the_change_explains_is_not_reported(self, tmp_path):
+        root = SysfsTree(self.GROWN).write(tmp_path)
+
+        def unplug():
+            for path in sorted((root / SYSTEM / "node/node2").rglob("*")):
+                path.unlink()
+            for path, text in SysfsTree(machine(2, 4, GIB)).files.items():
+                if path.startswith(f"{SYSTEM}/node"):
+                    (root / path).write_text(text)
+
+        thread = self.swap_while_reading(root, f"{SYSTEM}/node/node1/meminfo", unplug)
+        found = read_machine(root)
+        thread.join()
+        assert found.node_ids == NodeSet([0, 1])
+
+
+@st.composite
+def machines(draw):
+    ids = sorted(draw(st.sets(st.integers(0, 200), min_size=1, max_size=12)))
+    cpu_ids = sorted(draw(st.sets(st.integers(0, 300), min_size=1, max_size=24)))
+    node_of = {cpu: draw(st.sampled_from(ids)) for cpu in cpu_ids}
+    distance = st.integers(10, 254)
+    nodes = tuple(
+        Node(
+            node,
+            CpuSet(cpu for cpu in cpu_ids if node_of[cpu] == node),
+            draw(st.integers(0, 1 << 36)) << 10,
+            draw(st.dictionaries(st.sampled_from([64 << 10, 2 << 20, 1 << 30]), st.just(0))),
+            {other: draw(distance) for other in ids},
+        )
+        for node in ids
+    )
+    pairs = dict(zip(cpu_ids[::2], cpu_ids[1::2], strict=False)) if draw(st.booleans()) else {}
+    core_of = {second: first for first, second in pairs.items()}
+    l3 = draw(st.booleans())
+    lowest = {node.id: min(node.cpus) for node in nodes if node.cpus}
+    cpus = tuple(
+        Cpu(
+            cpu,
+            core_of.get(cpu, cpu),
+            draw(st.integers(0, 9)),
+            node_of[cpu],
+            lowest[node_of[cpu]] if l3 else None,
+        )
+        for cpu in cpu_ids
+    )
+    return Machine(nodes, cpus)
+
+
+@settings(max_examples=40, deadline=None)
+@given(wanted=machines())
+def test_what_the_kernel_would_print_is_read_back(tmp_path_factory, wanted):
+    assert read_machine(SysfsTree(wanted).write(tmp_path_factory.mktemp("machine"))) == wanted
+
+
+def test_this_machine():
+    found = read_machine()
+    assert CpuSet(os.sched_getaffinity(0)) <= found.online_cpus
+    assert len(found.online_cpus) == os.sysconf("SC_NPROCESSORS_ONLN")
+    assert found.memory_bytes > 0
+    assert all(found.distance(node, node) == 10 for node in found.node_ids)
+    assert found.cpus_of(found.node_ids) == found.online_cpus
