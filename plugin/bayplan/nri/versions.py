@@ -91,7 +91,7 @@ TABLE: Final[dict[str, tuple[_Row, ...]]] = {
         _row("1.35.0", "0.11.0"),
     ),
 }
-"""For each runtime, rising: the first version of it that has a version of NRI. From the go.mod of each tag."""
+"""For each runtime, rising: the first version that has that NRI. From the go.mod of every tag."""
 
 OLDEST: Final = Version(0, 2, 0)
 """The first NRI with this protocol: what a runtime speaks of which nothing is known."""
