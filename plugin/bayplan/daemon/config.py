@@ -32,11 +32,12 @@ _KUBELET_NOTICES: Final[Mapping[tuple[str, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where values come from: its name, and the values under their paths by key."""
+    """Where values come from: its name, the values under their paths by key, and what is wrong already."""
 
     name: str
     values: Mapping[str, tuple[str, object]]
     notices: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 def load_settings(
@@ -59,10 +60,7 @@ def load_settings(
             sources.append(_read(file))
         except Wrong as wrong:
             problems += [(str(file), problem) for problem in wrong.problems]
-    try:
-        sources.append(_of_flags(flags or {}))
-    except Wrong as wrong:
-        problems += [(_FLAGS, problem) for problem in wrong.problems]
+    sources.append(_of_flags(flags or {}))
     typed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source in sources:
@@ -73,7 +71,7 @@ def load_settings(
                     raise Wrong(unknown_key("", key, KEYS))
                 typed[KEYS[key].field] = KEYS[key].read(path, value)
                 origin[key] = source.name
-        problems += [(source.name, problem) for problem in complaints.problems]
+        problems += [(source.name, problem) for problem in (*source.problems, *complaints.problems)]
     settings = replace(
         Settings(),
         **typed,
@@ -151,8 +149,7 @@ def _of_flags(flags: Mapping[str, Sequence[str]]) -> _Source:
                 values[key] = (path, KEYS[key].plain(texts))
             except ParseError as error:
                 raise Wrong(Problem(path, show(error.found), error.expected)) from error
-    complaints.settle()
-    return _Source(_FLAGS, values)
+    return _Source(_FLAGS, values, problems=tuple(complaints.problems))
 
 
 def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:

@@ -20,7 +20,8 @@ def parse_yaml(content: str) -> object:
     """
     try:
         value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: what looks like a date and is none.
         raise Wrong(Problem("the file", _one_line(error), "YAML")) from error
     return {} if value is None else value
 
@@ -32,14 +33,16 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key, Hashable):
+                continue
+            if key in seen:
                 problem = f"the key {key} a second time"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
