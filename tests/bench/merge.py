@@ -75,7 +75,9 @@ def machine(nodes: int, providers: int, state: str, rng: random.Random) -> list[
     return answers
 
 
-def measure(answers: Sequence[ProviderHints], everything: NodeSet, order: Distances | None, repeat: int) -> float:
+def measure(
+    answers: Sequence[ProviderHints], everything: NodeSet, order: Distances | None, repeat: int
+) -> float:
     """The fastest of some merges, in microseconds."""
     best = float("inf")
     for _ in range(repeat):
@@ -87,10 +89,12 @@ def measure(answers: Sequence[ProviderHints], everything: NodeSet, order: Distan
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=3, help="merges per machine, of which the fastest counts")
+    parser.add_argument("--repeat", type=int, default=3, help="merges per machine; the fastest counts")
     repeat = parser.parse_args().repeat
-    print(f"{'nodes':>5} {'providers':>9} {'state':>6} {'narrowest: median':>18} {'worst':>9}"
-          f" {'closest: median':>16} {'worst':>9}  [us]")
+    print(
+        f"{'nodes':>5} {'providers':>9} {'state':>6} {'narrowest: median':>18} {'worst':>9}"
+        f" {'closest: median':>16} {'worst':>9}  [us]"
+    )
     for nodes in SIZES:
         near = distances(nodes)
         for providers in PROVIDERS:

@@ -93,6 +93,24 @@ def narrowest_size(region: Region) -> int | None:
     return fewest(region, Budget(len(region.ground))) or None
 
 
+def rank(hint: Hint, wanted: int = 0, distances: Distances | None = None) -> tuple[bool, int, int, int, int]:
+    """The key by which kubelet prefers one merged hint to another: the smaller one wins.
+
+    Preferred hints come first, the fewer nodes the better. The others come in the order of step 2, with
+    *wanted* for its B. Ties are broken by distance, if *distances* count, then by the lower integer.
+    """
+    mask = hint.nodes.mask if hint.nodes is not None else 0
+    size = mask.bit_count()
+    group = 0 if hint.preferred or size == wanted else 1 if size < wanted else 2
+    return not hint.preferred, group, -size if group == 1 else size, _total(mask, distances), mask
+
+
+def largest_of_smallest(sets: Sequence[HintSet]) -> int:
+    """B of step 2: the size of the smallest set that each hint set has, the largest of these; 0 if none
+    names any nodes."""
+    return _wanted([_List(hints) for hints in sets], Budget(0, None))
+
+
 class _List:
     """One hint set as bare masks."""
 
@@ -183,7 +201,7 @@ class _Intersections:
     def best(self) -> Candidate | None:
         """The best intersection; None if all of them are empty."""
         bases = self._bases()
-        wanted = max((choice.smallest(self._budget) for choice in self._lists), default=0)
+        wanted = _wanted(self._lists, self._budget)
         found = self._of_size(bases, wanted) or self._next_best(bases, wanted)
         if found is None and bases:
             widest = max(bases, key=lambda base: (base.bit_count(), -base))
@@ -246,9 +264,13 @@ class _Intersections:
                 yield Split(base, regions, self._budget)
 
 
+def _wanted(lists: Sequence[_List], budget: Budget) -> int:
+    return max((choice.smallest(budget) for choice in lists), default=0)
+
+
 def _number(region: Region, known: list[Region]) -> int:
-    """The number of a region, the same for regions of the same sets: a provider's resources often share theirs,
-    or two differ only in what they prefer."""
+    """The number of a region, the same for regions of the same sets: a provider's resources often share
+    theirs, or two differ only in what they prefer."""
     for number, other in enumerate(known):
         same = other.ground == region.ground and other.must == region.must
         if other is region or (same and other.demands == region.demands):

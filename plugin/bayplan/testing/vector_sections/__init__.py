@@ -40,6 +40,16 @@ def expect(what: str, found: object, expected: object) -> None:
         raise MismatchError(what, found, expected)
 
 
+def expect_error(found: object, expected: str | None) -> None:
+    """Compare an error (or None) with the recorded text, which may be a part of it, as in kubelet's tests.
+
+    Raises:
+        MismatchError: only one of them is an error, or the text is another.
+    """
+    if not (found is not None and expected and expected in str(found)):
+        expect("error", None if found is None else str(found), expected or None)
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A folder of vector files. Checks may read further files of it, such as named topologies."""
