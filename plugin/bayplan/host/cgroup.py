@@ -54,17 +54,18 @@ class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]
     def __get__(self, instance: "CgroupFiles | None", owner: type | None = None) -> "T | Self":
         if instance is None:
             return self
-        return self.parse(instance.get_property(self.filename), instance.directory.path_of(self.filename))
+        return self.parse(instance.get_property(self.filename), instance.directory.path)
 
     def __set__(self, instance: "CgroupFiles", value: T) -> None:
         super().__set__(instance, value)
 
-    def parse(self, text: str, path: str) -> T:
-        """The value that *text* stands for; a HostError that names *path* where it stands for none."""
+    def parse(self, text: str, below: str) -> T:
+        """The value that *text* stands for; where it stands for none, a HostError that names this file
+        in the directory *below*."""
         try:
             value: T = self.sanitize_get(text)
         except ValueError as error:
-            raise garbage(path, text, self.expected) from error
+            raise garbage(f"{below}/{os.fsdecode(self.filename)}", text, self.expected) from error
         return value
 
 

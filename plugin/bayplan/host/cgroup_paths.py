@@ -4,7 +4,6 @@ Pure text: nothing is looked up. Both cgroup drivers, containerd's and CRI-O's s
 cgroupsPath rules of runc and crun, systemd.slice(5) for the nesting that the names of slices spell out.
 """
 
-from pathlib import PurePosixPath
 from typing import Final
 
 from bayplan.errors import ParseError
@@ -90,10 +89,10 @@ def clean(path: str) -> str:
     Raises:
         ParseError: it is relative, or has a part ``..``, ``.`` or a NUL.
     """
-    parts = PurePosixPath(path).parts
-    if not path.startswith(ROOT) or ".." in parts or "/./" in f"{path}/" or "\0" in path:
+    parts = [part for part in path.split(ROOT) if part]
+    if not path.startswith(ROOT) or "\0" in path or not {".", ".."}.isdisjoint(parts):
         raise ParseError("cgroup path", path, "an absolute path without '..', below the cgroup mount")
-    return "/" + "/".join(part for part in parts[1:])
+    return ROOT + ROOT.join(parts)
 
 
 def is_within(path: str, ancestor: str) -> bool:

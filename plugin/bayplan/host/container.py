@@ -207,7 +207,7 @@ class ContainerCgroup:
         if not self._hierarchy.unified:
             raise HostError(path, f"needs cgroup v2, and this host has {self._hierarchy.layout.value}")
         attribute = _UNIFIED_KEYS[key]
-        parsed = getattr(UnifiedFiles, attribute).parse(value.strip(), path)
+        parsed = getattr(UnifiedFiles, attribute).parse(value.strip(), self.path)
         if attribute == "memory_max":
             self.write_memory_max(parsed)
         else:

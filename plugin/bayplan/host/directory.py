@@ -46,11 +46,11 @@ class Directory:
 
     def read(self, name: bytes) -> str:
         """The text of a file of the cgroup, without white space around it."""
-        return read_text(name, dir_fd=self._descriptor, shown=self.path_of(name)).strip()
+        return read_text(name, dir_fd=self._descriptor, below=self.path).strip()
 
     def write(self, name: bytes, text: str) -> None:
         """Write a file of the cgroup; see `bayplan.host.kernelfs.write_text`."""
-        write_text(name, text, dir_fd=self._descriptor, shown=self.path_of(name))
+        write_text(name, text, dir_fd=self._descriptor, below=self.path)
 
     def path_of(self, name: bytes) -> str:
         """The path of a file, for messages."""

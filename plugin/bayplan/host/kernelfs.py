@@ -31,11 +31,11 @@ class RefusedError(HostError):
         self.errno = errno
 
 
-def read_text(path: str | bytes, *, dir_fd: int | None = None, shown: str = "") -> str:
+def read_text(path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> str:
     """The whole text of a file, read to its end: a cpulist may be longer than one page.
 
-    *shown* is the name for messages where *path* is relative to *dir_fd*. Bytes outside ASCII are kept as
-    escapes, so that garbage can be shown.
+    *below* is the path of the directory *dir_fd*, for messages. Bytes outside ASCII are kept as escapes, so
+    that garbage can be shown.
 
     Raises:
         AbsentError: there is no such file.
@@ -50,26 +50,25 @@ def read_text(path: str | bytes, *, dir_fd: int | None = None, shown: str = "") 
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise refusal(shown or os.fsdecode(path), "cannot be read", error) from error
+        raise refusal(_name(path, below), "cannot be read", error) from error
     return content.decode("ascii", "backslashreplace")
 
 
-def read_optional(path: str | bytes, *, dir_fd: int | None = None, shown: str = "") -> str | None:
+def read_optional(path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> str | None:
     """Like `read_text`, but None where there is no such file."""
     try:
-        return read_text(path, dir_fd=dir_fd, shown=shown)
+        return read_text(path, dir_fd=dir_fd, below=below)
     except AbsentError:
         return None
 
 
-def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, shown: str = "") -> None:
+def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, below: str = "") -> None:
     """Write *text* with one write(2): the kernel takes each write to such a file as a complete value.
 
     Raises:
         AbsentError: there is no such file (it is never created).
         RefusedError: the kernel refused the value, or took only a part of it.
     """
-    name = shown or os.fsdecode(path)
     value = text.encode("ascii")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -78,9 +77,10 @@ def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, shown
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise refusal(name, f"cannot take {text!r}", error) from error
+        raise refusal(_name(path, below), f"cannot take {text!r}", error) from error
     if written != len(value):
-        raise RefusedError(name, f"took {written} of the {len(value)} bytes of {text!r}", errno.EIO)
+        problem = f"took {written} of the {len(value)} bytes of {text!r}"
+        raise RefusedError(_name(path, below), problem, errno.EIO)
 
 
 def parse_file(path: str, parse: Callable[[str], T], text: str | None = None) -> T:
@@ -126,3 +126,8 @@ def refusal(path: str, problem: str, error: OSError) -> HostError:
     if number in _GONE:
         return AbsentError(path, f"{problem}: it is not there ({os.strerror(number)})")
     return RefusedError(path, f"{problem}: {os.strerror(number)}", number)
+
+
+def _name(path: str | bytes, below: str) -> str:
+    name = os.fsdecode(path)
+    return f"{below}/{name}" if below else name

@@ -75,7 +75,7 @@ class DirectoryLock:
 
     def _holder(self) -> str:
         try:
-            pid = read_text(HOLDER, dir_fd=self._descriptor, shown=str(self.directory / HOLDER)).strip()
+            pid = read_text(HOLDER, dir_fd=self._descriptor, below=str(self.directory)).strip()
         except AbsentError:
             pid = ""
         return f"pid {pid}" if pid.isdigit() else "pid unknown"

@@ -68,17 +68,18 @@ class TestReal:
         process = identify(child.pid)
         path = f"/proc/{child.pid}/oom_score_adj"
         effective = int(Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16)
+        before = read_oom_score_adj(process)
         if effective >> CAP_SYS_RESOURCE & 1:
-            write_oom_score_adj(process, -500)
-            assert read_oom_score_adj(process) == -500
+            write_oom_score_adj(process, -1000)
+            assert read_oom_score_adj(process) == -1000
             return
         with pytest.raises(RefusedError) as caught:
-            write_oom_score_adj(process, -500)
+            write_oom_score_adj(process, -1000)
         assert str(caught.value) == (
-            f"{path}: cannot be lowered to -500: this program lacks CAP_SYS_RESOURCE"
+            f"{path}: cannot be lowered to -1000: this program lacks CAP_SYS_RESOURCE"
         )
         assert caught.value.errno == errno.EACCES
-        assert read_oom_score_adj(process) >= 0
+        assert read_oom_score_adj(process) == before
 
     def test_what_is_allowed_follows_the_affinity(self, child):
         allowed = read_allowed(identify(child.pid))
