@@ -2,7 +2,8 @@
 # Sets up a bare Debian or Ubuntu machine for developing and testing bayplan; safe to run again, fast when all is there.
 #
 #   setup.sh test   uv, the locked Python environment (.venv)
-#   setup.sh e2e    test, and all that the virtual machines of tests/e2e need, built and kept in the cache
+#   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
+#   setup.sh e2e    run, and the other containerd versions
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
 # unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
@@ -131,7 +132,8 @@ setup_test() {
 		uv sync --quiet --frozen --all-groups)
 }
 
-setup_e2e() {
+# The arguments are the containerd versions; none: those of the tests.
+setup_machines() {
 	[ "$(uname -m)" = x86_64 ] || fail "the virtual machines of the tests run on x86-64 only, this is $(uname -m)"
 	[ "$(id -u)" = 0 ] || fail "the virtual machines' Debian image can only be built by root: run this as root"
 	local entry missing=()
@@ -143,17 +145,29 @@ setup_e2e() {
 	install_packages "${missing[@]}"
 	setup_test
 	ensure_go
-	(cd "$here" && uv run --quiet --frozen python tests/e2e/prepare.py)
+	(cd "$here" && uv run --quiet --frozen python tests/e2e/prepare.py "$@")
+}
+
+begin() {
+	mkdir -p "$cache" 2>/dev/null || fail "the cache directory $cache cannot be made: set BAYPLAN_CACHE to one that can"
+	with_lock
 }
 
 case "${1:-}" in
-test | e2e)
-	mkdir -p "$cache"
-	with_lock
-	"setup_$1"
+test)
+	begin
+	setup_test
+	;;
+run)
+	begin
+	setup_machines 2.1
+	;;
+e2e)
+	begin
+	setup_machines
 	;;
 *)
-	echo "usage: $0 test|e2e" >&2
+	echo "usage: $0 test|run|e2e" >&2
 	exit 2
 	;;
 esac

@@ -93,7 +93,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     node = getattr(item, "funcargs", {}).get("node")
     if isinstance(node, Node):
         saved = node.save_logs(directory)
-    elif call.excinfo is not None and isinstance(call.excinfo.value, GuestError) and call.excinfo.value.console:
+    elif (
+        call.excinfo is not None and isinstance(call.excinfo.value, GuestError) and call.excinfo.value.console
+    ):
         directory.mkdir(parents=True, exist_ok=True)
         saved = [directory / "console.log"]
         saved[0].write_text(call.excinfo.value.console)

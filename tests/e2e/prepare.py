@@ -1,6 +1,6 @@
 """Builds everything that the virtual machines need into the cache, so that the tests find it there.
 
-    python tests/e2e/prepare.py [containerd version ...]
+python tests/e2e/prepare.py [containerd version ...]
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""The bed itself: topologies come out as asked, every containerd runs pods, and the kernel's view can be read."""
+"""The bed itself: topologies come out as asked, every containerd runs pods, and the kernel's view can be
+read.
+"""
 
 from dataclasses import replace
 
@@ -70,7 +72,9 @@ def test_a_pod_starts_and_the_kernel_view_is_readable(node: Node) -> None:
 
 @on(FOUR_NODES, "2.1")
 def test_huge_pages_are_charged_to_the_container(node: Node) -> None:
-    pod = guaranteed("huge", cpus=1, memory="64Mi", hugepages={"2MB": 8 * MIB}).touching("8Mi", hugepages="2Mi")
+    pod = guaranteed("huge", cpus=1, memory="64Mi", hugepages={"2MB": 8 * MIB}).touching(
+        "8Mi", hugepages="2Mi"
+    )
     running = node.launch(pod)
     node.crictl.await_log(running, "touched")
     view = node.view(running)
@@ -93,4 +97,3 @@ def test_containers_survive_a_restart_of_containerd(node: Node) -> None:
     assert node.crictl.pid(running.container_id) == before
     node.crictl.update(running.container_id, cpu_share=512)
     assert node.view(running).files["cpu.weight"].strip() != "1"
-

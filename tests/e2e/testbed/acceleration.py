@@ -1,9 +1,10 @@
 """Whether KVM really works here: found out by booting the smallest guest once, and remembered.
 
-/dev/kvm may exist and hang QEMU all the same (nested virtualisation without the instructions the kernel needs), so
-the device node alone says nothing.
+/dev/kvm may exist and hang QEMU all the same (nested virtualisation without the instructions the kernel
+needs), so the device node alone says nothing.
 """
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -41,9 +42,7 @@ def _probe() -> bool:
             kernel_words=[PROBE_WORD],
             disks={},
         )
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             guest.process.wait(PROBE_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            pass
         guest.kill()
         return PROBE_ANSWER in guest.console_text()

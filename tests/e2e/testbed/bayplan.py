@@ -24,19 +24,20 @@ class Bayplan:
         self.guest = guest
         self._flags: tuple[str, ...] = ()
         self._started_at = 0
-        self._started_at = 0
 
     def start(self, *flags: str, config: str = "", fresh: bool = False) -> None:
-        """Start baypland with more flags and the text of a TOML file, and wait until it says that it is ready.
+        """Start baypland with these flags and the text of a TOML file; returns once it says that it is ready.
 
-        `fresh` erases the state directory first. Without flags and config, those of the last start are used.
+        `fresh` erases the state directory first.
         """
         if fresh:
             self.erase()
-        if flags or config or not self._flags:
-            self.guest.write(CONFIG, config)
-            self._flags = flags
-        self._started_at = self.log_position()
+        self.guest.write(CONFIG, config)
+        self._flags = flags
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Start baypland with the flags and the file of the last start."""
         self._started_at = self.log_position()
         self.guest.start(SERVICE, *self._argv(), log=LOG, ready_limit_s=START_LIMIT_S)
 
@@ -60,7 +61,7 @@ class Bayplan:
     def restart(self) -> None:
         """SIGTERM, then start again with the same flags and state."""
         self.stop()
-        self.start()
+        self.start_again()
 
     def running(self) -> bool:
         return self.guest.running(SERVICE) is not None
@@ -100,10 +101,6 @@ class Bayplan:
     def await_log(self, text: str, *, since: int = 0, limit_s: float = 60) -> str:
         """Wait until the log says something; what it says from `since` on."""
         return self.guest.await_text(LOG, text, offset=since, limit_s=limit_s)
-
-    def await_synchronized(self, *, since: int | None = None, limit_s: float = 60) -> str:
-        """Wait until containerd asks the daemon: since the last start, or since a place in the log."""
-        return self.await_log("synchronized", since=self._started_at if since is None else since, limit_s=limit_s)
 
     def log(self) -> str:
         return self.guest.read_files(LOG).get(LOG, "")

@@ -1,8 +1,8 @@
 """Artefacts that are expensive to make, kept between runs.
 
-Each lives at CACHE/NAME/KEY, where KEY is a hash of the recipe (everything that went into it). It is built in a
-temporary place and renamed, under a lock per key: a path that exists is whole, and two runs that start at once
-build it once.
+Each lives at CACHE/NAME/KEY, where KEY is a hash of the recipe (everything that went into it). It is built
+in a temporary place and renamed, under a lock per key: a path that exists is whole, and two runs that start
+at once build it once.
 """
 
 import fcntl

@@ -1,9 +1,10 @@
 """Requests to the agent in the guest and its replies, over a socket pair whose other end QEMU holds.
 
-Any number of threads may call at once; one reader thread hands the replies out. When the guest dies, everybody
-who waits is told so.
+Any number of threads may call at once; one reader thread hands the replies out. When the guest dies,
+everybody who waits is told so.
 """
 
+import contextlib
 import itertools
 import json
 import socket
@@ -45,7 +46,9 @@ class Channel:
         try:
             answer = reply.result(limit_s + REPLY_SLACK_S)
         except FutureTimeoutError:
-            raise GuestError(f"the guest did not answer `{op}` within {limit_s + REPLY_SLACK_S:.0f} s") from None
+            raise GuestError(
+                f"the guest did not answer `{op}` within {limit_s + REPLY_SLACK_S:.0f} s"
+            ) from None
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -57,10 +60,8 @@ class Channel:
         with self._lock:
             self._closed = True
         # shutdown() wakes the reader, close() alone would leave it in recv() for ever.
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()
 
     def _read(self) -> None:

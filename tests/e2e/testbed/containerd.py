@@ -40,7 +40,9 @@ UNUSED_PLUGINS = (
 def _unstable() -> Path:
     """containerd of Debian unstable while that is a 2.1, else built from source."""
     tree = debian.unstable_containerd()
-    said = subprocess.run([tree / "usr/bin/containerd", "--version"], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [tree / "usr/bin/containerd", "--version"], capture_output=True, text=True, check=False
+    )
     if " 2.1." not in said.stdout:
         return gobuild.containerd_from_source(UNSTABLE_FALLBACK)
 

@@ -1,6 +1,7 @@
 """crictl in the guest, the way an administrator uses it; every value comes back typed.
 
-`launch` is what scenarios want: sandbox, containers created and started. The steps are there one by one as well.
+`launch` is what scenarios want: sandbox, containers created and started. The steps are there one by one as
+well.
 """
 
 import json
@@ -40,7 +41,9 @@ class Crictl:
         return self.guest.run(PROGRAM, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
 
     def launch(self, pod: Pod) -> Running:
-        """Sandbox, then create and start every container. What fails raises CommandError and leaves the rest."""
+        """Sandbox, then create and start every container. What fails raises CommandError and leaves the
+        rest.
+        """
         sandbox_id = self.run_sandbox(pod)
         containers = {}
         for container in pod.containers:
@@ -49,7 +52,9 @@ class Crictl:
         return Running(pod, sandbox_id, containers)
 
     def refused(self, pod: Pod) -> str:
-        """Try to create the pod's first container, which must fail; what crictl said. The sandbox is removed."""
+        """Try to create the pod's first container, which must fail; what crictl said. The sandbox is
+        removed.
+        """
         sandbox_id = self.run_sandbox(pod)
         try:
             created = self.create(sandbox_id, pod, pod.containers[0])
@@ -86,8 +91,12 @@ class Crictl:
             self("rmp", "--force", "--all")
 
     def update(self, container_id: str, **fields: str | int) -> None:
-        """crictl update: `cpu_shares=512` becomes --cpu-share 512; the names are crictl's, with underscores."""
-        self("update", *(f"--{name.replace('_', '-')}={value}" for name, value in fields.items()), container_id)
+        """crictl update: `cpu_shares=512` becomes --cpu-share 512; the names are crictl's, with
+        underscores.
+        """
+        self(
+            "update", *(f"--{name.replace('_', '-')}={value}" for name, value in fields.items()), container_id
+        )
 
     def execute(self, container_id: str, *argv: str) -> Completed:
         return self("exec", container_id, *argv)
@@ -109,7 +118,9 @@ class Crictl:
         return list(json.loads(self("ps", "--all", "--output", "json").stdout).get("containers") or [])
 
     def logs(self, running: Running, container: str = "main") -> str:
-        return self.guest.read_files(self._log_path(running, container)).get(self._log_path(running, container), "")
+        return self.guest.read_files(self._log_path(running, container)).get(
+            self._log_path(running, container), ""
+        )
 
     def await_log(self, running: Running, text: str, container: str = "main", *, limit_s: float = 60) -> None:
         """Wait until the program of a container said something, "touched" for instance."""

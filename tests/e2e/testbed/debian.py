@@ -53,7 +53,13 @@ def unstable_containerd() -> Path:
 
 
 def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...]) -> Path:
-    recipe = {"variant": variant, "suite": suite, "packages": packages, "options": UNPACK_OPTIONS, "format": 1}
+    recipe = {
+        "variant": variant,
+        "suite": suite,
+        "packages": packages,
+        "options": UNPACK_OPTIONS,
+        "format": 1,
+    }
 
     def build(path: Path) -> None:
         require_root()
@@ -68,13 +74,21 @@ def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...]) -
 
 
 def _mirror() -> list[str]:
-    """The mirror that this machine's own package sources use, when it is a Debian; else mmdebstrap's default."""
+    """The mirror that this machine's own package sources use, when it is a Debian; else mmdebstrap's
+    default.
+    """
     if explicit := os.environ.get("BAYPLAN_DEBIAN_MIRROR"):
         return [explicit]
     if shutil.which("apt-get") is None:
         return []
     listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(LABEL) $(REPO_URI)", "Created-By: Packages"],
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(ORIGIN) $(COMPONENT) $(LABEL) $(REPO_URI)",
+            "Created-By: Packages",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -92,4 +106,8 @@ def _proxy_options() -> list[str]:
         return []
     dumped = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False).stdout
     wanted = ("Acquire::http::Proxy ", "Acquire::https::Proxy ")
-    return [line.rstrip(";") for line in dumped.splitlines() if line.startswith(wanted) and not line.endswith('"";')]
+    return [
+        line.rstrip(";")
+        for line in dumped.splitlines()
+        if line.startswith(wanted) and not line.endswith('"";')
+    ]

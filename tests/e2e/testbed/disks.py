@@ -1,4 +1,6 @@
-"""File systems for the guest, made from directories without mounting anything: ext4 disks and the initramfs."""
+"""File systems for the guest, made from directories without mounting anything: ext4 disks and the
+initramfs.
+"""
 
 import lzma
 import re
@@ -39,11 +41,15 @@ def root_disk() -> Path:
 
 def tree_disk(name: str, tree: Path) -> Path:
     """A read-only disk with the contents of an artefact directory."""
-    return artefact(f"{name}-disk", {"tree": str(tree), "format": 1}, lambda path: make_ext4(tree, path), keep=4)
+    return artefact(
+        f"{name}-disk", {"tree": str(tree), "format": 1}, lambda path: make_ext4(tree, path), keep=4
+    )
 
 
 def make_ext4(tree: Path, path: Path, *, free_mib: int = 8) -> None:
-    """An ext4 image with the files of a directory and so much free space; no journal, the image is thrown away."""
+    """An ext4 image with the files of a directory and so much free space; no journal, the image is thrown
+    away.
+    """
     files = sum(1 for _ in tree.rglob("*"))
     used = int(build_command("A disk", ["du", "-sm", "--apparent-size", tree]).split()[0])
     size_mib = used + used // 8 + files // 200 + free_mib + 4
@@ -61,7 +67,9 @@ def kernel() -> Path:
 
 
 def initramfs() -> Path:
-    """Static busybox, the disk driver, and the files of `guest/` which it carries over into the root's /run."""
+    """Static busybox, the disk driver, and the files of `guest/` which it carries over into the root's
+    /run.
+    """
     tree = debian.tools()
 
     def build(path: Path) -> None:
@@ -107,7 +115,7 @@ def _with_dependencies(tree: Path, modules: tuple[str, ...]) -> list[str]:
         if found is None:
             return  # built in
         record = re.search(rb"\0depends=([^\0]*)\0", lzma.decompress(found.read_bytes()))
-        for needed in (record[1].decode().split(",") if record else []):
+        for needed in record[1].decode().split(",") if record else []:
             if needed:
                 visit(needed.replace("-", "_"))
         ordered.append(module)

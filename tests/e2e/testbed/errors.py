@@ -1,6 +1,7 @@
 """What can go wrong with the bed itself, as opposed to what a scenario checks.
 
-Every message is one sentence that names the thing and what to do; a scenario that needs the bed fails with it.
+Every message is one sentence that names the thing and what to do; a scenario that needs the bed fails with
+it.
 """
 
 
@@ -24,7 +25,9 @@ class BuildError(TestBedError):
 
 
 class GuestError(TestBedError):
-    """The virtual machine died, or did not answer in time; the console's end is in the message, all of it here."""
+    """The virtual machine died, or did not answer in time; the console's end is in the message, all of it
+    here.
+    """
 
     def __init__(self, message: str, *, console: str = "") -> None:
         self.console = console

@@ -1,7 +1,7 @@
 """Go programs at pinned versions, static, so that they run in the guest whatever this machine's C library.
 
-They are built as the dependency of an empty module, not with `go install`: that asks the module proxy for lists of
-versions, which some proxies do not serve, and would give the same programs.
+They are built as the dependency of an empty module, not with `go install`: that asks the module proxy for
+lists of versions, which some proxies do not serve, and would give the same programs.
 """
 
 import os
@@ -31,7 +31,11 @@ def go_program() -> Path:
 
 def _go_version(go: str) -> tuple[int, ...]:
     said = subprocess.run(
-        [go, "env", "GOVERSION"], capture_output=True, text=True, check=False, env={**os.environ, "GOTOOLCHAIN": "local"}
+        [go, "env", "GOVERSION"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GOTOOLCHAIN": "local"},
     ).stdout
     found = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", said)
     return tuple(int(part or 0) for part in found.groups()) if found else (0,)
@@ -53,7 +57,9 @@ def crictl() -> Path:
             shutil.copy2(installed, path / "bin/crictl")
 
         return artefact("crictl-installed", {"crictl": digest_files(Path(installed).resolve())}, copy)
-    return _from_module("crictl", "sigs.k8s.io/cri-tools", CRI_TOOLS_VERSION, ("sigs.k8s.io/cri-tools/cmd/crictl",))
+    return _from_module(
+        "crictl", "sigs.k8s.io/cri-tools", CRI_TOOLS_VERSION, ("sigs.k8s.io/cri-tools/cmd/crictl",)
+    )
 
 
 def workload() -> Path:
@@ -78,7 +84,9 @@ def _from_module(name: str, module: str, version: str, commands: tuple[str, ...]
     return artefact(name, {"module": module, "version": version, "commands": commands, "format": 1}, build)
 
 
-def _go_build(what: str, directory: Path, output: Path, packages: tuple[str, ...], flags: tuple[str, ...]) -> None:
+def _go_build(
+    what: str, directory: Path, output: Path, packages: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
     argv = [str(go_program()), "build", *flags, "-trimpath", "-ldflags=-s -w", "-o", f"{output}", *packages]
     if output.is_dir():
         argv[argv.index(f"{output}")] = f"{output}/"

@@ -5,7 +5,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,19 @@ class Guest:
         limit_s: float = COMMAND_LIMIT_S,
         check: bool = True,
     ) -> Completed:
-        """Run a command to its end. Raises CommandError on another exit code than 0, unless `check` is off."""
+        """Run a command to its end. Raises CommandError unless it ends with 0, or `check` is off."""
         reply = self._call(
-            "run", limit_s=limit_s, argv=list(argv), stdin=base64.b64encode(stdin).decode(), env=dict(env or {})
+            "run",
+            limit_s=limit_s,
+            argv=list(argv),
+            stdin=base64.b64encode(stdin).decode(),
+            env=dict(env or {}),
         )
         stdout, stderr = _text(reply["stdout"]), _text(reply["stderr"])
         if reply.get("timed_out"):
-            raise GuestError(f"`{' '.join(argv)}` took longer than {limit_s} s in the guest: {stderr or stdout}")
+            raise GuestError(
+                f"`{' '.join(argv)}` took longer than {limit_s} s in the guest: {stderr or stdout}"
+            )
         done = Completed(reply["exit_code"], stdout, stderr)
         if check and done.exit_code:
             raise CommandError(list(argv), done.exit_code, stdout, stderr)
@@ -94,12 +100,16 @@ class Guest:
         fields: dict[str, object] = {"ready_limit_s": ready_limit_s} if ready_limit_s else {}
         limit_s = COMMAND_LIMIT_S + (ready_limit_s or 0)
         return int(
-            self._call("start", limit_s=limit_s, name=name, argv=list(argv), log=log, env=dict(env or {}), **fields)["pid"]
+            self._call(
+                "start", limit_s=limit_s, name=name, argv=list(argv), log=log, env=dict(env or {}), **fields
+            )["pid"]
         )
 
     def signal(self, name: str, number: int, *, wait_s: float | None = 60) -> int | None:
         """Send a signal to a service and wait for its end; its exit code, None while it runs."""
-        return self._call("signal", limit_s=COMMAND_LIMIT_S, name=name, signal=int(number), wait_s=wait_s)["exit_code"]
+        return self._call("signal", limit_s=COMMAND_LIMIT_S, name=name, signal=int(number), wait_s=wait_s)[
+            "exit_code"
+        ]
 
     def running(self, name: str) -> int | None:
         """The process id of a service that runs, else None."""
@@ -116,13 +126,17 @@ class Guest:
         return found[path]
 
     def read_files(self, *paths: str, pattern: bool = False) -> dict[str, str]:
-        """Path -> contents, in one round trip; what cannot be read is left out. `pattern`: the paths are globs."""
+        """Path -> contents, in one round trip; what cannot be read is left out. `pattern`: the paths are
+        globs.
+        """
         reply = self._call("read", limit_s=COMMAND_LIMIT_S, paths=list(paths), glob=pattern)
         return {path: _text(content) for path, content in reply["files"].items()}
 
     def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         raw = content.encode() if isinstance(content, str) else content
-        self._call("write", limit_s=COMMAND_LIMIT_S, path=path, content=base64.b64encode(raw).decode(), mode=mode)
+        self._call(
+            "write", limit_s=COMMAND_LIMIT_S, path=path, content=base64.b64encode(raw).decode(), mode=mode
+        )
 
     def await_socket(self, path: str, *, service: str | None = None, limit_s: float = 90) -> None:
         """Wait until something listens on a Unix socket; fails at once when the service that should ends."""
@@ -130,7 +144,9 @@ class Guest:
 
     def await_text(self, path: str, text: str, *, offset: int = 0, limit_s: float = 60) -> str:
         """Wait until a file holds a text beyond a byte offset; the contents from there."""
-        return _text(self._call("await_text", limit_s=limit_s, path=path, text=text, offset=offset)["content"])
+        return _text(
+            self._call("await_text", limit_s=limit_s, path=path, text=text, offset=offset)["content"]
+        )
 
     def uptime_s(self) -> float:
         return float(self._call("ping", limit_s=COMMAND_LIMIT_S)["uptime_s"])

@@ -68,10 +68,14 @@ class Kernel:
 
     def view(self, pid: int) -> ContainerView:
         """The kernel's view of the container whose first process is `pid`."""
-        process = self.guest.read_files(*(f"/proc/{pid}/{name}" for name in ("status", "cgroup", "oom_score_adj")))
+        process = self.guest.read_files(
+            *(f"/proc/{pid}/{name}" for name in ("status", "cgroup", "oom_score_adj"))
+        )
         if len(process) < 3:
             raise TestBedError(f"process {pid} is gone")
-        status = dict(line.split(":", 1) for line in process[f"/proc/{pid}/status"].splitlines() if ":" in line)
+        status = dict(
+            line.split(":", 1) for line in process[f"/proc/{pid}/status"].splitlines() if ":" in line
+        )
         cgroup = process[f"/proc/{pid}/cgroup"].strip().removeprefix("0::")
         files = self.cgroup_files(cgroup)
         return ContainerView(
@@ -88,7 +92,8 @@ class Kernel:
         """File name -> contents of a cgroup's readable files (memory, cpuset, cpu, hugetlb, pids)."""
         base = CGROUP_ROOT + cgroup
         found = self.guest.read_files(
-            *(f"{base}/{kind}.*" for kind in ("memory", "cpuset", "cpu", "hugetlb", "pids", "cgroup")), pattern=True
+            *(f"{base}/{kind}.*" for kind in ("memory", "cpuset", "cpu", "hugetlb", "pids", "cgroup")),
+            pattern=True,
         )
         return {path.rsplit("/", 1)[1]: content for path, content in found.items()}
 

@@ -58,15 +58,17 @@ class Node:
         return self.crictl.launch(pod)
 
     def save_logs(self, directory: Path) -> list[Path]:
-        """Serial console, kernel messages, both logs, containers and status, as far as they can still be had."""
+        """Serial console, kernel messages, both logs, containers and status, as far as they can still be
+        had.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         saved = [directory / "console.log"]
         saved[0].write_text(self.guest.qemu.console_text())
         if not self.guest.alive():
             return saved
         asked = {
-            "containerd.log": lambda: self.containerd.log(),
-            "bayplan.log": lambda: self.bayplan.log(),
+            "containerd.log": self.containerd.log,
+            "bayplan.log": self.bayplan.log,
             "dmesg.log": lambda: self.guest.run("dmesg", check=False).stdout,
             "containers.txt": lambda: self.crictl("ps", "--all", check=False).stdout,
             "status.json": lambda: self.bayplan.command("status", "--output", "json", check=False).stdout,
@@ -83,5 +85,3 @@ class Node:
 
     def shut_down(self) -> None:
         self.guest.shut_down()
-
-

@@ -23,7 +23,12 @@ FORMAT = 1
 def image_archive() -> Path:
     """The OCI archive with both images."""
     busybox, program = tools() / "usr/bin/busybox", workload()
-    recipe = {"busybox": digest_files(busybox), "workload": digest_files(program), "applets": APPLETS, "format": FORMAT}
+    recipe = {
+        "busybox": digest_files(busybox),
+        "workload": digest_files(program),
+        "applets": APPLETS,
+        "format": FORMAT,
+    }
     return artefact("images", recipe, lambda path: _write_archive(path, busybox, program))
 
 
@@ -38,7 +43,10 @@ def _write_archive(path: Path, busybox: Path, program: Path) -> None:
     layer_bytes = _layer(busybox, program)
     layer = blob(layer_bytes, "application/vnd.oci.image.layer.v1.tar")
     manifests = []
-    for name, command in ((PAUSE_IMAGE, ["/bin/workload", "pause"]), (WORKLOAD_IMAGE, ["/bin/workload", "pause"])):
+    for name, command in (
+        (PAUSE_IMAGE, ["/bin/workload", "pause"]),
+        (WORKLOAD_IMAGE, ["/bin/workload", "pause"]),
+    ):
         config = {
             "architecture": "amd64",
             "os": "linux",
@@ -53,7 +61,11 @@ def _write_archive(path: Path, busybox: Path, program: Path) -> None:
         }
         described = blob(_json(manifest), "application/vnd.oci.image.manifest.v1+json")
         manifests.append({**described, "annotations": {"io.containerd.image.name": name}})
-    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests}
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": manifests,
+    }
     with tarfile.open(path, "w") as archive:
         _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
         _add(archive, "index.json", _json(index))

@@ -1,7 +1,8 @@
-"""The tree under test as it would be installed: its wheel and the locked dependencies, for the guest's Python.
+"""The tree under test as it would be installed: its wheel and the locked dependencies, for the guest's
+Python.
 
-Appears in the guest as /opt/bayplan, with bin/baypland and bin/bayplan. The dependencies are kept between runs;
-the wheel is built from the tree each time and the disk made anew when it differs.
+Appears in the guest as /opt/bayplan, with bin/baypland and bin/bayplan. The dependencies are kept between
+runs; the wheel is built from the tree each time and the disk made anew when it differs.
 """
 
 import configparser
@@ -13,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from testbed import debian
-from testbed.cache import artefact, cache_root, digest_files
+from testbed.cache import artefact, cache_root
 from testbed.disks import make_ext4
 from testbed.errors import BuildError, MissingError
 from testbed.qemu import LIBRARY
@@ -63,7 +64,17 @@ def _dependencies() -> Path:
         path.mkdir()
         requirements = path.parent / "requirements.txt"
         requirements.write_text(locked)
-        argv = [uv_program(), "pip", "install", "--quiet", "--no-deps", "--target", path, "--link-mode", "copy"]
+        argv = [
+            uv_program(),
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            path,
+            "--link-mode",
+            "copy",
+        ]
         argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM, "-r", requirements]
         build_command("The dependencies for the guest", argv)
         _compile(path)

@@ -74,14 +74,15 @@ class Container:
             "cpuset_cpus": self.cpuset_cpus or None,
             "cpuset_mems": self.cpuset_mems or None,
             "unified": dict(self.unified) or None,
-            "hugepage_limits": [{"page_size": s, "limit": n} for s, n in self.hugepage_limits.items()] or None,
+            "hugepage_limits": [{"page_size": s, "limit": n} for s, n in self.hugepage_limits.items()]
+            or None,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What CRI's PodSandboxConfig says, and the containers to run in it. On the host's network unless told."""
+    """What CRI's PodSandboxConfig says, and its containers. On the host's network unless told otherwise."""
 
     name: str
     containers: tuple[Container, ...] = (Container(),)
@@ -128,7 +129,11 @@ def new_uid() -> str:
 
 def cgroup_parent(qos: str, uid: str) -> str:
     """Kubelet's path for a pod with the cgroupfs driver."""
-    tree = {"Guaranteed": "/kubepods", "Burstable": "/kubepods/burstable", "BestEffort": "/kubepods/besteffort"}[qos]
+    tree = {
+        "Guaranteed": "/kubepods",
+        "Burstable": "/kubepods/burstable",
+        "BestEffort": "/kubepods/besteffort",
+    }[qos]
     return f"{tree}/pod{uid}"
 
 

@@ -1,7 +1,7 @@
 """QEMU as a child process: its command line, the serial console, its death.
 
-The guest never outlives the process that started it: the kernel kills QEMU with its parent, a guest that panics
-ends QEMU, and the agent powers off when its channel closes.
+The guest never outlives the process that started it: the kernel kills QEMU with its parent, a guest that
+panics ends QEMU, and the agent powers off when its channel closes.
 """
 
 import subprocess
@@ -53,7 +53,16 @@ class Qemu:
         agent_fd: int | None = None,
     ) -> None:
         self.console = console
-        args = [*qemu_program(), "-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot"]
+        args = [
+            *qemu_program(),
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-nic",
+            "none",
+            "-no-reboot",
+        ]
         args += ["-serial", f"file:{console}", "-rtc", "base=utc", *machine]
         args += ["-kernel", str(kernel()), "-initrd", str(initramfs())]
         args += ["-append", " ".join([*KERNEL_WORDS, *kernel_words])]
@@ -74,7 +83,11 @@ class Qemu:
                 stdout=errors,
                 stderr=errors,
                 pass_fds=fds,
-                env={"QEMU_MODULE_DIR": str(tree / LIBRARY / "qemu"), "PATH": "/usr/bin:/bin", "TMPDIR": str(console.parent)},
+                env={
+                    "QEMU_MODULE_DIR": str(tree / LIBRARY / "qemu"),
+                    "PATH": "/usr/bin:/bin",
+                    "TMPDIR": str(console.parent),
+                },
                 start_new_session=True,
             )
 

@@ -15,7 +15,9 @@ class Wanted:
 
 
 def on(topology: Topology, *versions: str) -> pytest.MarkDecorator:
-    """Run the test once per containerd version (default: 1.7, 2.1, 2.3), with a clean node as the fixture `node`."""
+    """Run the test once per containerd version (default: 1.7, 2.1, 2.3), with a clean node as the fixture
+    `node`.
+    """
     wanted = [
         pytest.param(Wanted(topology, version), id=f"{topology.name}-{version}")
         for version in versions or DEFAULT_VERSIONS

@@ -30,7 +30,9 @@ def build_command(
             check=False,
         )
     except FileNotFoundError as error:
-        raise MissingError(f"{words[0]} is not installed: run `packaging/dev/setup.sh e2e` as root") from error
+        raise MissingError(
+            f"{words[0]} is not installed: run `packaging/dev/setup.sh e2e` as root"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(what, " ".join(words), f"took longer than {BUILD_LIMIT_S} s") from error
     if done.returncode:

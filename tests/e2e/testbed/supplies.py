@@ -1,4 +1,5 @@
-"""Everything that a guest needs, made ready at once: package trees, Go programs, images, the wheel of this tree.
+"""Everything that a guest needs, made ready at once: package trees, Go programs, images, the wheel of this
+tree.
 
 Downloads, unpacking and compiling overlap; what is in the cache costs nothing.
 """
@@ -17,7 +18,9 @@ from testbed.payload import is_x86_64, payload_disk
 
 
 def disks(*versions: str, with_bayplan: bool = True) -> dict[str, Path]:
-    """The disks of a guest that can run these containerd versions, by the name under /opt; all else is built too."""
+    """The disks of a guest that can run these containerd versions, by the name under /opt; all else is
+    built too.
+    """
     if not is_x86_64():
         raise MissingError("The virtual machines of the tests are x86-64 and are run on x86-64 only")
     with ThreadPoolExecutor(thread_name_prefix="supply") as pool:

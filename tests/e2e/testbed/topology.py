@@ -103,7 +103,9 @@ class Topology:
         return [*words, *self.kernel_args]
 
     def _smp(self) -> str:
-        """Whole sockets for every node: a socket split over two nodes made one kernel stumble in its scheduler."""
+        """Whole sockets for every node: a socket split over two nodes made one kernel stumble in its
+        scheduler.
+        """
         counts = [node.cpus for node in self.nodes if node.cpus]
         if not counts:
             raise TestBedError(f"topology {self.name}: no node has CPUs")
@@ -111,8 +113,8 @@ class Topology:
         cores, odd = divmod(per_socket, self.threads_per_core)
         if rest or odd or not cores:
             raise TestBedError(
-                f"topology {self.name}: {counts} CPUs per node do not divide into {self.sockets_per_node} sockets"
-                f" of {self.threads_per_core}-thread cores"
+                f"topology {self.name}: {counts} CPUs per node do not divide into"
+                f" {self.sockets_per_node} sockets of {self.threads_per_core}-thread cores"
             )
         sockets = self.cpus // per_socket
         return f"{self.cpus},sockets={sockets},cores={cores},threads={self.threads_per_core}"

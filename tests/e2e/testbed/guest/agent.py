@@ -1,9 +1,11 @@
 """Runs inside the guest: executes what the tests ask for over a virtio-serial port.
 
-One JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the reply has the
-same `id` and either the operation's results or `error`. Every request has a thread of its own, so that a slow
-command does not hold up the others. Standard library only; ends when the host closes the port.
+One JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the reply
+has the same `id` and either the operation's results or `error`. Every request has a thread of its own, so
+that a slow command does not hold up the others. Standard library only; ends when the host closes the port.
 """
+# pathlib takes longer to import than all the rest together, and emulation is slow.
+# ruff: noqa: PTH101, PTH103, PTH120, PTH123, PTH207
 
 import base64
 import contextlib
@@ -181,21 +183,25 @@ def op_await_text(request):
                 return {"content": encode(content)}
         time.sleep(POLL_S)
     tail = content[-1000:].decode(errors="replace")
-    raise RuntimeError(f"{request['path']} did not say {request['text']!r} in {request['limit_s']} s, but: {tail}")
+    raise RuntimeError(
+        f"{request['path']} did not say {request['text']!r} in {request['limit_s']} s, but: {tail}"
+    )
 
 
 def op_ping(request):
     return {"uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME)}
 
 
-OPERATIONS = {name.removeprefix("op_"): function for name, function in globals().items() if name.startswith("op_")}
+OPERATIONS = {
+    name.removeprefix("op_"): function for name, function in globals().items() if name.startswith("op_")
+}
 
 
 def serve(port, line):
     request = json.loads(line)
     try:
         reply = OPERATIONS[request["op"]](request)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for an answer
         reply = {"error": f"{type(error).__name__}: {error}"}
     text = json.dumps({"id": request["id"], **reply}).encode() + b"\n"
     with reply_lock:
