@@ -7,6 +7,7 @@ from testbed.pods import MIB, Container, Pod, best_effort, burstable, guaranteed
 from testbed.scenario import on
 from testbed.topology import FAR_MEMORY, FOUR_NODES, TWO_NODES
 
+
 @on(FOUR_NODES)
 def test_one_guaranteed_pod_per_node_until_full_then_a_refusal_then_reuse(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
