@@ -37,7 +37,7 @@ from bayplan.testing.vector_sections.pods import container, gates, machine, pod
 Written = Mapping[str, Any]
 
 
-def nodes(written: Written | None) -> Nodes:
+def nodes(written: Written | None) -> dict[int, NodeMemory]:
     """The machine state as the state file names it."""
     return {
         int(node): NodeMemory(
@@ -52,7 +52,7 @@ def nodes(written: Written | None) -> Nodes:
 def state(written_nodes: Written | None, written_assignments: Written | None) -> MemoryState:
     """Nodes and assignments as the state file names them."""
     assignments = {
-        uid: {name: _blocks(blocks) for name, blocks in containers.items()}
+        uid: {name: blocks(each) for name, each in containers.items()}
         for uid, containers in (written_assignments or {}).items()
     }
     return MemoryState(nodes(written_nodes), assignments)
@@ -68,7 +68,8 @@ def _table(written: Written) -> MemoryTable:
     )
 
 
-def _blocks(written: list[Written] | None) -> Blocks:
+def blocks(written: list[Written] | None) -> Blocks:
+    """Blocks as the state file has them."""
     return tuple(
         Block(NodeSet(each["numaAffinity"] or ()), each["type"], each["size"]) for each in written or ()
     )
