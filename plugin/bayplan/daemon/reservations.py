@@ -94,7 +94,7 @@ def _wrong_memory(settings: Settings, machine: Machine) -> Iterator[Problem]:
             path = f"reservedMemory, node {node_id}, {resource}"
             if resource not in capacity:
                 sizes = ", ".join(name for name in capacity if name != MEMORY) or "none"
-                yield Problem(path, "a page size that the node lacks", f"one of the node's: {sizes}")
+                yield Problem(path, "a size the node lacks", f"one of the node's: {sizes}")
             elif amount_bytes > capacity[resource]:
                 most = f"at most {format_bytes(capacity[resource])} ({capacity[resource]} bytes)"
                 yield Problem(path, f"{format_bytes(amount_bytes)} ({amount_bytes} bytes)", most)

@@ -1,0 +1,99 @@
+"""baypland from the outside: what it says about wrong configurations, and how it exits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bayplan.daemon.main import check, main
+from bayplan.daemon.settings import Settings
+from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.errors import ConfigError
+from bayplan.sets import CpuSet
+from bayplan.testing.sysfs import SysfsTree
+
+GIB = 1 << 30
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def machine_root(tmp_path: Path) -> Path:
+    """A recorded machine of two nodes."""
+    machine = Machine(
+        tuple(Node(node, CpuSet([node]), 4 * GIB, {}, {0: 10, 1: 10}) for node in (0, 1)),
+        tuple(Cpu(cpu, cpu, cpu, cpu, None) for cpu in (0, 1)),
+    )
+    root = tmp_path / "machine"
+    SysfsTree(machine).write(root)
+    return root
+
+
+def test_wrong_files_and_flags_are_status_2_and_one_message(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "bayplan.toml"
+    path.write_text('logLevel = "loud"\n')
+    assert main(["--config", str(path), "--plugin-index", "x"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "baypland: configuration: 2 problems:",
+        f"  {path}: logLevel: found 'loud', expected debug or info or warning or error",
+        "  command line: --plugin-index: found 'x', expected a text of two digits such as '90'",
+    ]
+
+
+def test_check_config_says_what_it_comes_to(machine_root: Path) -> None:
+    settings = Settings(sources=("/etc/bayplan/bayplan.toml",), notices=("c.yaml: kubelet pins CPUs itself",))
+    assert check(settings, machine_root).splitlines() == [
+        "The configuration is good. Read: /etc/bayplan/bayplan.toml.",
+        "Note: c.yaml: kubelet pins CPUs itself.",
+        "Policy best-effort on NUMA nodes 0-1.",
+        "Node 0 keeps 50Mi memory from containers.",
+        "Node 1 keeps 50Mi memory from containers.",
+    ]
+
+
+def test_check_config_holds_it_against_the_machine(machine_root: Path) -> None:
+    with pytest.raises(ConfigError, match="NUMA nodes of this machine: 0-1"):
+        check(Settings(reserved_memory={5: {"memory": GIB}}), machine_root)
+
+
+def test_check_config_on_this_machine(capsys: Capture, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.touch()
+    assert main(["--config", str(empty), "--check-config"]) == 0
+    assert str(empty) in capsys.readouterr().out
+    arguments = ["--config", str(empty), "--check-config", "--reserved-memory", "999:memory=1Gi"]
+    assert main(arguments) == 2
+    assert "node 999" in capsys.readouterr().err
+
+
+def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Path) -> None:
+    obstacle = tmp_path / "file"
+    obstacle.touch()
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "bayplan.daemon.main", "--log-format", "text"),
+            *("--state-dir", str(obstacle / "state"), "--admin-socket", str(tmp_path / "admin.sock")),
+            *("--nri-socket", str(tmp_path / "nri.sock")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert finished.returncode == 1
+    assert str(obstacle / "state") in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_help_and_check_config_do_not_load_the_daemon() -> None:
+    program = (
+        "import sys\nfrom bayplan.daemon.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'google.protobuf', 'sqlite3', 'asyncio', 'yaml', 'grpc', 'pyroute2', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "--reserved-memory" in finished.stdout
+    assert finished.stderr.strip() == "[]"

@@ -1,0 +1,69 @@
+"""The systemd unit and the containerd drop-in fit the daemon's defaults."""
+
+import configparser
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bayplan.daemon.settings import Settings
+
+PACKAGING = Path(__file__).parents[3] / "packaging"
+UNIT = PACKAGING / "systemd" / "bayplan.service"
+
+
+def unit() -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser(interpolation=None, strict=True)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read_string(UNIT.read_text())
+    return parsed
+
+
+def test_the_units_directories_are_the_defaults() -> None:
+    service, defaults = unit()["Service"], Settings()
+    assert Path("/var/lib") / service["StateDirectory"] == defaults.state_directory
+    assert Path("/run") / service["RuntimeDirectory"] == defaults.admin_socket.parent
+    assert service["ConfigurationDirectory"] == "bayplan"
+
+
+def test_the_unit_notifies_restarts_and_survives_the_oom_killer() -> None:
+    service = unit()["Service"]
+    assert (service["Type"], service["NotifyAccess"], service["Restart"]) == ("notify", "main", "always")
+    assert int(service["OOMScoreAdjust"]) == -998
+    assert int(service["WatchdogSec"]) > 0
+    assert service["ExecStart"].split()[-1] == "baypland"
+
+
+def test_the_unit_leaves_the_runtime_alone() -> None:
+    section = unit()["Unit"]
+    assert not {"Requires", "BindsTo", "PartOf"} & set(section)
+    assert {"containerd.service", "crio.service"} <= set(section["After"].split())
+
+
+def test_the_unit_can_reach_what_the_daemon_needs() -> None:
+    service = unit()["Service"]
+    assert service["ReadWritePaths"] == "/sys/fs/cgroup"
+    assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
+    assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
+    assert "CAP_SYS_RESOURCE" in service["CapabilityBoundingSet"].split()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(UNIT)], capture_output=True, text=True, check=False
+    )
+    assert finished.stderr.strip() == ""
+    assert finished.returncode == 0
+
+
+def test_the_containerd_drop_in_switches_on_what_the_daemon_connects_to() -> None:
+    content = tomllib.loads((PACKAGING / "containerd" / "90-bayplan.toml").read_text())
+    nri = content["plugins"]["io.containerd.nri.v1.nri"]
+    assert content["version"] == 2
+    assert nri["disable"] is False
+    assert nri["disable_connections"] is False
+    assert Path(nri["socket_path"]) == Settings().nri_socket
+    assert Settings().request_deadline_ms < 1000 * int(nri["plugin_request_timeout"].removesuffix("s"))
