@@ -4,6 +4,7 @@ Memory, huge pages and exclusive CPUs are placed together; what was booked on a 
 Containers of the other classes are not confined to nodes; they run on the shared CPUs.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -84,6 +85,11 @@ class _Choice:
         self.memory = memory_need(request)
         self.free = _with_cpus(machine, free_bytes(machine, policy, ledger), self.cpus)
         self.near = {node: self.free[node] for node in machine.cpu_nodes & machine.memory_nodes}
+        self.residents = Counter(
+            entry.decision.placement.mems
+            for entry in ledger.entries.values()
+            if entry.decision.placement.mems is not None
+        )
 
     def decide(self, current: Placement | None) -> Decision:
         aligned = self.policy.topology is not TopologyPolicy.NONE
@@ -162,11 +168,9 @@ class _Choice:
         overlap can take each other's part.
         """
         return sum(
-            1
-            for entry in self.ledger.entries.values()
-            if (mems := entry.decision.placement.mems) is not None
-            and mems != nodes
-            and not mems.isdisjoint(nodes)
+            count
+            for mems, count in self.residents.items()
+            if mems != nodes and not mems.isdisjoint(nodes)
         )
 
     def _overlap_reasons(self, nodes: NodeSet) -> list[Reason]:

@@ -60,10 +60,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything that decisions know of the hardware. Nodes and CPUs are kept sorted by id."""
+    """Everything that decisions know of the hardware. Nodes and CPUs are kept sorted by id.
+
+    ``memory_bytes`` is the MemTotal of /proc/meminfo, which kubelet's formulas call the memory capacity.
+    Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
+    missing there.
+    """
 
     nodes: tuple[Node, ...]
     cpus: tuple[Cpu, ...]
+    memory_bytes: int = 0
     node_by_id: Mapping[int, Node] = field(init=False, repr=False, compare=False)
     cpu_by_id: Mapping[int, Cpu] = field(init=False, repr=False, compare=False)
     node_ids: NodeSet = field(init=False, repr=False, compare=False)
@@ -77,6 +83,7 @@ class Machine:
         derived: dict[str, object] = {
             "nodes": nodes,
             "cpus": cpus,
+            "memory_bytes": self.memory_bytes or sum(node.memory_bytes for node in nodes),
             "node_by_id": {node.id: node for node in nodes},
             "cpu_by_id": {cpu.id: cpu for cpu in cpus},
             "node_ids": NodeSet(node.id for node in nodes),
@@ -86,11 +93,6 @@ class Machine:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def memory_bytes(self) -> int:
-        """MemTotal of all nodes together. kubelet's MemoryCapacity is /proc/meminfo's, the same sum."""
-        return sum(node.memory_bytes for node in self.nodes)
 
     def distance(self, source: int, target: int) -> int:
         """The kernel's distance from node *source* to node *target*; its defaults where it gives none."""

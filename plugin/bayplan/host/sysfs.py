@@ -61,7 +61,14 @@ def _read_once(base: str, root: Path) -> Machine:
     online_cpus = parse_file(f"{base}/cpu/online", CpuSet.parse)
     numa = _exists(f"{base}/node")
     nodes = _numa_nodes(base, online_cpus) if numa else (_only_node(root, online_cpus),)
-    return Machine(nodes, _cpus(base, online_cpus, nodes))
+    return Machine(nodes, _cpus(base, online_cpus, nodes), _machine_memory_bytes(root))
+
+
+def _machine_memory_bytes(root: Path) -> int:
+    """MemTotal of the whole machine; 0 where a recorded tree is of sysfs alone."""
+    path = str(root / "proc/meminfo")
+    text = read_optional(path)
+    return 0 if text is None else parse_file(path, _parse_memory_total, text)
 
 
 def _numa_nodes(base: str, online_cpus: CpuSet) -> tuple[Node, ...]:
