@@ -1,0 +1,1 @@
+"""The daemon: configuration, logs, the event loop and the wiring of everything below."""
