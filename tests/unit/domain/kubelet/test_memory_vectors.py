@@ -1,0 +1,17 @@
+"""Kubelet's recorded answers of the Memory Manager: policy, manager, reservations, state file."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.testing.vector_sections import Folder, memory, memory_files
+from bayplan.testing.vectors import run
+
+VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
+
+
+@pytest.mark.parametrize("section", [*memory.SECTIONS, *memory_files.SECTIONS], ids=str)
+def test_answers_as_kubelet_does(section):
+    result = run(section, VECTORS)
+    assert result.cases
+    assert not result.failures, result.failures[0]
