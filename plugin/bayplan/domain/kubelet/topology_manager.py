@@ -6,7 +6,7 @@ caller and own their part of the state. Source: Kubernetes v1.36. How hints are 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 from bayplan.domain.kubelet.distances import Distances
@@ -61,7 +61,8 @@ class Admission(Generic[State]):
     ``state`` holds what has been allocated; kubelet takes nothing back from a refused pod before its next
     look at the pods, so that a refused pod's first containers may have something. ``hints`` maps the
     containers that got so far to their merged hint. ``reason`` and ``message`` are those of the pod's status,
-    empty if it is admitted; ``error`` is what a manager raised. ``asked`` are the providers' hints at the
+    empty if it is admitted; ``error`` is what a manager raised. ``refused`` is the container at which it
+    ended, None if the pod as a whole was refused or nothing was. ``asked`` are the providers' hints at the
     last merge, and ``exact`` is False if a merge had to be cut short.
     """
 
@@ -71,6 +72,7 @@ class Admission(Generic[State]):
     reason: str = ""
     message: str = ""
     error: BayplanError | None = None
+    refused: ContainerSpec | None = None
     asked: tuple[ProviderHints, ...] = ()
     exact: bool = True
 
@@ -139,68 +141,46 @@ class TopologyManager:
         """Admit a pod: one merge for each container or for all, then everything is allocated."""
         if self.policy is not TopologyPolicy.NONE and self.scope is Scope.POD:
             return self._admit_pod(state, pod, providers)
-        hints: dict[str, Hint] = {}
-        asked: tuple[ProviderHints, ...] = ()
-        exact = True
+        so_far: Admission[State] = Admission(state, admitted=True)
         for container in pod.all_containers:
             hint = NOT_ALIGNED
             if self.policy is not TopologyPolicy.NONE:
-                asked = tuple(provider.hints(state, pod, container) for provider in providers)
+                asked = tuple(provider.hints(so_far.state, pod, container) for provider in providers)
                 verdict = self.decide(asked)
-                exact = exact and verdict.exact
+                so_far = replace(so_far, asked=asked, exact=so_far.exact and verdict.exact)
                 if not verdict.admitted:
-                    return self._refused(state, pod, hints, asked, exact)
-                hint = hints[container.name] = verdict.hint
-            for provider in providers:
-                try:
-                    state = provider.allocate(state, pod, container, hint)
-                except BayplanError as error:
-                    return _failed(state, hints, error, asked, exact)
-        return Admission(state, admitted=True, hints=hints, asked=asked, exact=exact)
+                    return replace(self._refuse(so_far, pod), refused=container)
+                hint = verdict.hint
+                so_far = replace(so_far, hints={**so_far.hints, container.name: hint})
+            so_far = _allocate(so_far, pod, container, hint, providers)
+            if not so_far.admitted:
+                break
+        return so_far
 
     def _admit_pod(
         self, state: State, pod: PodSpec, providers: Sequence[Provider[State]]
     ) -> Admission[State]:
         asked = tuple(provider.pod_hints(state, pod) for provider in providers)
         verdict = self.decide(asked)
+        so_far = Admission(state, admitted=True, asked=asked, exact=verdict.exact)
         if not verdict.admitted:
-            return self._refused(state, pod, {}, asked, verdict.exact)
-        hints: dict[str, Hint] = {}
-        try:
-            if self._as_a_whole(pod):
-                hints = {container.name: verdict.hint for container in pod.all_containers}
-                for provider in providers:
-                    state = provider.allocate_pod(state, pod, verdict.hint)
-            else:
-                for container in pod.all_containers:
-                    hints[container.name] = verdict.hint
-                    for provider in providers:
-                        state = provider.allocate(state, pod, container, verdict.hint)
-        except BayplanError as error:
-            return _failed(state, hints, error, asked, verdict.exact)
-        return Admission(state, admitted=True, hints=hints, asked=asked, exact=verdict.exact)
+            return self._refuse(so_far, pod)
+        if self._as_a_whole(pod):
+            hints = {container.name: verdict.hint for container in pod.all_containers}
+            return _allocate_pod(replace(so_far, hints=hints), pod, verdict.hint, providers)
+        for container in pod.all_containers:
+            so_far = replace(so_far, hints={**so_far.hints, container.name: verdict.hint})
+            so_far = _allocate(so_far, pod, container, verdict.hint, providers)
+            if not so_far.admitted:
+                break
+        return so_far
 
     def _as_a_whole(self, pod: PodSpec) -> bool:
         return self.gates.manages_pod_level and has_pod_level(pod)
 
-    def _refused(
-        self,
-        state: State,
-        pod: PodSpec,
-        hints: Mapping[str, Hint],
-        asked: tuple[ProviderHints, ...],
-        exact: bool,
-    ) -> Admission[State]:
+    def _refuse(self, so_far: Admission[State], pod: PodSpec) -> Admission[State]:
         message = _REFUSED_POD_LEVEL[self.scope] if self._as_a_whole(pod) else _REFUSED
-        return Admission(
-            state,
-            admitted=False,
-            hints=hints,
-            reason=AFFINITY_ERROR,
-            message=message,
-            asked=asked,
-            exact=exact,
-        )
+        return replace(so_far, admitted=False, reason=AFFINITY_ERROR, message=message)
 
 
 def single_node(hints: HintSet) -> HintSet:
@@ -214,25 +194,40 @@ def single_node(hints: HintSet) -> HintSet:
     return HintSet(tuple(kept))
 
 
-def _failed(
-    state: State,
-    hints: Mapping[str, Hint],
-    error: BayplanError,
-    asked: tuple[ProviderHints, ...],
-    exact: bool,
+def _allocate(
+    so_far: Admission[State],
+    pod: PodSpec,
+    container: ContainerSpec,
+    hint: Hint,
+    providers: Iterable[Provider[State]],
 ) -> Admission[State]:
+    """Let every provider give the container what it asks for; what the first ones gave stays given when
+    another one fails."""
+    for provider in providers:
+        try:
+            state = provider.allocate(so_far.state, pod, container, hint)
+        except BayplanError as error:
+            return replace(_failed(so_far, error), refused=container)
+        so_far = replace(so_far, state=state)
+    return so_far
+
+
+def _allocate_pod(
+    so_far: Admission[State], pod: PodSpec, hint: Hint, providers: Iterable[Provider[State]]
+) -> Admission[State]:
+    for provider in providers:
+        try:
+            state = provider.allocate_pod(so_far.state, pod, hint)
+        except BayplanError as error:
+            return _failed(so_far, error)
+        so_far = replace(so_far, state=state)
+    return so_far
+
+
+def _failed(so_far: Admission[State], error: BayplanError) -> Admission[State]:
     """A manager could not give what the merge had promised. A manager's own reason goes with its own text."""
     reason = getattr(error, "reason", UNEXPECTED_ERROR)
     message = str(error)
     if reason == UNEXPECTED_ERROR:
         message = f"Allocate failed due to {message}, which is unexpected"
-    return Admission(
-        state,
-        admitted=False,
-        hints=hints,
-        reason=reason,
-        message=message,
-        error=error,
-        asked=asked,
-        exact=exact,
-    )
+    return replace(so_far, admitted=False, reason=reason, message=message, error=error)
