@@ -1,0 +1,277 @@
+"""The Go side, built and started; and the smallest plugin that can talk to it.
+
+The plugin is a socket, a thread and a ``wire.Connection``: nothing that could hide what the codec does.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bayplan._proto.nri import api_pb2
+from bayplan.errors import RemoteProtocolError
+from bayplan.wire import (
+    NEED_DATA,
+    Code,
+    Connection,
+    ConnectionClosed,
+    Incoming,
+    Refused,
+    Request,
+    Response,
+    Role,
+)
+
+SOURCE = Path(__file__).parent / "adaptation"
+NEWEST = "0.12.5"  # that of adaptation/go.mod; the others are in adaptation/versions
+VERSIONS = ["0.6.1", "0.8.0", "0.11.0", "0.12.0", NEWEST]
+PATIENCE_S = 60  # until a test gives up waiting; no test waits that long when things work
+
+RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def nri_version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def newest() -> str:
+    return NEWEST
+
+
+@pytest.fixture(scope="session")
+def adaptation(nri_version: str) -> Path:
+    """The Go program, built once for each version and state of its source."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.fail(
+            "the interop tests build the Go side of NRI and need Go 1.25 or newer in PATH", pytrace=False
+        )
+    module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
+    inputs = [*sorted(SOURCE.glob("*.go")), SOURCE / f"{module}.mod", SOURCE / f"{module}.sum"]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
+    cache = os.environ.get("BAYPLAN_CACHE") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan"
+    )
+    program = Path(cache, "interop", f"adaptation-{nri_version}-{digest}")
+    if program.exists():
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
+        fresh = Path(scratch, "adaptation")
+        built = subprocess.run(
+            [go, "build", "-trimpath", "-tags", "nri_no_wasm", "-modfile", f"{module}.mod", "-o", fresh, "."],
+            cwd=SOURCE,
+            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if built.returncode:
+            pytest.fail(
+                f"the Go side of NRI {nri_version} does not build: {built.stderr.strip()}", pytrace=False
+            )
+        fresh.replace(program)
+    return program
+
+
+class GoSide:
+    """The Go program, running."""
+
+    def __init__(self, program: Path, directory: Path, *flags: str) -> None:
+        self.socket = directory / "nri.sock"
+        self.log = directory / "go.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [program, "-socket", self.socket, *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self._commands = 0
+        self._lines: dict[int, queue.Queue] = {}
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert "listening" in self.notice()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            result = json.loads(line)
+            with self._changed:
+                self._queue(result.pop("number")).put(result)
+
+    def _queue(self, number: int) -> queue.Queue:
+        with self._changed:
+            return self._lines.setdefault(number, queue.Queue())
+
+    def start(self, do: str, **fields: object) -> int:
+        """Give a command; its number."""
+        self._process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        self._process.stdin.flush()
+        self._commands += 1
+        return self._commands
+
+    def finish(self, number: int) -> dict:
+        """The result of a command."""
+        try:
+            return self._queue(number).get(timeout=PATIENCE_S)
+        except queue.Empty:
+            pytest.fail(f"no answer from the Go side; its log: {self.log.read_text()}")
+
+    def do(self, do: str, **fields: object) -> dict:
+        return self.finish(self.start(do, **fields))
+
+    def notice(self) -> dict:
+        """The next thing that it says without being asked."""
+        return self.finish(0)
+
+    def waits(self, number: int) -> bool:
+        """Whether a command has no result so far."""
+        return self._queue(number).empty()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            pytest.fail(f"the Go side does not stop; its log: {self.log.read_text()}")
+        finally:
+            self._process.stdout.close()
+
+
+Answer = Callable[[Request], Response | None]
+
+
+class Plugin:
+    """A socket, a thread and a connection. Requests go to ``answer``, which need not answer at once."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.connection = Connection(Role.PLUGIN)
+        self.requests: list[Request] = []
+        self.refused: list[Refused] = []
+        self.end: queue.Queue[ConnectionClosed | RemoteProtocolError] = queue.Queue()
+        self.paused = threading.Event()
+        self._answer = answer
+        self._answers: dict[int, queue.Queue[Response]] = {}
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(str(path))
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            watched = [self._woken] if self.paused.is_set() else [self._woken, self.socket]
+            ready, _, _ = select.select(watched, [], [])
+            if self._woken in ready and not self._woken.recv(1):
+                return
+            if self.socket not in ready:
+                continue
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError:
+                data = b""
+            with self._lock:
+                try:
+                    self.connection.receive_data(data)
+                    while (event := self.connection.next_event()) is not NEED_DATA:
+                        if isinstance(event, ConnectionClosed):
+                            self.end.put(event)
+                            return
+                        self._take(event)
+                        self.changed.notify_all()
+                except RemoteProtocolError as error:
+                    self.socket.shutdown(socket.SHUT_RDWR)
+                    self.end.put(error)
+                    return
+
+    def _take(self, event: Incoming) -> None:
+        if isinstance(event, Request):
+            self.requests.append(event)
+            response = self._answer(event)
+            if response is not None:
+                self.send(response)
+        elif isinstance(event, Refused):
+            self.refused.append(event)
+            self._write(event.reply)
+        else:
+            self._answers[event.stream_id].put(event)
+
+    def send(self, response: Response) -> None:
+        with self._lock:
+            self._write(self.connection.send(response))
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the end will be told by the reading side
+            self.socket.sendall(data)
+
+    def call(self, method: str, payload: bytes = b"", service: str = RUNTIME_SERVICE) -> Response:
+        with self._lock:
+            request = self.connection.request(service, method, payload)
+            self._answers[request.stream_id] = queue.Queue()
+            self._write(self.connection.send(request))
+        return self._answers[request.stream_id].get(timeout=PATIENCE_S)
+
+    def register(self, name: str = "probe", index: str = "10") -> None:
+        request = api_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
+        assert self.call("RegisterPlugin", request.SerializeToString()).code is Code.OK
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE_S)
+
+    def pause(self) -> None:
+        """Stop reading."""
+        self.paused.set()
+        self._wake.send(b"p")
+
+    def resume(self) -> None:
+        self.paused.clear()
+        self._wake.send(b"r")
+
+    def close(self) -> None:
+        self._wake.close()
+        self._thread.join(PATIENCE_S)
+        self.socket.close()
+        self._woken.close()
+
+
+@pytest.fixture
+def go_side(adaptation: Path) -> Iterator[Callable[..., GoSide]]:
+    """Start the Go side, as often as wanted, with these flags."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str) -> GoSide:
+            # A socket's path is short; pytest's directories are not.
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            return stack.enter_context(contextlib.closing(GoSide(adaptation, directory, *flags)))
+
+        yield start
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[GoSide, Answer], Plugin]]:
+    """Connect a plugin, as often as wanted."""
+    with contextlib.ExitStack() as stack:
+
+        def plugin(go_side: GoSide, answer: Answer) -> Plugin:
+            return stack.enter_context(contextlib.closing(Plugin(go_side.socket, answer)))
+
+        yield plugin
