@@ -1,0 +1,115 @@
+"""What real kernels printed, in tests/data/machines, is understood; each shape once, in its own words."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.host.record import record, unpack
+from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+
+MACHINES = Path(__file__).parents[2] / "data" / "machines"
+NAMES = sorted(path.stem for path in MACHINES.glob("*.txt"))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    def read(name):
+        unpack((MACHINES / f"{name}.txt").read_text(), tmp_path)
+        return read_machine(tmp_path)
+
+    return read
+
+
+def distances(machine):
+    return [list(node.distances.values()) for node in machine.nodes]
+
+
+def test_every_recording_is_in_the_readme_and_has_its_provenance():
+    readme = (MACHINES / "README.md").read_text()
+    assert len(NAMES) == 8
+    for name in NAMES:
+        assert f"| `{name}.txt` |" in readme
+        assert (MACHINES / f"{name}.txt").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_a_recording_changes_nothing(name, tmp_path):
+    listing = (MACHINES / f"{name}.txt").read_text()
+    unpack(listing, tmp_path)
+    assert record(tmp_path) == "".join(
+        line for line in listing.splitlines(keepends=True) if not line.startswith("#")
+    )
+
+
+def test_one_node(machine):
+    found = machine("one-node-firecracker")
+    assert found.node_ids == NodeSet([0])
+    assert [cpu.core_id for cpu in found.cpus] == [0, 1]
+    assert {cpu.l3_cache_id for cpu in found.cpus} == {0}
+    assert found.nodes[0].hugepages_bytes == {2 * MIB: 0, GIB: 0}
+
+
+def test_two_nodes_with_smt(machine):
+    found = machine("two-nodes-smt")
+    assert [node.cpus for node in found.nodes] == [CpuSet([0, 1, 2, 3]), CpuSet([4, 5, 6, 7])]
+    assert [cpu.core_id for cpu in found.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert [cpu.socket_id for cpu in found.cpus] == [0] * 4 + [1] * 4
+    assert [cpu.l3_cache_id for cpu in found.cpus] == [0] * 4 + [4] * 4
+    assert [node.hugepages_bytes[2 * MIB] for node in found.nodes] == [8 * MIB, 16 * MIB]
+    assert all(200 * MIB < node.memory_bytes < 256 * MIB for node in found.nodes)
+
+
+def test_asymmetric_distances(machine):
+    assert distances(machine("four-nodes-asymmetric")) == [
+        [10, 15, 20, 25],
+        [16, 10, 26, 21],
+        [20, 30, 10, 15],
+        [40, 21, 17, 10],
+    ]
+
+
+def test_a_node_without_cpus(machine):
+    found = machine("cpu-less-node")
+    assert found.cpu_nodes == NodeSet([0, 1])
+    assert found.memory_nodes == NodeSet([0, 1, 2])
+    assert found.node_by_id[2].memory_bytes == max(node.memory_bytes for node in found.nodes)
+
+
+def test_node_ids_with_a_gap(machine):
+    found = machine("sparse-nodes")
+    assert found.node_ids == NodeSet([0, 1, 3])
+    assert found.node_by_id[3].cpus == CpuSet()
+    assert found.node_by_id[0].distances == {0: 10, 1: 17, 3: 24}
+    assert found.node_by_id[1].distances == {0: 18, 1: 10, 3: 32}
+    assert found.node_by_id[3].distances == {0: 24, 1: 31, 3: 10}
+
+
+def test_a_node_without_memory(machine):
+    found = machine("memory-less-node")
+    assert found.memory_nodes == NodeSet([0])
+    assert found.node_by_id[1].memory_bytes == 0
+    assert found.node_by_id[1].cpus == CpuSet([2, 3])
+
+
+def test_offline_cpus(machine):
+    found = machine("offline-cpus")
+    assert found.online_cpus == CpuSet([0, 1, 3, 5, 6])
+    assert [node.cpus for node in found.nodes] == [CpuSet([0, 1, 3]), CpuSet([5, 6])]
+    offline = [cpu for cpu in found.cpus if not cpu.online]
+    assert [(cpu.id, cpu.node_id, cpu.socket_id, cpu.l3_cache_id) for cpu in offline] == [
+        (2, 0, UNKNOWN_SOCKET, None),
+        (4, 1, UNKNOWN_SOCKET, None),
+        (7, 1, UNKNOWN_SOCKET, None),
+    ]
+    assert found.cpu_by_id[3].core_id == 3  # its sibling 2 is offline
+    assert found.cpu_by_id[5].l3_cache_id == 5  # CPU 4 would have given the name
+
+
+def test_eight_nodes_with_an_l3_each(machine):
+    found = machine("eight-nodes-l3-per-ccx")
+    assert [cpu.l3_cache_id for cpu in found.cpus] == [cpu // 4 * 4 for cpu in range(32)]
+    assert [cpu.core_id for cpu in found.cpus] == [cpu // 2 * 2 for cpu in range(32)]
+    assert [cpu.socket_id for cpu in found.cpus] == [0] * 16 + [1] * 16
+    assert found.nodes_of(CpuSet([0, 31])) == NodeSet([0, 7])
