@@ -169,6 +169,11 @@ def check_sums(
     return tuple(problems)
 
 
+def of_nodes(reserved: Mapping[int, Amounts]) -> tuple[Reservation, ...]:
+    """The reservations that bytes by node and resource stand for: the way back from `by_node`."""
+    return tuple(Reservation(node, sizes) for node, sizes in sorted(reserved.items()) if sizes)
+
+
 def by_node(reservations: Iterable[Reservation], machine: Machine) -> dict[int, dict[str, int]]:
     """Reserved bytes by node and resource, with an entry for every node of the machine."""
     reserved: dict[int, dict[str, int]] = {node.id: {} for node in machine.nodes}
