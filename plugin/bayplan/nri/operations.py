@@ -5,13 +5,13 @@ One small class per kind of request. Nothing here knows connections, deadlines o
 
 import abc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri.errors import PayloadError
 from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler
@@ -73,15 +73,16 @@ class CreateContainer(Operation):
         others = [update for update in updates if update.container_id != self.container_id]
         if len(others) < len(updates):
             logger.error("update of a container in its own creation", extra={"id": self.container_id})
-        return pb.CreateContainerResponse(
-            adjust=adjustment_to(self.container_id, adjustment), update=updates_to(others)
-        ).SerializeToString()
+        return self._answer(adjustment, others)
 
     def default(self, handler: Handler) -> bytes:
         """The one answer that is not empty by default."""
-        adjustment = handler.fallback_adjustment(self._pod, self._container)
+        return self._answer(handler.fallback_adjustment(self._pod, self._container), ())
+
+    def _answer(self, adjustment: Adjustment, updates: Iterable[Update]) -> bytes:
+        adjust = adjustment_to(self.container_id, adjustment)
         return pb.CreateContainerResponse(
-            adjust=adjustment_to(self.container_id, adjustment)
+            adjust=adjust if adjust.HasField("linux") else None, update=updates_to(updates)
         ).SerializeToString()
 
 

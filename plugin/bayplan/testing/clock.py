@@ -4,6 +4,7 @@ It takes the place of the event loop's clock wherever a deadline, a timeout or a
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,9 +58,9 @@ class ManualClock:
             first.callback()
         self._now = end
 
-    async def until_armed(self) -> float:
-        """Wait until somebody waits; how many seconds it is to the first timer."""
-        while not self._timers:
+    async def until_armed(self, within_s: float = math.inf) -> float:
+        """Wait until a timer is to fire within so many seconds; how many it is to the first one."""
+        while not (due := [timer.when for timer in self._timers if timer.when - self._now <= within_s]):
             self._armed.clear()
             await self._armed.wait()
-        return min(timer.when for timer in self._timers) - self._now
+        return min(due) - self._now

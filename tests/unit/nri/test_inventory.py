@@ -1,0 +1,98 @@
+"""A Synchronize is taken apart without the library: held side by side with it here."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.nri import PayloadError
+from bayplan.nri.inventory import MAX_OBJECTS, Inventory
+from bayplan.nri.translate import container_from, pod_from
+
+short = st.text(max_size=5)
+pods = st.lists(
+    st.builds(pb.PodSandbox, id=short, name=short, labels=st.dictionaries(short, short, max_size=3)),
+    max_size=5,
+)
+containers = st.lists(
+    st.builds(pb.Container, id=short, env=st.lists(short, max_size=3), pid=st.integers(0, (1 << 32) - 1)),
+    max_size=5,
+)
+requests = st.builds(pb.SynchronizeRequest, pods=pods, containers=containers, more=st.booleans())
+
+
+@given(requests)
+def test_the_same_as_the_library(request):
+    inventory = Inventory()
+    assert inventory.add(request.SerializeToString()) == request.more
+    assert inventory.pods == [pod_from(pod) for pod in request.pods]
+    assert inventory.containers == [container_from(container) for container in request.containers]
+
+
+def test_messages_add_up_in_any_order():
+    inventory = Inventory()
+    assert inventory.add(
+        pb.SynchronizeRequest(containers=[pb.Container(id="c1")], more=True).SerializeToString()
+    )
+    assert inventory.add(pb.SynchronizeRequest(more=True).SerializeToString())
+    assert not inventory.add(
+        pb.SynchronizeRequest(
+            pods=[pb.PodSandbox(id="p1")], containers=[pb.Container(id="c2")]
+        ).SerializeToString()
+    )
+    assert [pod.id for pod in inventory.pods] == ["p1"]
+    assert [container.id for container in inventory.containers] == ["c1", "c2"]
+
+
+def test_fields_of_the_future_are_skipped():
+    inventory = Inventory()
+    unknown_number = bytes([4 << 3, 0x96, 0x01])
+    unknown_text = bytes([5 << 3 | 2, 3]) + b"abc"
+    payload = unknown_number + pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p1")]).SerializeToString()
+    assert not inventory.add(payload + unknown_text)
+    assert [pod.id for pod in inventory.pods] == ["p1"]
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_a_typed_error(payload):
+    with suppress(PayloadError):
+        Inventory().add(payload)
+
+
+@given(requests, st.data())
+def test_a_truncated_message_is_an_error_or_a_shorter_message(request, data):
+    payload = request.SerializeToString()
+    cut = data.draw(st.integers(0, len(payload)))
+    inventory = Inventory()
+    try:
+        inventory.add(payload[:cut])
+    except PayloadError:
+        return
+    whole = pb.SynchronizeRequest.FromString(payload[:cut])
+    assert len(inventory.pods) == len(whole.pods)
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (b"\x0a\x05abc", "longer than the message"),
+        (b"\x09" + bytes(8), "wire type 1"),
+        (b"\x0a" + b"\xff" * 11, "more than 10 bytes"),
+        (b"\x12\x02\x0a\xff", "cannot be decoded"),
+        (b"\x18", "cannot be decoded"),
+    ],
+)
+def test_what_is_wrong_is_said(payload, problem):
+    with pytest.raises(PayloadError, match=problem):
+        Inventory().add(payload)
+
+
+def test_a_list_without_end_is_refused():
+    inventory = Inventory()
+    many = pb.SynchronizeRequest(pods=[pb.PodSandbox()] * (MAX_OBJECTS // 2), more=True).SerializeToString()
+    inventory.add(many)
+    inventory.add(many)
+    with pytest.raises(PayloadError, match=f"more than {MAX_OBJECTS}"):
+        inventory.add(many)
