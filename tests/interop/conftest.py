@@ -54,18 +54,20 @@ def newest() -> str:
 @pytest.fixture(scope="session")
 def adaptation(nri_version: str) -> Path:
     """The Go program, built once for each version and state of its source."""
-    go = shutil.which("go")
+    cache = Path(
+        os.environ.get("BAYPLAN_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
+    )
+    # Set-up fetches Go only where that of the machine is missing or too old.
+    go = shutil.which("go", path=cache / "go-toolchain" / "bin") or shutil.which("go")
     if go is None:
         pytest.fail(
-            "the interop tests build the Go side of NRI and need Go 1.25 or newer in PATH", pytrace=False
+            "the Go side of NRI cannot be built without Go: packaging/dev/setup.sh e2e", pytrace=False
         )
     module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
     inputs = [*sorted(SOURCE.glob("*.go")), SOURCE / f"{module}.mod", SOURCE / f"{module}.sum"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    cache = os.environ.get("BAYPLAN_CACHE") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan"
-    )
-    program = Path(cache, "interop", f"adaptation-{nri_version}-{digest}")
+    program = cache / "interop" / f"adaptation-{nri_version}-{digest}"
     if program.exists():
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
