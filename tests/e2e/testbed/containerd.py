@@ -140,7 +140,7 @@ class Containerd:
 
 
 def config_text(version: str, *, nri: bool = True) -> str:
-    """The configuration file: cgroupfs driver, our sandbox image, NRI as asked."""
+    """The configuration file: cgroupfs driver, our sandbox image, huge page limits, NRI as asked."""
     disabled = ", ".join(f'"{name}"' for name in UNUSED_PLUGINS)
     return _v2_config(disabled, nri=nri) if version.startswith("1.") else _v3_config(disabled, nri=nri)
 
@@ -159,6 +159,7 @@ def _v2_config(disabled: str, *, nri: bool) -> str:
 disabled_plugins = [{disabled}]
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
+  disable_hugetlb_controller = false
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -173,6 +174,8 @@ def _v3_config(disabled: str, *, nri: bool) -> str:
 disabled_plugins = [{disabled}]
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.runtime"]
+  disable_hugetlb_controller = false
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["/usr/lib/cni"]
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]

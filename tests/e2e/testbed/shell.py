@@ -9,6 +9,8 @@ from pathlib import Path
 from testbed.errors import BuildError, MissingError
 
 BUILD_LIMIT_S = 1800
+# uv has certificates of its own; behind a proxy those of the machine are wanted.
+OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
 
 
 def build_command(
@@ -20,7 +22,7 @@ def build_command(
         done = subprocess.run(
             words,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**OWN_CERTIFICATES, **os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,8 @@ from testbed.errors import TestBedError
 class NumaNode:
     """One NUMA node: its CPUs (0: none), its memory in MiB (0: none) and the huge pages set aside on it.
 
-    A node with neither is never brought online by the kernel: that is how sparse node ids are made.
+    Ids are always dense: the kernel numbers the nodes of the firmware's tables as it meets them, and never
+    meets one with neither CPUs nor memory.
     """
 
     cpus: int = 2
@@ -46,6 +47,10 @@ class Topology:
         n = len(self.nodes)
         if self.distances is not None and any(len(row) != n for row in (self.distances, *self.distances)):
             raise TestBedError(f"topology {self.name}: distances must be {n} rows of {n}")
+        if any(not node.cpus and not node.memory_mib for node in self.nodes):
+            raise TestBedError(
+                f"topology {self.name}: a node with neither CPUs nor memory does not exist in a guest"
+            )
         if not self.nodes or not self.nodes[0].memory_mib:
             raise TestBedError(f"topology {self.name}: the first node needs memory, the kernel starts there")
 
@@ -145,4 +150,4 @@ FAR_MEMORY = Topology(
     threads_per_core=2,
     distances=((10, 21, 17), (21, 10, 28), (17, 28, 10)),
 )
-SPARSE_IDS = Topology("sparse-ids", (NumaNode(2, 1024), NumaNode(0, 0), NumaNode(2, 1024), NumaNode(2, 0)))
+NO_MEMORY = Topology("no-memory", (NumaNode(2, 1024), NumaNode(2, 0), NumaNode(2, 1024)))
