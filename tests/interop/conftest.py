@@ -34,8 +34,8 @@ from bayplan.wire import (
 )
 
 SOURCE = Path(__file__).parent / "adaptation"
-# That of adaptation/go.mod; the others are in adaptation/versions. To add one: a vX.mod there that requires it,
-# then `go mod tidy -modfile=versions/vX.mod` in adaptation.
+# That of adaptation/go.mod; the others are in adaptation/versions. To add one: a vX.mod there that requires
+# it, then `go mod tidy -modfile=versions/vX.mod` in adaptation.
 NEWEST = "0.12.5"
 VERSIONS = ["0.6.1", "0.8.0", "0.11.0", "0.12.0", NEWEST]
 PATIENCE_S = 60  # until a test gives up waiting; no test waits that long when things work
