@@ -5,7 +5,7 @@ here the order is fixed, by the number of devices on their node and then by id. 
 Nothing here finds devices; `bayplan.host` does.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -211,6 +211,19 @@ class DeviceManager:
         """The healthy devices of a resource that nobody has."""
         healthy = (device for device, known in self.devices[resource].items() if known.healthy)
         return Devices(healthy) - state.in_use(resource)
+
+    def needs(
+        self, state: DeviceState, pod: PodSpec, container: ContainerSpec | None
+    ) -> Iterator[tuple[Demand, Demand]]:
+        """What the container (None: the pod) asks for of devices whose place is known: out of the available
+        ones, and out of all there are."""
+        asked = self.pod_requested(pod) if container is None else self.requested(container)
+        for resource, count in asked.items():
+            known = self.devices[resource]
+            if any(device.nodes for device in known.values()):
+                left = state.reusable.get(pod.uid, {}).get(resource, Devices())
+                usable = (known[name] for name in self.available(state, resource) | left)
+                yield _attached(usable, count), _attached(known.values(), count)
 
     def _reusable(self, state: DeviceState, pod_uid: str, resource: str) -> Iterable[str]:
         return sorted(state.reusable.get(pod_uid, {}).get(resource, Devices()))

@@ -1,0 +1,150 @@
+"""All managers together: recorded lives of whole machines, and what no record shows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.domain.kubelet.cpu_options import CpuOptions
+from bayplan.domain.kubelet.cpu_state import CpuState
+from bayplan.domain.kubelet.cpu_topology import CpuTopology
+from bayplan.domain.kubelet.device_manager import Device, DeviceManager
+from bayplan.domain.kubelet.engine import EngineState, KubeletEngine
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.memory_restore import start
+from bayplan.domain.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.domain.kubelet.refusals import HINT, REFUSED, ROOM, reasons
+from bayplan.domain.kubelet.topology_manager import TopologyManager
+from bayplan.domain.kubelet.topology_options import Scope
+from bayplan.domain.policy import TopologyPolicy
+from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.vector_sections import Folder
+from bayplan.testing.vector_sections.sequences import SECTIONS
+from bayplan.testing.vectors import run
+
+VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
+GIB = 1 << 30
+GPU = "example.com/gpu"
+RESERVED = {0: {"memory": GIB}}
+NODES, CPUS_PER_NODE = 4, 4
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def test_answers_as_kubelet_does(section):
+    result = run(section, VECTORS)
+    assert result.cases
+    assert not result.failures, result.failures[0]
+
+
+def machine():
+    """Four nodes with 4 CPUs (2 cores) and 8 GiB each; of the first, 1 GiB and CPUs 0 and 1 are reserved."""
+    cpus = [Cpu(cpu, cpu & ~1, 0, cpu // CPUS_PER_NODE, None) for cpu in range(NODES * CPUS_PER_NODE)]
+    nodes = []
+    for node in range(NODES):
+        own = CpuSet(range(node * CPUS_PER_NODE, (node + 1) * CPUS_PER_NODE))
+        nodes.append(
+            Node(node, own, 8 * GIB, distances={other: 10 + 10 * (node != other) for other in range(NODES)})
+        )
+    return Machine(tuple(nodes), tuple(cpus))
+
+
+def engine(policy, scope=Scope.CONTAINER):
+    hardware = machine()
+    cpus = StaticCpuPolicy.reserving(CpuTopology.of_machine(hardware), CpuOptions(), 2)
+    gpus = {f"gpu{node}": Device(NodeSet([node])) for node in range(NODES)}
+    together = KubeletEngine(TopologyManager.of(hardware, policy, scope), cpus, DeviceManager({GPU: gpus}))
+    memory = start(MemoryPolicy.STATIC, hardware, RESERVED, FeatureGates())
+    return together, EngineState(cpus.start(CpuState()), memory)
+
+
+def container(name, cpus, gib, gpus=0):
+    amounts = {"cpu": int(cpus * 1000), "memory": gib * GIB}
+    return ContainerSpec(name, amounts, amounts | ({GPU: gpus} if gpus else {}))
+
+
+def pod(uid, *containers, init=()):
+    return PodSpec(uid, tuple(containers), tuple(init))
+
+
+def test_cpus_memory_and_devices_end_up_on_the_same_node():
+    together, state = engine(TopologyPolicy.SINGLE_NUMA_NODE)
+    first = pod("first", container("app", 3, 4, gpus=1))
+    admission = together.admit(state, first)
+    assert admission.admitted
+    assert admission.hint("app").nodes == NodeSet([1])
+    assert together.mems(admission.state, "first", "app") == NodeSet([1])
+    assert together.exclusive_cpus(admission.state, "first", "app") == CpuSet([4, 5, 6])
+    assert admission.state.devices.of("first", "app", GPU) == {"gpu1"}
+
+
+def test_a_refused_pod_is_taken_back_without_a_trace():
+    together, state = engine(TopologyPolicy.RESTRICTED)
+    refused = pod("refused", container("a", 2, 1, gpus=1), container("b", 4, 40))
+    admission = together.admit(state, refused)
+    assert not admission.admitted
+    assert admission.state != state
+    left = together.without_pod(admission.state, refused)
+    assert replace(left, cpus=replace(left.cpus, reusable={}), devices=state.devices) == state
+    assert not left.devices.assignments
+
+
+def test_the_explanation_says_that_there_was_room():
+    """Memory on nodes 0 and 1 becomes one group; a pod that fits on node 1 alone may not use it any more."""
+    together, state = engine(TopologyPolicy.RESTRICTED)
+    state = together.admit(state, pod("wide", container("app", 5, 10))).state
+    for name in ("one", "two"):
+        state = together.admit(state, pod(name, container("app", 1, 6))).state
+    last = pod("last", container("app", 0.5, 3))
+    admission = together.admit(state, last)
+    assert not admission.admitted
+    found = {reason.code: reason.text for reason in reasons(together, last, admission)}
+    assert set(found) >= {REFUSED, ROOM}
+    assert found[ROOM].startswith("nodes 1 have all of it free")
+
+
+def test_the_explanation_does_not_promise_room_where_there_is_none():
+    together, state = engine(TopologyPolicy.SINGLE_NUMA_NODE)
+    large = pod("large", container("app", 1, 9))
+    admission = together.admit(state, large)
+    assert not admission.admitted
+    assert [reason.code for reason in reasons(together, large, admission)] == [REFUSED, HINT, HINT]
+    small = pod("small", container("app", 1, 1))
+    assert reasons(together, small, together.admit(state, small)) == ()
+
+
+SIZES = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(TopologyPolicy),
+    st.sampled_from(Scope),
+    st.lists(st.tuples(st.lists(SIZES, min_size=1, max_size=2), st.lists(SIZES, max_size=1)), max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_nothing_is_promised_twice_and_everything_comes_back(policy, scope, sizes, order):
+    together, fresh = engine(policy, scope)
+    state, pods = fresh, []
+    for number, (apps, inits) in enumerate(sizes):
+        spec = pod(
+            f"pod{number}",
+            *(container(f"app{i}", *size) for i, size in enumerate(apps)),
+            init=[container(f"init{i}", *size) for i, size in enumerate(inits)],
+        )
+        admission = together.admit(state, spec)
+        state = admission.state if admission.admitted else together.without_pod(admission.state, spec)
+        pods += [spec] if admission.admitted else []
+        start(MemoryPolicy.STATIC, machine(), RESERVED, FeatureGates(), state.memory.state)
+        together.cpus.start(state.cpus)
+        held = [devices for uid in state.devices.assignments for devices in [state.devices.of_pod(uid, GPU)]]
+        assert sum(len(devices) for devices in held) == len(state.devices.in_use(GPU))
+    order.shuffle(pods)
+    for spec in pods:
+        state = together.without_pod(state, spec)
+    assert state.memory == fresh.memory
+    assert state.cpus.shared == fresh.cpus.shared
+    assert not state.devices.assignments
