@@ -133,8 +133,8 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
 def test_a_cpu_less_node_is_the_last_resort(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
     node.bayplan.await_synchronized()
-    first = node.launch(guaranteed("first", 0.5, "700Mi"))
-    second = node.launch(guaranteed("second", 0.5, "700Mi"))
+    first = node.launch(guaranteed("first", 0.5, "800Mi"))
+    second = node.launch(guaranteed("second", 0.5, "800Mi"))
     assert node.view(first).mems_allowed == {0}
     assert node.view(second).mems_allowed == {1}
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("third", 0.5, "400Mi"))

@@ -2,7 +2,7 @@
 
 import signal
 
-from testbed.bayplan import STATE_DIRECTORY
+from testbed.bayplan import CONFIG, STATE_DIRECTORY
 from testbed.crictl import Running
 from testbed.node import Node
 from testbed.pods import best_effort, guaranteed
@@ -100,6 +100,22 @@ def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
     node.bayplan.await_log("the kernel differs from the decision", since=position, limit_s=90)
     node.bayplan.await_log("repaired", since=position, limit_s=90)
     assert node.view(pod).cpus_allowed == view.cpus_allowed
+
+
+@on(TWO_NODES, "2.1")
+def test_changed_settings_are_taken_over_on_sighup_and_wrong_ones_are_not(node: Node) -> None:
+    node.bayplan.start(config='topologyManagerPolicy = "best-effort"\n')
+    node.bayplan.await_synchronized()
+    stays = node.launch(guaranteed("stays", 1, "100Mi"))
+    placed = placement(node, stays)
+    node.guest.write(CONFIG, 'topologyManagerPolicy = "somehow"\n')
+    node.bayplan.reload()
+    node.bayplan.await_log("settings not taken over")
+    node.guest.write(CONFIG, 'topologyManagerPolicy = "single-numa-node"\n')
+    node.bayplan.reload()
+    node.bayplan.await_log("settings taken over")
+    assert "TopologyAffinityError" in node.crictl.refused(guaranteed("too-wide", 0.5, "1500Mi"))
+    assert placement(node, stays) == placed
 
 
 def placement(node: Node, pod: Running) -> tuple[frozenset[int], frozenset[int], int]:

@@ -47,16 +47,18 @@ VERIFY_INTERVAL_S: Final = 10.0
 Result = TypeVar("Result")
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
+
+    SIGHUP takes over the policy and the log level of the settings *read_again*.
 
     Raises:
         BayplanError: the daemon can't start.
     """
-    return asyncio.run(_serve(settings))
+    return asyncio.run(_serve(settings, read_again))
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
@@ -72,6 +74,7 @@ async def _serve(settings: Settings) -> int:
         await _until_one_ends(
             daemon.serve_runtime(),
             daemon.end_on_signal(),
+            daemon.reload_on_signal(read_again, notifier),
             daemon.verify_for_ever(),
             watch_hotplug(daemon.hardware_changed),
             _feed_watchdog(notifier),
@@ -139,6 +142,28 @@ class _Daemon:
             loop.add_signal_handler(number, stopped.set)
         await stopped.wait()
         await self.session.close()
+
+    async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
+        """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
+
+        Decisions that were made stay. Sockets, directories and the plugin's name need a restart.
+        """
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        while True:
+            await asked.wait()
+            asked.clear()
+            notifier.reloading()
+            try:
+                settings = await asyncio.to_thread(read_again)
+                policy = resolve_policy(settings, self.controller.machine)
+            except BayplanError as error:
+                logger.error("settings not taken over", extra={"problem": str(error)})  # noqa: TRY400
+            else:
+                self.settings, self.controller.policy = settings, policy
+                logs.set_level(settings.log_level)
+                logger.info("settings taken over", extra={"policy": policy.topology.value})
+            notifier.ready()
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""

@@ -103,7 +103,7 @@ class Controller:
         self.residents = Residents()
         self.runtime: Runtime | None = None
         self.counters: Counter[str] = Counter()
-        self._recorder = recorder
+        self.recorder = recorder
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
         self._verify_soon = verify_soon
@@ -111,7 +111,7 @@ class Controller:
 
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
-        self.ledger = Ledger.of(await self._recorder.entries())
+        self.ledger = Ledger.of(await self.recorder.entries())
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -131,7 +131,7 @@ class Controller:
         """Make ledger and runtime agree on what exists."""
         by_id = {pod.id: pod for pod in pods}
         result = reconcile(self.machine, self.policy, self.ledger, by_id, containers)
-        await self._recorder.record((), gone=result.gone, told=result.changed)
+        await self.recorder.record((), gone=result.gone, told=result.changed)
         self.ledger = result.ledger
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
         still_found = {
@@ -259,7 +259,7 @@ class Controller:
         if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
             self.ledger = self.ledger.without(container_id)
             # A commit may still be on its way to the disk; this one is queued behind it.
-            self._spawn(self._recorder.record((), gone=(container_id,)))
+            self._spawn(self.recorder.record((), gone=(container_id,)))
             self._verify_soon()
 
     async def _started(self, event: Event, pod: Pod, container: Container) -> None:
@@ -291,7 +291,7 @@ class Controller:
         told: dict[str, CpuSet] = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus}
         ledger = ledger.told(told)
         own = decided.container_id if decided is not None else ""
-        await self._recorder.record(
+        await self.recorder.record(
             [ledger.entries[own]] if own else (),
             gone=[gone] if gone is not None else (),
             told=[ledger.entries[key] for key in told if key != own],
@@ -300,7 +300,7 @@ class Controller:
         return updates
 
     async def _refuse(self, decision: Decision) -> None:
-        await self._recorder.refused(decision)
+        await self.recorder.refused(decision)
         self._log("refused", decision)
         raise PlacementError(decision.request.name, decision.explanation())
 

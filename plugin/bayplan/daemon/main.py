@@ -5,7 +5,7 @@ Errors end here, as one message without a traceback and the exit status of their
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bayplan.daemon import logs
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BayplanError as error:
         sys.stderr.write(f"baypland: {error}\n")
         return error.exit_code
-    return _run(settings)
+    return _run(settings, lambda: load_settings(arguments.config, given_flags(arguments)))
 
 
 def check(settings: Settings, root: Path = Path("/")) -> str:
@@ -52,14 +52,14 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
 
     handler = logs.start(settings.log_level, settings.log_format)
     try:
         for notice in settings.notices:
             logger.warning(notice)
-        return run(settings)
+        return run(settings, read_again)
     except BayplanError as error:
         logger.critical("%s", error)
         return error.exit_code

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
+from bayplan.errors import StateError
 from bayplan.state import Store
 
 Result = TypeVar("Result")
@@ -21,6 +22,8 @@ class Recorder:
     def __init__(self, executor: ThreadPoolExecutor, store: Store) -> None:
         self._executor = executor
         self._store = store
+        self.problem: str | None = None
+        """Why nothing could be recorded the last time; None when it could."""
 
     @classmethod
     async def open(cls, open_store: Callable[[], Store]) -> "Recorder":
@@ -42,7 +45,12 @@ class Recorder:
         """Commit, in one transaction, the decisions behind *entries*, the disappearance of *gone*, and what
         the runtime was *told* about containers that were decided earlier."""
         decided, removed, others = tuple(entries), tuple(gone), tuple(told)
-        await self._run(lambda: self._store.record(decided, removed, others))
+        try:
+            await self._run(lambda: self._store.record(decided, removed, others))
+        except StateError as error:
+            self.problem = str(error)
+            raise
+        self.problem = None
 
     async def refused(self, decision: Decision) -> None:
         """Commit a refusal to the history."""

@@ -27,4 +27,5 @@ def snapshot_of(controller: Controller, started_us: int, drift: tuple[Drift, ...
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(residents.oom_score_adj),
+        problems=() if controller.recorder.problem is None else (controller.recorder.problem,),
     )

@@ -269,7 +269,7 @@ def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) 
 
     async def refused() -> None:
         async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
-            with pytest.raises(PlacementError, match="bayplan.dev/memory-limit: found 'lots'"):
+            with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
                 await one.controller.create_container(wrong, container("d", wrong))
 
     run(ignored)

@@ -37,10 +37,8 @@ def test_fewest_nodes_then_lowest_ids(free: tuple[int, ...], need: int, chosen: 
 
 
 def test_nearest_nodes_win_over_lower_ids() -> None:
-    near = {(a, b): 12 for a, b in ((0, 2), (2, 0), (1, 3), (3, 1))}
-    assert choose_nodes(machine(4, distances=near), memory(4, 4, 4, 4), {"memory": 8}, no_penalty) == NodeSet(
-        [0, 2]
-    )
+    hardware = machine(4, distances={(0, 2): 12, (2, 0): 12, (1, 3): 12, (3, 1): 12})
+    assert choose_nodes(hardware, memory(4, 4, 4, 4), {"memory": 8}, no_penalty) == NodeSet([0, 2])
 
 
 def test_asymmetric_distances_count_in_both_directions() -> None:
@@ -62,7 +60,7 @@ def test_all_resources_must_fit_together() -> None:
 
 def test_many_nodes_do_not_mean_all_subsets() -> None:
     big = machine(64, cpus_per_node=1)
-    chosen = choose_nodes(big, dict.fromkeys(range(64), {"memory": 1}), {"memory": 20}, no_penalty)
+    chosen = choose_nodes(big, memory(*[1] * 64), {"memory": 20}, no_penalty)
     assert chosen is not None
     assert len(chosen) == 20
 

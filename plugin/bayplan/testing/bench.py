@@ -1,0 +1,169 @@
+"""What placing containers costs: the real daemon as its own process, a fake runtime that speaks NRI to it.
+
+`make bench` prints the table. Every number is of one run, so only compare numbers of the same run. The times
+are what the runtime waits: encoding, socket, decision, commit to the disk, reply.
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.domain.decision import QosClass
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.policy import Policy
+from bayplan.domain.request import derive_request
+from bayplan.quantity import GIB, MIB
+from bayplan.testing.flavors import CONTAINERD_2_3
+from bayplan.testing.machines import container, machine, pod
+from bayplan.testing.runtime import FakeRuntime
+from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+
+POPULATIONS: Final = (10, 250)
+REPETITIONS: Final = 300
+SYNCHRONIZED_CONTAINERS: Final = 1000
+CONTAINER_BYTES: Final = 10_000
+
+Row = tuple[str, str, str]
+
+
+def main() -> int:
+    """Run everything and print it."""
+    rows: list[Row] = []
+    for population in POPULATIONS:
+        rows += asyncio.run(_creation(population))
+    rows += asyncio.run(_synchronization())
+    rows += _decisions()
+    width = max(len(row[0]) for row in rows)
+    print(f"{'':{width}}  {'median':>12}  {'p99':>12}")  # noqa: T201
+    for name, median, p99 in rows:
+        print(f"{name:{width}}  {median:>12}  {p99:>12}")  # noqa: T201
+    return 0
+
+
+@asynccontextmanager
+async def _daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A baypland process that is connected to *runtime*."""
+    await runtime.listen(directory / "nri.sock")
+    argv = [sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", directory / "nri.sock"]
+    argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
+    log = (directory / "log").open("wb")
+    process = subprocess.Popen([*map(str, argv), "--log-format", "json"], stderr=log)  # noqa: ASYNC220, S603
+    try:
+        await asyncio.wait_for(runtime.synchronized(), 30)
+        yield process
+    finally:
+        await runtime.stop()
+        process.terminate()
+        process.wait(30)
+        log.close()
+
+
+async def _creation(population: int) -> list[Row]:
+    """Creations and removals beside *population* containers in the shared pool."""
+    with tempfile.TemporaryDirectory() as scratch:
+        runtime = FakeRuntime(CONTAINERD_2_3)
+        shared = make_pod("shared", qos=BEST_EFFORT)
+        for number in range(population):
+            runtime.pods[shared.id] = shared
+            resident = make_container(shared, f"resident-{number}", oom_score_adj=1000)
+            resident.state = pb.CONTAINER_RUNNING
+            runtime.containers[resident.id] = resident
+        async with _daemon(runtime, Path(scratch)) as process:
+            owner = make_pod("measured", qos=GUARANTEED)
+            small = make_container(
+                owner, memory_limit_bytes=MIB, cpu_shares=512, cpu_quota_us=50_000, oom_score_adj=-997
+            )
+            create_ms, stop_ms = [], []
+            for _ in range(REPETITIONS):
+                create_ms.append(await _timed_ms(lambda: runtime.create_container(owner, small)))
+                stop_ms.append(await _timed_ms(lambda: runtime.stop_container(small.id)))
+                await runtime.remove_container(small.id)
+            resident_mib = _resident_mib(process.pid)
+    beside = f"beside {population} containers"
+    return [
+        (f"CreateContainer, {beside}", *_milliseconds(create_ms)),
+        (f"StopContainer, {beside}", *_milliseconds(stop_ms)),
+        (f"resident memory, {beside}", f"{resident_mib:.1f} MiB", ""),
+    ]
+
+
+async def _synchronization() -> list[Row]:
+    """A runtime with many large containers: from registration to the end of Synchronize, five times."""
+    times_ms = []
+    with tempfile.TemporaryDirectory() as scratch:
+        runtime = FakeRuntime(CONTAINERD_2_3)
+        for number in range(SYNCHRONIZED_CONTAINERS):
+            owner = make_pod(f"pod-{number}", qos=BEST_EFFORT)
+            runtime.pods[owner.id] = owner
+            one = make_container(owner, oom_score_adj=1000, ballast_bytes=CONTAINER_BYTES)
+            one.state = pb.CONTAINER_RUNNING
+            runtime.containers[one.id] = one
+        async with _daemon(runtime, Path(scratch)) as process:
+            for number in range(2, 7):
+                before = runtime.plugins[0]
+                started = time.perf_counter()
+                before.drop("measured")
+                await runtime.abandoned(number - 1)
+                while not runtime.plugins or runtime.plugins[0] is before:  # noqa: ASYNC110 - seen from outside
+                    await asyncio.sleep(0.001)
+                times_ms.append((time.perf_counter() - started) * 1000)
+            resident_mib = _resident_mib(process.pid)
+            log = [json.loads(line) for line in (Path(scratch) / "log").read_text().splitlines()]
+    assert sum(line["msg"] == "synchronized" for line in log) >= len(times_ms)
+    name = f"reconnect and Synchronize, {SYNCHRONIZED_CONTAINERS} containers of {CONTAINER_BYTES // 1000} kB"
+    return [(name, *_milliseconds(times_ms)), ("resident memory afterwards", f"{resident_mib:.1f} MiB", "")]
+
+
+def _decisions() -> list[Row]:
+    """The engine alone: one more decision on machines that are in use."""
+    rows = []
+    for nodes, population in ((2, 100), (8, 400), (64, 1000)):
+        hardware = machine(nodes, cpus_per_node=8, memory_bytes=64 * GIB)
+        owner = pod("p", QosClass.GUARANTEED)
+        engine, policy, ledger = NarrowestEngine(), Policy(), Ledger()
+        for number in range(population):
+            one = container(f"c{number}", owner, memory_bytes=nodes * 40 * GIB // population, milli_cpus=500)
+            request = derive_request(owner, one, hardware.memory_bytes)
+            ledger = ledger.with_entry(Entry(engine.decide(hardware, policy, ledger, request)))
+        request = derive_request(
+            owner, container("next", owner, memory_bytes=GIB, milli_cpus=500), hardware.memory_bytes
+        )
+        times_ms = []
+        for _ in range(100):
+            started = time.perf_counter()
+            engine.decide(hardware, policy, ledger, request)
+            times_ms.append((time.perf_counter() - started) * 1000)
+        rows.append((f"decision alone, {nodes} nodes, {population} containers", *_milliseconds(times_ms)))
+    return rows
+
+
+async def _timed_ms(work: Callable[[], Awaitable[object]]) -> float:
+    started = time.perf_counter()
+    await work()
+    return (time.perf_counter() - started) * 1000
+
+
+def _milliseconds(times_ms: list[float]) -> tuple[str, str]:
+    p99 = sorted(times_ms)[min(len(times_ms) - 1, len(times_ms) * 99 // 100)]
+    return f"{statistics.median(times_ms):.3f} ms", f"{p99:.3f} ms"
+
+
+def _resident_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS in /proc/PID/status")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
