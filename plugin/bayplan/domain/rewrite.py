@@ -4,22 +4,23 @@ Never touches a value that the spec already carries, with one exception: oom_sco
 write where nobody chose one.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from bayplan.domain.decision import Decision, QosClass, Request
+from bayplan.domain.decision import Decision, Request
+from bayplan.domain.kubelet.cgroup_values import (
+    MEMORY_HIGH,
+    OOM_GROUP,
+    memory_high_bytes,
+    memory_protection,
+)
 from bayplan.domain.ledger import Ledger
-from bayplan.domain.policy import MemoryQos, MemoryReservationPolicy, Policy
+from bayplan.domain.policy import MemoryQos, Policy
 from bayplan.domain.qos import oom_score_adj
 from bayplan.domain.request import carried_oom_score_adj
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Adjustment, Container, Update
 from bayplan.sets import CpuSet
-
-PAGE_BYTES: Final = 4096
-OOM_GROUP: Final = "memory.oom.group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +90,17 @@ def memory_qos_values(
 ) -> dict[str, int]:
     """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
 
-    memory.high is ``floor((request + (top - request) * factor) / page) * page``, where top is the limit or,
-    without one, the node's allocatable memory; it is set only above the request. With TieredReservation a
-    Guaranteed request is protected by memory.min, a Burstable one by memory.low. Where the request is an
-    interval, its low end is protected and its high end throttled, so that neither is overdone.
+    memory.high is what kubelet sets; None as a limit is none. With TieredReservation a Guaranteed request is
+    protected by memory.min, a Burstable one by memory.low. Where the request is an interval, its low end is
+    protected and its high end throttled, so that neither is overdone.
     """
-    protected_bytes, request_bytes = request.memory.low_bytes, request.memory.high_bytes
-    values: dict[str, int] = {}
-    if qos.reservation is MemoryReservationPolicy.TIERED and protected_bytes > 0:
-        if request.qos is QosClass.GUARANTEED:
-            values["memory.min"] = protected_bytes
-        elif request.qos is QosClass.BURSTABLE:
-            values["memory.low"] = protected_bytes
-    if qos.throttling_factor is not None and request_bytes != limit_bytes:
-        top_bytes = limit_bytes or allocatable_bytes
-        raised = request_bytes + (top_bytes - request_bytes) * qos.throttling_factor
-        high_bytes = math.floor(raised) // PAGE_BYTES * PAGE_BYTES
-        if high_bytes > request_bytes:
-            values["memory.high"] = high_bytes
+    values = memory_protection(qos, request.qos, request.memory.low_bytes)
+    if qos.throttling_factor is not None:
+        high_bytes = memory_high_bytes(
+            request.memory.high_bytes, limit_bytes or 0, allocatable_bytes, qos.throttling_factor
+        )
+        if high_bytes is not None:
+            values[MEMORY_HIGH] = high_bytes
     return values
 
 

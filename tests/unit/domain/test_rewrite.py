@@ -90,7 +90,8 @@ def test_unified_only_on_cgroup_v2_and_single_kill_only_when_asked_for() -> None
             200 * MIB,
             {"memory.low": 100 * MIB, "memory.high": 192 * MIB},
         ),
-        (request(QosClass.BURSTABLE, 0, 0), None, {"memory.high": 3865468928}),
+        (request(QosClass.BURSTABLE, 0, 0), None, {}),
+        (request(QosClass.BURSTABLE, 0, MIB), None, {"memory.high": 3865575424}),
         (request(QosClass.BURSTABLE, 0, GIB), GIB, {}),
     ],
 )
@@ -100,8 +101,8 @@ def test_memory_qos(asked: Request, limit: int | None, expected: dict[str, int])
 
 def test_memory_qos_switched_on_is_in_the_adjustment() -> None:
     policy = Policy(memory_qos=MemoryQos(0.5), reserved_bytes={0: {"memory": 2 * GIB}})
-    adjustment = rewritten(request(QosClass.BURSTABLE, 0, 0), Resources(), policy=policy)
-    assert adjustment.unified == {"memory.high": str(GIB), "memory.oom.group": "1"}
+    adjustment = rewritten(request(QosClass.BURSTABLE, 0, 2 * MIB), Resources(), policy=policy)
+    assert adjustment.unified == {"memory.high": str(GIB + MIB), "memory.oom.group": "1"}
     assert memory_qos_values(MemoryQos(None), request(QosClass.BURSTABLE, 0, 0), None, GIB) == {}
 
 

@@ -173,25 +173,42 @@ def pod_values(pod: PodSpec, node: NodeSettings, gates: FeatureGates) -> PodValu
         cpu_period_us=node.period_us if declared(CPU) else None,
         memory_limit_bytes=limits.get(MEMORY, 0) if declared(MEMORY) else None,
         hugepage_limits_bytes=hugepage_limits(requests),
-        unified=_protection(node.memory_qos, qos, requests.get(MEMORY, 0))
+        unified=_as_text(memory_protection(node.memory_qos, qos, requests.get(MEMORY, 0)))
         if node.cgroup_v2 and node.memory_qos is not None
         else {},
     )
 
 
 def memory_high_bytes(
-    request_bytes: int, limit_bytes: int, node: NodeSettings, throttling_factor: float
+    request_bytes: int,
+    limit_bytes: int,
+    allocatable_bytes: int,
+    throttling_factor: float,
+    page_bytes: int = PAGE_BYTES,
 ) -> int | None:
-    """memory.high of a container with MemoryQoS, or None if it gets none: the given part of the way from the
-    request to the limit (without one, to the node's allocatable memory), rounded down to whole pages."""
+    """memory.high of a container with MemoryQoS, or None if it gets none.
+
+    It lies *throttling_factor* of the way from the request to the limit (0: none, then to the node's
+    allocatable memory), rounded down to whole pages. A container whose request is its limit gets none,
+    neither does one without both.
+    """
     if request_bytes == limit_bytes:
         return None
-    top_bytes = limit_bytes or node.allocatable_bytes
+    top_bytes = limit_bytes or allocatable_bytes
     if not top_bytes:
         return None
     raised = math.floor(float(request_bytes) + (float(top_bytes) - float(request_bytes)) * throttling_factor)
-    high_bytes = raised // node.page_bytes * node.page_bytes
+    high_bytes = raised // page_bytes * page_bytes
     return high_bytes if high_bytes > request_bytes else None
+
+
+def memory_protection(settings: MemoryQos, qos: QosClass, request_bytes: int) -> dict[str, int]:
+    """The request as memory.min of a Guaranteed or memory.low of a Burstable pod or container, under
+    TieredReservation."""
+    if settings.reservation is not MemoryReservationPolicy.TIERED or request_bytes <= 0:
+        return {}
+    file = {QosClass.GUARANTEED: MEMORY_MIN, QosClass.BURSTABLE: MEMORY_LOW}.get(qos)
+    return {} if file is None else {file: request_bytes}
 
 
 def swap_behavior(
@@ -238,19 +255,17 @@ def _container_memory_qos(
     pod: PodSpec, container: ContainerSpec, node: NodeSettings, settings: MemoryQos, gates: FeatureGates
 ) -> dict[str, str]:
     request_bytes, limit_bytes = container.requests.get(MEMORY, 0), container.limits.get(MEMORY, 0)
-    values = _protection(settings, qos_class(pod, gates), request_bytes)
+    values = memory_protection(settings, qos_class(pod, gates), request_bytes)
     if not values:
-        values = {MEMORY_MIN: "0", MEMORY_LOW: "0"}
+        values = {MEMORY_MIN: 0, MEMORY_LOW: 0}
     if settings.throttling_factor is not None:
-        high_bytes = memory_high_bytes(request_bytes, limit_bytes, node, settings.throttling_factor)
+        high_bytes = memory_high_bytes(
+            request_bytes, limit_bytes, node.allocatable_bytes, settings.throttling_factor, node.page_bytes
+        )
         if high_bytes is not None:
-            values[MEMORY_HIGH] = str(high_bytes)
-    return values
+            values[MEMORY_HIGH] = high_bytes
+    return _as_text(values)
 
 
-def _protection(settings: MemoryQos, qos: QosClass, request_bytes: int) -> dict[str, str]:
-    """memory.min of a Guaranteed request or memory.low of a Burstable one, under TieredReservation."""
-    if settings.reservation is not MemoryReservationPolicy.TIERED or request_bytes <= 0:
-        return {}
-    file = {QosClass.GUARANTEED: MEMORY_MIN, QosClass.BURSTABLE: MEMORY_LOW}.get(qos)
-    return {} if file is None else {file: str(request_bytes)}
+def _as_text(values: Mapping[str, int]) -> dict[str, str]:
+    return {file: str(value) for file, value in values.items()}

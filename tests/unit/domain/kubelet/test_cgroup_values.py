@@ -135,11 +135,11 @@ def test_huge_page_limits_come_from_the_container_else_from_the_pod():
     ],
 )
 def test_memory_high(request_bytes, limit_bytes, factor, expected):
-    assert memory_high_bytes(request_bytes, limit_bytes, NODE, factor) == expected
+    assert memory_high_bytes(request_bytes, limit_bytes, 60 << 30, factor) == expected
 
 
 def test_memory_high_needs_something_to_throttle_towards():
-    assert memory_high_bytes(MIB, 0, NodeSettings(64 << 30), 0.9) is None
+    assert memory_high_bytes(MIB, 0, 0, 0.9) is None
 
 
 def test_memory_qos_without_a_factor_does_not_throttle():
