@@ -2,8 +2,11 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-export PATH := $(HOME)/.cache/bayplan/bin:$(PATH)
-UV_RUN := uv run --quiet
+XDG_CACHE_HOME ?= $(HOME)/.cache
+export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
+# setup.sh puts there what it had to fetch.
+export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
+UV_RUN := uv run --quiet --frozen
 
 .PHONY: help setup setup-e2e run test unit e2e lint format bench proto clean
 
@@ -17,7 +20,7 @@ setup-e2e:
 	@packaging/dev/setup.sh e2e
 
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
-	@packaging/dev/run.sh
+	@packaging/dev/run.sh $(ARGS)
 
 test: setup-e2e lint ## lint, then all tests: unit, property, simulated runtime, interop, virtual machines
 	$(UV_RUN) pytest
@@ -33,6 +36,7 @@ lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(UV_RUN) ruff check .
 	$(UV_RUN) mypy
 	$(UV_RUN) lint-imports
+	proto/generate.sh --check
 
 format: setup ## let ruff format and fix
 	$(UV_RUN) ruff format .

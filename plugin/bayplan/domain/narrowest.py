@@ -168,9 +168,7 @@ class _Choice:
         overlap can take each other's part.
         """
         return sum(
-            count
-            for mems, count in self.residents.items()
-            if mems != nodes and not mems.isdisjoint(nodes)
+            count for mems, count in self.residents.items() if mems != nodes and not mems.isdisjoint(nodes)
         )
 
     def _overlap_reasons(self, nodes: NodeSet) -> list[Reason]:
