@@ -192,8 +192,7 @@ def _remainder(problem: _Problem, members: tuple[int, ...], enough: int) -> tupl
     if not problem.extra:
         return () if enough <= 0 else None
     places = tuple(place for place in members if problem.spare(place))
-    if sum(map(problem.spare, places)) < problem.extra:
-        return None
+    assert sum(map(problem.spare, places)) >= problem.extra
     if problem.rounds_gain(places) >= enough:
         return places
     walks = []

@@ -29,7 +29,7 @@ def take_distributed(
         return free.taken
     if free.failed:
         raise CpuShortageError(count, len(available))
-    nodes = free.nodes()
+    nodes = tuple(dict.fromkeys(free.nodes()))  # a node that spans sockets would be listed once for each
     node_cpus = [CpuSet.of_mask(topology.node_cpus[node]) & available for node in nodes]
     free_counts = [len(cpus) for cpus in node_cpus]
     groups = count // group

@@ -159,6 +159,29 @@ def test_a_remainder_that_no_node_can_give_in_whole_groups_ends():
     assert taken <= available
 
 
+def test_a_node_that_spans_sockets_counts_once():
+    """Three nodes on two sockets, the first node on both, so that going by sockets meets it twice."""
+    places = [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (2, 1)]
+    topology = CpuTopology.of_cpus(
+        LogicalCpu(id=cpu, core=cpu, node=node, socket=socket, uncore=0)
+        for cpu, (node, socket) in enumerate(places)
+    )
+
+    for count in range(7):
+        assert len(take_distributed(topology, topology.all_cpus, count, 1)) == count
+
+
+def test_a_socket_that_spans_nodes_is_not_taken_twice():
+    places = [(0, 0), (1, 0), (1, 1), (1, 1)]
+    topology = CpuTopology.of_cpus(
+        LogicalCpu(id=cpu, core=0, node=node, socket=socket, uncore=0)
+        for cpu, (node, socket) in enumerate(places)
+    )
+
+    for count in range(5):
+        assert len(take_packed(topology, topology.all_cpus - CpuSet([3]), min(count, 3))) == min(count, 3)
+
+
 def test_free_cpus_cannot_be_taken_twice():
     free = FreeCpus(regular(), regular().all_cpus, 2)
     free.take(CpuSet([0]))

@@ -58,7 +58,7 @@ def rounded(value):
 @st.composite
 def problems(draw, nodes):
     group = draw(st.sampled_from([1, 2, 4]))
-    most = draw(st.sampled_from([3, 8, 24]))
+    most = draw(st.sampled_from([3, 8, 24, 9_999]))
     free = draw(st.lists(st.integers(1, most), min_size=1, max_size=nodes))
     if draw(st.booleans()):
         free.sort()
@@ -101,6 +101,10 @@ def test_deviations_that_round_to_the_same_tie_and_the_first_combination_wins():
 
     assert best_split(free, count=2, share=1, group=1, extra=0) == Split((0, 2), ())
     assert by_search(free, 2, 1, 1, 0) == Split((0, 2), ())
+
+
+def test_a_tie_goes_to_the_first_combination_that_has_a_remainder_to_give():
+    assert best_split([1, 1, 10_000], count=2, share=1, group=1, extra=1) == Split((0, 2), (2,))
 
 
 @given(st.lists(st.integers(1, 16), min_size=24, max_size=64), st.data())

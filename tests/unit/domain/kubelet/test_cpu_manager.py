@@ -198,8 +198,8 @@ def test_removal_keeps_what_a_later_container_took_over():
 
 def test_another_pod_forgets_what_could_be_reused():
     static = policy()
-    state = static.allocate(started(static), first := pod(container("app", 2000), init=[container("i", 2000)]),
-                            first.init_containers[0], None)  # fmt: skip
+    first = pod(container("app", 2000), init=[container("i", 2000)])
+    state = static.allocate(started(static), first, first.init_containers[0], None)
     assert state.reusable["pod"] == state.of("pod", "i")
 
     state = allocated(static, state, pod(container("c", 1000), uid="other"))
@@ -289,11 +289,15 @@ def test_a_budget_is_divided_and_comes_back_with_the_last_container():
             "sum of exclusive container cpu requests equals pod budget",
         ),
         (
-            pod(container("own", 1000), init=(container("s", 2000, sidecar=True), sharing("i")), own_milli=2000),
+            pod(
+                container("own", 1000),
+                init=(container("s", 2000, sidecar=True), sharing("i")),
+                own_milli=2000,
+            ),
             "pod has shared init containers but no cpus available for them",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_budget_must_leave_something_to_those_who_share(asked, text):
     static = policy(managers=True)
 

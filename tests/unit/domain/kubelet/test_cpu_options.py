@@ -26,11 +26,6 @@ def test_values_are_those_that_go_reads_as_booleans():
             {"align-by-socket": "true"},
             'CPU Manager Policy Alpha-level Options not enabled, but option "align-by-socket" provided',
         ),
-        (
-            {"prefer-align-cpus-by-uncorecache": "true", "distribute-cpus-across-numa": "true"},
-            "static policy options prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa "
-            "can not be used at the same time",
-        ),
     ],
 )
 def test_a_wrong_option_is_named_in_kubelets_words(options, problem):
