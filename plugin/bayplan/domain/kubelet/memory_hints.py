@@ -23,11 +23,7 @@ def fitting(nodes: Nodes, wanted: Wanted, reusable: Reusable) -> HintSet:
     Preferred are the sets of the size of the smallest one that could hold the request if nothing else were
     allocated. As in kubelet that size does not depend on what is free.
     """
-    capacity = tuple(
-        Demand({node: memory.allocatable_bytes(name) for node, memory in nodes.items()}, size)
-        for name, size in wanted.items()
-    )
-    smallest = narrowest_size(Region(NodeSet(nodes), capacity, OfSize(0)))
+    smallest = _smallest(nodes, wanted)
     if smallest is None:
         return HintSet()
     preferred = OfSize(smallest)
@@ -65,6 +61,18 @@ def violates_groups(nodes: Nodes, where: NodeSet) -> bool:
         nodes[node].assignments > 0 and (len(nodes[node].group) == 1 or nodes[node].group != where)
         for node in where
     )
+
+
+def _smallest(nodes: Nodes, wanted: Wanted) -> int | None:
+    """The size of the smallest set of nodes that could hold the request if nothing were allocated."""
+    for memory in nodes.values():
+        if all(memory.allocatable_bytes(name) >= size for name, size in wanted.items()):
+            return 1
+    capacity = tuple(
+        Demand({node: memory.allocatable_bytes(name) for node, memory in nodes.items()}, size)
+        for name, size in wanted.items()
+    )
+    return narrowest_size(Region(NodeSet(nodes), capacity, OfSize(0)))
 
 
 def _apart(nodes: Nodes) -> Iterator[NodeSet]:

@@ -203,5 +203,11 @@ def _group_after(state: MemoryState, node: int, memory: NodeMemory, released: No
         return NodeSet((node,))
     if memory.group != released:
         return memory.group
-    sets = {each.nodes for _, _, blocks in state.booked() for each in blocks if node in each.nodes}
-    return released if released in sets or not sets else narrowest_set(sets)
+    sets = set()
+    for _, _, blocks in state.booked():
+        for each in blocks:
+            if each.nodes == released:
+                return released
+            if node in each.nodes:
+                sets.add(each.nodes)
+    return narrowest_set(sets) if sets else released
