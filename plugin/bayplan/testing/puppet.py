@@ -42,6 +42,13 @@ class Puppet:
         self.link.send(request)
         return future
 
+    def call_and_forget(self, method: str, message: Message | bytes = b"") -> None:
+        """Call the plugin and never look at its answer. Any number may be under way."""
+        payload = message if isinstance(message, bytes) else message.SerializeToString()
+        request = self.link.wire.request(PLUGIN_SERVICE, method, payload)
+        self.link.send(request)
+        self.link.wire.forget(request.stream_id)
+
     def answer(self, request: Request, message: Message | None = None) -> None:
         """Answer a call of the plugin."""
         payload = b"" if message is None else message.SerializeToString()

@@ -153,7 +153,9 @@ class Reception(abc.ABC):
                 if not self.flavor.chunks or most_pods + most_containers <= _FEWEST_OBJECTS:
                     raise
                 factor = min(error.limit_bytes / error.size_bytes, _LARGEST_STEP)
-                most_pods, most_containers = int(most_pods * factor), int(most_containers * factor)
+                # containerd can arrive at 0 for a short list, and then sends empty messages for ever.
+                most_pods = max(1, int(most_pods * factor))
+                most_containers = max(1, int(most_containers * factor))
                 if most_pods + most_containers < _FEWEST_OBJECTS:
                     most_pods = most_containers = _FEWEST_OBJECTS // 2
                 continue

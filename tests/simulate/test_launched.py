@@ -1,0 +1,40 @@
+"""A plugin that the runtime starts itself: a socket pair on descriptor 3, three variables, nothing else."""
+
+import asyncio
+import os
+import socket
+import sys
+
+import pytest
+
+from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_3
+from bayplan.testing.runtime import FakeRuntime
+from bayplan.testing.workloads import make_container, make_pod
+
+
+@pytest.mark.parametrize("flavor", [CONTAINERD_1_7_20, CONTAINERD_2_3], ids=str)
+async def test_serves_on_descriptor_3_and_ends_with_the_runtime(flavor):
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    process = os.posix_spawn(  # noqa: ASYNC221 - subprocess may need descriptor 3 for itself
+        sys.executable,
+        [sys.executable, "-m", "bayplan.testing.minimal_plugin"],
+        {"NRI_PLUGIN_NAME": "pin", "NRI_PLUGIN_IDX": "07", "NRI_PLUGIN_SOCKET": "3"},
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
+            (os.POSIX_SPAWN_DUP2, silent, 1),
+        ],
+    )
+    theirs.close()
+    os.close(silent)
+    runtime = FakeRuntime(flavor, registration_timeout_s=60.0, request_timeout_s=60.0)
+    await asyncio.get_running_loop().create_unix_connection(runtime.accept, sock=ours)
+    plugin = await runtime.synchronized()
+    assert str(plugin) == "07-pin"
+    pod = make_pod()
+    answer = await runtime.create_container(pod, make_container(pod))
+    assert answer.adjust.linux.resources.cpu.mems == "0"
+    await runtime.stop()
+    _, status = await asyncio.to_thread(os.waitpid, process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
