@@ -100,9 +100,9 @@ def rank(hint: Hint, wanted: int = 0, distances: Distances | None = None) -> tup
     *wanted* for its B. Ties are broken by distance, if *distances* count, then by the lower integer.
     """
     mask = hint.nodes.mask if hint.nodes is not None else 0
-    size = mask.bit_count()
+    size, total, mask = _width((_total(mask, distances), mask))
     group = 0 if hint.preferred or size == wanted else 1 if size < wanted else 2
-    return not hint.preferred, group, -size if group == 1 else size, _total(mask, distances), mask
+    return not hint.preferred, group, -size if group == 1 else size, total, mask
 
 
 def largest_of_smallest(sets: Sequence[HintSet]) -> int:

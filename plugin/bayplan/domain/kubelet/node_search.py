@@ -39,20 +39,29 @@ def least(
 def fewest(region: Region, budget: Budget) -> int:
     """How many nodes the smallest set of a region has; 0 if the region is empty.
 
-    Taking the richest nodes first is exact for one additive demand. Otherwise it gives an upper bound, below
-    which smaller sets are searched for; with the budget used up the bound is the answer.
+    The richest nodes are enough to bound the number from both sides. For one additive demand the bounds meet;
+    otherwise sets of the sizes between them are searched for, and with the budget used up the upper bound is
+    the answer.
     """
     if not region:
         return 0
-    rule = Members((region,))
-    scale = Scale(together(region.demands), rule.base)
-    taken = region.must.mask
-    for node in sorted(bits(rule.base & ~taken), key=lambda node: -scale.weights[node]):
-        if taken and rule.hopeful(taken, 0, 0):
+    must, base = region.must.mask, region.ground.mask
+    scales = [Scale(demand, base) for demand in region.demands]
+    lower = max(1, must.bit_count(), *(scale.fewest(must) for scale in scales), 0)
+    if len(scales) == 1 and not scales[0].shared:
+        return lower
+    weights = Scale(together(region.demands), base).weights
+    taken = must
+    for node in sorted(bits(base & ~must), key=lambda node: -weights[node]):
+        if taken and all(scale.reaches(taken, 0, 0) for scale in scales):
             break
         taken |= 1 << node
-    sizes = range(max(1, rule.must.bit_count()), taken.bit_count())
-    return next((size for size in sizes if least(rule, size, None, budget) is not None), taken.bit_count())
+    upper = taken.bit_count()
+    if lower == upper:
+        return lower
+    rule = Members((region,))
+    sizes = range(lower, upper)
+    return next((size for size in sizes if least(rule, size, None, budget) is not None), upper)
 
 
 class _Search:

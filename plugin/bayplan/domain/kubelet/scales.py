@@ -53,6 +53,21 @@ class Scale:
             best = self._best[below] = list(accumulate(ranked, initial=0))
         return total + best[min(picks, len(best) - 1)] >= self.needed
 
+    def fewest(self, must: int) -> int:
+        """How many nodes are needed at least, those of *must* included; exact without shared amounts, if the
+        base holds enough at all."""
+        missing = self.needed - sum(self.weights[node] for node in bits(must))
+        missing -= sum(amount for _, amount in self.shared)
+        count = must.bit_count()
+        for weight in sorted(
+            (each for node, each in self.weights.items() if not must >> node & 1), reverse=True
+        ):
+            if missing <= 0:
+                break
+            missing -= weight
+            count += 1
+        return count
+
     def can_spare(self, out: int) -> bool:
         """Whether the demand is still met without the nodes *out*."""
         left = self.slack
