@@ -26,6 +26,9 @@ from bayplan.sets import MAX_ID, NodeSet
 
 FILE_NAME: Final = "memory_manager_state"
 CORRUPTED: Final = "checkpoint is corrupted"
+ENDS_EARLY: Final = "unexpected end of JSON input"
+"""Go's words for a truncated file, which is what a crash leaves."""
+
 _KIND: Final = "memory manager checkpoint"
 _INT64_MAX: Final = (1 << 63) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
@@ -86,8 +89,11 @@ def parse_checkpoint(text: str) -> Checkpoint:
     """
     try:
         content = _object(json.loads(text), "a JSON object")
-    except (ValueError, RecursionError) as error:
-        raise ParseError(_KIND, text[:40], f"JSON ({error})") from error
+    except json.JSONDecodeError as error:
+        problem = ENDS_EARLY if _ends_early(error) else str(error)
+        raise ParseError(_KIND, text[:40], f"JSON ({problem})") from error
+    except RecursionError as error:
+        raise ParseError(_KIND, text[:40], "JSON (nested less deeply)") from error
     states = _field(content, "machineState", {})
     entries = _field(content, "entries", {})
     pods = _field(content, "podEntries", {})
@@ -166,6 +172,13 @@ def state_of(checkpoint: Checkpoint) -> MemoryState:
         },
         pod_blocks={uid: _unsaved(blocks) for uid, blocks in (checkpoint.pod_entries or {}).items()},
     )
+
+
+def _ends_early(error: json.JSONDecodeError) -> bool:
+    """Whether more text could have made it JSON."""
+    rest = error.doc[error.pos :].strip()
+    unfinished = any(word.startswith(rest) for word in ("true", "false", "null"))
+    return unfinished or error.msg.startswith("Unterminated string")
 
 
 def _entries(value: Any) -> SavedEntries:

@@ -147,6 +147,19 @@ def test_no_random_text_is_a_state_file(text):
         restored(text, PATH, "Static", WHOLE)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"policyName', '{"checksum":', '{"entries":{"p":nu', '{"entries":{}  ']
+)
+def test_a_truncated_file_is_named_as_go_does(text):
+    with pytest.raises(CheckpointError, match="unexpected end of JSON input"):
+        restored(text, PATH, "Static", PLAIN)
+
+
+def test_broken_json_is_not_a_truncated_file():
+    with pytest.raises(CheckpointError, match="Expecting ',' delimiter"):
+        restored('{"entries":{}x}', PATH, "Static", PLAIN)
+
+
 def test_absurd_node_ids_are_refused():
     text = '{"policyName":"Static","machineState":{"0":{"cells":[1000000000000]}}}'
     with pytest.raises(CheckpointError, match="NUMA node ids from 0 to"):

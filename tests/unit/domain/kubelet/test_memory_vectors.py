@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.testing.vector_sections import Folder, memory, memory_files
+from bayplan.testing.vector_sections import Folder, memory, memory_around, memory_files
 from bayplan.testing.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 
 
-@pytest.mark.parametrize("section", [*memory.SECTIONS, *memory_files.SECTIONS], ids=str)
+SECTIONS = [*memory.SECTIONS, *memory_around.SECTIONS, *memory_files.SECTIONS]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_answers_as_kubelet_does(section):
     result = run(section, VECTORS)
     assert result.cases
