@@ -40,8 +40,8 @@ class Readings:
     """What the kernel enforces for one container, read at about the same time.
 
     ``cpus`` and ``mems`` are as written (empty: inherited, v2 only), ``*_effective`` what is used in fact.
-    None is "no limit". On cgroup v1 there is no protection (low and min are 0), no memory.high and no
-    group kill.
+    None is "no limit"; the kernel keeps limits rounded down to whole pages. On cgroup v1 there is no
+    protection (low and min are 0), no memory.high and no group kill.
     """
 
     path: str

@@ -115,8 +115,8 @@ def _parse_memory_total(text: str) -> int:
 
 
 def _hugepages(directory: str) -> Mapping[int, int]:
-    """Pool bytes by page size, pools of no pages included. No directory: the kernel has no hugetlbfs, or
-    the node has no memory."""
+    """Pool bytes by page size, pools of no pages included. No directory: the kernel has no hugetlbfs, or is
+    an older one and the node has no memory."""
     pools = {}
     for size_kib in _numbered(directory, _HUGEPAGES):
         count = parse_file(f"{directory}/hugepages-{size_kib}kB/nr_hugepages", parse_number)

@@ -280,6 +280,15 @@ class TestWriteV2:
             container.write_unified(key, value)
         assert caught.value.path == f"{SCOPE}/{key}"
 
+    @pytest.mark.parametrize("name", ["memory.current", "memory.low"])
+    def test_a_file_that_is_missing_is_not_made(self, v2, container, name):
+        path = v2.base / SCOPE[1:] / name
+        path.unlink()
+        with pytest.raises(HostError, match="there is no such file") as caught:
+            container.apply(Update("c1", memory_limit_bytes=MIB, unified={"memory.low": "1"}))
+        assert caught.value.path == str(path)
+        assert not path.exists()
+
     def test_protected_cgroups_are_read_but_not_written(self, v2):
         v2.add("/system.slice/bayplan.service")
         v2.add("/init.scope")
@@ -450,6 +459,19 @@ class TestReal:
             with ContainerCgroup.find(real_v2, path) as container:
                 assert container.processes() == (sleeper.pid,)
             assert real_v2.paths_of_process(sleeper.pid)[CPUSET] == f"{path}/inner"
+            sleeper.kill()
+            sleeper.wait()
+
+    def test_processes_of_a_threaded_cgroup_are_listed_once(self, real_v2, sleeper, made):
+        path = f"/bayplan-test-threaded-{os.getpid()}"
+        with made(Path(real_v2.mounts[CPUSET] + path)) as directory:
+            (directory / "cgroup.procs").write_text(str(sleeper.pid))
+            (directory / "inner").mkdir()
+            (directory / "inner/cgroup.type").write_text("threaded")
+            with pytest.raises(OSError, match="not supported"):
+                (directory / "inner/cgroup.procs").read_text()
+            with ContainerCgroup.find(real_v2, path) as container:
+                assert container.processes() == (sleeper.pid,)
             sleeper.kill()
             sleeper.wait()
 

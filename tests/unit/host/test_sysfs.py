@@ -179,7 +179,7 @@ class TestUnusualMachines:
             (replace(SMALL.nodes[0], memory_bytes=0, hugepages_bytes={}), SMALL.nodes[1]), SMALL.cpus
         )
         tree = SysfsTree(bare)
-        assert not any("node0/hugepages" in path for path in tree.files)  # as the kernel has it
+        assert not any("node0/hugepages" in path for path in tree.files)  # as older kernels have it
         found = read_machine(tree.write(tmp_path))
         assert found == bare
         assert found.memory_nodes == NodeSet([1])
@@ -324,6 +324,28 @@ class TestWhileItChanges:
         found = read_machine(root)
         thread.join()
         assert found.node_ids == NodeSet([0, 1])
+
+    def test_a_machine_that_never_holds_still_is_an_error(self, tmp_path):
+        root = SysfsTree(SMALL).write(tmp_path)
+        online = iter(["0-6", "0-5", "0-4"])
+
+        def meanwhile():
+            for cpus in online:
+                with path.open("w") as pipe:
+                    (root / SYSTEM / "cpu/online").write_text(cpus)
+                    pipe.write(text)
+                    path.unlink()
+                    os.mkfifo(path)
+
+        path = root / SYSTEM / "node/node1/meminfo"
+        text = path.read_text()
+        path.unlink()
+        os.mkfifo(path)
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        with pytest.raises(HostError, match="came or went during each of 3 attempts"):
+            read_machine(root)
+        thread.join()
 
 
 @st.composite
