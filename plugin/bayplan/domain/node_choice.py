@@ -12,8 +12,9 @@ from bayplan.domain.topology import Machine
 from bayplan.sets import NodeSet
 
 MAX_COMBINATIONS: Final = 5000
-"""Up to here every set of a size is looked at (all sets of 8 nodes are 255); above, sets are grown from
-each node by adding the nearest one, which looks at n sets of each size."""
+"""Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
+node by adding the nearest ones, and the richest nodes, which hold enough of a single resource if any set of
+that size does."""
 
 Amounts = Mapping[str, int]
 
@@ -47,10 +48,12 @@ def choose_nodes(
     first_width = narrowest_width(free, need)
     if first_width is None:
         return None
-    for width in range(first_width, len(free) + 1):
+    useful = [node for node in sorted(free) if any(free[node].get(resource, 0) for resource in need)]
+    nodes = useful if len(useful) >= first_width else sorted(free)
+    for width in range(first_width, len(nodes) + 1):
         best = min(
-            (nodes for nodes in _sets(machine, sorted(free), width) if covers(free, nodes, need)),
-            key=lambda nodes: (penalty(nodes), machine.total_distance(nodes), tuple(nodes)),
+            (chosen for chosen in _sets(machine, free, nodes, width, need) if covers(free, chosen, need)),
+            key=lambda chosen: (penalty(chosen), machine.total_distance(chosen), tuple(chosen)),
             default=None,
         )
         if best is not None:
@@ -82,12 +85,19 @@ def book(free: Mapping[int, Amounts], nodes: NodeSet, need: Amounts) -> dict[int
     return booked
 
 
-def _sets(machine: Machine, nodes: list[int], width: int) -> Iterable[NodeSet]:
+def _sets(
+    machine: Machine, free: Mapping[int, Amounts], nodes: list[int], width: int, need: Amounts
+) -> Iterable[NodeSet]:
     if comb(len(nodes), width) <= MAX_COMBINATIONS:
         return (NodeSet(members) for members in combinations(nodes, width))
-    return {_grown(machine, nodes, seed, width) for seed in nodes}
+    grown = {_nearest(machine, nodes, seed, width) for seed in nodes}
+    richest = {
+        NodeSet(sorted(nodes, key=lambda node: (-free[node].get(resource, 0), node))[:width])
+        for resource in need
+    }
+    return grown | richest
 
 
-def _grown(machine: Machine, nodes: list[int], seed: int, width: int) -> NodeSet:
+def _nearest(machine: Machine, nodes: list[int], seed: int, width: int) -> NodeSet:
     by_distance = sorted(nodes, key=lambda node: (machine.distance(seed, node), node != seed, node))
     return NodeSet(by_distance[:width])

@@ -291,3 +291,28 @@ def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> Non
             assert one.controller.residents.pods == {}
 
     run(scenario)
+
+
+def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            stranger = container("n", BEST_EFFORT, resources=Resources())
+            updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
+            assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
+            assert one.controller.residents.found == {"n": "default/be/n-name"}
+
+    run(scenario)
+
+
+def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as one:
+            one.controller.disconnected("the runtime stopped")
+            assert one.controller.runtime is None
+            plain = container("c", BEST_EFFORT, oom_score_adj=0)
+            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+            assert adjustment.oom_score_adj is None
+            await one.controller.state_changed(Event.STOP_POD_SANDBOX, BEST_EFFORT, None)
+            assert set(one.controller.ledger.entries) == {"c"}
+
+    run(scenario)

@@ -119,3 +119,13 @@ def test_the_next_nearest_node_helps_out() -> None:
     near = {(0, 2): 12, (2, 0): 12}
     cpus = take_cpus(machine(3, 2, GIB, distances=near), CpuSet(range(6)), 3, NodeSet([0]))
     assert str(cpus) == "0-1,4"
+
+
+def test_far_nodes_are_found_on_large_machines_too() -> None:
+    free = memory(*([0] * 200))
+    free[3], free[190] = {"memory": 4}, {"memory": 4}
+    chosen = choose_nodes(machine(200, cpus_per_node=1), free, {"memory": 8}, no_penalty)
+    assert chosen == NodeSet([3, 190])
+    free = memory(*([1] * 200))
+    free[3], free[190] = {"memory": 4}, {"memory": 4}
+    assert choose_nodes(machine(200, cpus_per_node=1), free, {"memory": 8}, no_penalty) == NodeSet([3, 190])
