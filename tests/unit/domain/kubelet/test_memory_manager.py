@@ -261,3 +261,21 @@ def test_a_pod_as_a_whole_is_placed_by_the_hint_of_its_first_container():
     assert manager.mems("w", "c") == NodeSet([1])
     with pytest.raises(MemoryAllocationError, match="failed to find NUMA nodes to extend"):
         started(3, gates=WHOLE).allocate_pod(found, Hint(NodeSet([0]), preferred=True))
+
+
+def test_in_container_scope_those_who_share_get_nothing_of_their_own():
+    """As in kubelet, a container that wants nothing is refused if the Topology Manager has no nodes for it."""
+    found, manager = whole(4, [ContainerSpec("c")]), started(10, gates=WHOLE)
+    assert manager.hints(found, found.containers[0]) is None
+    assert manager.allocate(found, found.containers[0], Hint(NodeSet([0]), preferred=True)) is manager
+    with pytest.raises(MemoryAllocationError) as raised:
+        manager.allocate(found, found.containers[0], NO_HINT)
+    assert raised.value.refusal is Refusal.NO_NODES
+
+
+def test_pods_that_take_no_part_are_left_alone():
+    manager, found = started(10), PodSpec("p", (ContainerSpec("c", {"memory": 4}),))
+    assert manager.hints(found, found.containers[0]) is None
+    assert manager.pod_hints(found) is None
+    assert manager.allocate(found, found.containers[0]) is manager
+    assert manager.allocate_pod(found) is manager
