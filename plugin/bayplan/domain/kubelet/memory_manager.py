@@ -85,6 +85,8 @@ class MemoryManager:
         if not self._manages(pod):
             return None
         wanted = container_wants(pod, container, self.gates)
+        if not wanted:
+            return None
         blocks = self.state.blocks(pod.uid, container.name)
         if blocks is not None:
             return regenerated(blocks, wanted)
@@ -96,6 +98,8 @@ class MemoryManager:
         if not self._manages(pod):
             return None
         wanted = pod_wants(pod, self.gates)
+        if not wanted:
+            return None
         if placed_as_a_whole(pod, self.gates):
             try:
                 check_shared_pool(pod, wanted, self.gates)
