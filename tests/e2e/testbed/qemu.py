@@ -13,7 +13,8 @@ from testbed.disks import initramfs, kernel
 from testbed.shell import require
 
 LIBRARY = "usr/lib/x86_64-linux-gnu"
-# Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by byte.
+# Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by
+# byte.
 EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off")
 HARDWARE = ("-accel", "kvm", "-cpu", "host")
 # numa_balancing moves pages between allowed nodes: what memory.numa_stat says would depend on the hour.

@@ -9,6 +9,15 @@ from pathlib import Path
 from testbed.errors import BuildError, MissingError
 
 BUILD_LIMIT_S = 1800
+# What apt, go and uv say when a package source is out of reach.
+OUT_OF_REACH = (
+    "Failed to fetch",
+    "Could not connect",
+    "Could not resolve",
+    "dial tcp",
+    "i/o timeout",
+    "error sending request",
+)
 # uv has certificates of its own; behind a proxy those of the machine are wanted.
 OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
 
@@ -16,7 +25,11 @@ OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
 def build_command(
     what: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """Run a program to its end; raises BuildError with the end of its output unless it succeeds."""
+    """Run a program to its end; its output.
+
+    Raises BuildError with the end of that output when it fails, MissingError when the program is not
+    installed or a package source is out of its reach.
+    """
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
@@ -38,6 +51,9 @@ def build_command(
     except subprocess.TimeoutExpired as error:
         raise BuildError(what, " ".join(words), f"took longer than {BUILD_LIMIT_S} s") from error
     if done.returncode:
+        for line in done.stdout.splitlines():
+            if any(words in line for words in OUT_OF_REACH):
+                raise MissingError(f"{what} needs a package source that is out of reach: {line.strip()}")
         raise BuildError(what, " ".join(words), done.stdout)
     return done.stdout
 
