@@ -17,6 +17,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import machine
 from bayplan.testing.sysfs import SYSTEM, SysfsTree
 
+PATIENCE_S = 20
 SMALL = machine(nodes=2, cpus_per_node=4, threads_per_core=2, hugepages_bytes={2 * MIB: 8 * MIB, GIB: 0})
 
 REQUIRED = [
@@ -290,7 +291,7 @@ class TestWhileItChanges:
                 change()
                 pipe.write(text)
 
-        thread = threading.Thread(target=meanwhile)
+        thread = threading.Thread(target=meanwhile, daemon=True)
         thread.start()
         return thread
 
@@ -300,7 +301,7 @@ class TestWhileItChanges:
             root, f"{SYSTEM}/node/node1/meminfo", lambda: SysfsTree(self.GROWN).write(root)
         )
         found = read_machine(root)
-        thread.join()
+        thread.join(PATIENCE_S)
         assert found.node_ids == NodeSet([0, 1, 2])
         assert found == Machine(
             tuple(
@@ -322,7 +323,7 @@ class TestWhileItChanges:
 
         thread = self.swap_while_reading(root, f"{SYSTEM}/node/node1/meminfo", unplug)
         found = read_machine(root)
-        thread.join()
+        thread.join(PATIENCE_S)
         assert found.node_ids == NodeSet([0, 1])
 
     def test_a_machine_that_never_holds_still_is_an_error(self, tmp_path):
@@ -341,11 +342,11 @@ class TestWhileItChanges:
         text = path.read_text()
         path.unlink()
         os.mkfifo(path)
-        thread = threading.Thread(target=meanwhile)
+        thread = threading.Thread(target=meanwhile, daemon=True)
         thread.start()
         with pytest.raises(HostError, match="came or went during each of 3 attempts"):
             read_machine(root)
-        thread.join()
+        thread.join(PATIENCE_S)
 
 
 @st.composite
