@@ -264,7 +264,7 @@ def test_a_pod_as_a_whole_is_placed_by_the_hint_of_its_first_container():
 
 
 def test_in_container_scope_those_who_share_get_nothing_of_their_own():
-    """As in kubelet, a container that wants nothing is refused if the Topology Manager has no nodes for it."""
+    """As in kubelet, such a container is refused if the Topology Manager has no nodes for it."""
     found, manager = whole(4, [ContainerSpec("c")]), started(10, gates=WHOLE)
     assert manager.hints(found, found.containers[0]) is None
     assert manager.allocate(found, found.containers[0], Hint(NodeSet([0]), preferred=True)) is manager
