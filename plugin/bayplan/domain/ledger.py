@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from bayplan.domain.decision import Decision, Placement
 from bayplan.domain.topology import Machine
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All entries by container id, with the totals that decisions need."""
+    """All entries by container id, with the totals that decisions need: what is booked on each node, which
+    CPUs are exclusive, and how many containers are bound to each set of nodes."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     exclusive_cpus: CpuSet = CpuSet()
+    bound: Mapping[NodeSet, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -50,6 +52,7 @@ class Ledger:
             entries={**base.entries, entry.container_id: entry},
             booked_bytes=_booked(base.booked_bytes, placement, 1),
             exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
+            bound=_bound(base.bound, placement, 1),
         )
 
     def without(self, container_id: str) -> "Ledger":
@@ -62,11 +65,17 @@ class Ledger:
             entries={key: value for key, value in self.entries.items() if key != container_id},
             booked_bytes=_booked(self.booked_bytes, placement, -1),
             exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
+            bound=_bound(self.bound, placement, -1),
         )
 
-    def shared_cpus(self, machine: Machine) -> CpuSet:
-        """The CPUs that no container has to itself; never empty, because reserved CPUs stay shared."""
-        return machine.online_cpus - self.exclusive_cpus
+    def shared_cpus(self, machine: Machine, withheld: CpuSet = CpuSet()) -> CpuSet:
+        """The CPUs that no container has to itself, without those *withheld* from all of them.
+
+        Never empty, because reserved CPUs never become exclusive: with nothing else left, the withheld ones
+        are shared after all, as an empty cpuset.cpus cannot be written.
+        """
+        shared = machine.online_cpus - self.exclusive_cpus
+        return shared - withheld or shared
 
     def told(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
         """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus)."""
@@ -89,3 +98,12 @@ def _booked(
             row[resource] = row.get(resource, 0) + sign * amount_bytes
         changed[node] = row
     return changed
+
+
+def _bound(counts: Mapping[NodeSet, int], placement: Placement, sign: int) -> Mapping[NodeSet, int]:
+    """The numbers of containers per set of nodes after *placement* came (+1) or went (-1)."""
+    if placement.mems is None:
+        return counts
+    count = counts.get(placement.mems, 0) + sign
+    rest = {nodes: others for nodes, others in counts.items() if nodes != placement.mems}
+    return {**rest, placement.mems: count} if count else rest

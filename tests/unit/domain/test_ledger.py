@@ -39,6 +39,8 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
             e.decision.placement.booked_bytes.get(node, {}).get("memory", 0) for e in expected.values()
         )
         assert ledger.booked_bytes.get(node, {}).get("memory", 0) == total
+    nodes = [e.decision.placement.mems for e in expected.values()]
+    assert ledger.bound == {mems: nodes.count(mems) for mems in nodes}
     assert ledger.exclusive_cpus == CpuSet(int(key[1:]) for key in expected)
     assert Ledger.of(expected.values()) == ledger or sorted(expected) == sorted(ledger.entries)
 
