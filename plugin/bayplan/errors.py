@@ -116,13 +116,14 @@ class PlacementError(BayplanError):
     """A container cannot be placed under a strict policy; ``reason`` is what a human should read.
 
     The runtime shows the text to the user (and kubelet puts it into the pod's status), so that it starts
-    with the word that kubelet's Topology Manager uses for its own refusals.
+    with the word that kubelet has for its own refusals: *kind*, if empty that of the Topology Manager.
     """
 
-    def __init__(self, container: str, reason: str) -> None:
-        super().__init__(container, reason)
+    def __init__(self, container: str, reason: str, kind: str = "") -> None:
+        super().__init__(container, reason, kind)
         self.container = container
         self.reason = reason
+        self.kind = kind or "TopologyAffinityError"
 
     def __str__(self) -> str:
-        return f"TopologyAffinityError: {self.container}: {self.reason}"
+        return f"{self.kind}: {self.container}: {self.reason}"

@@ -226,9 +226,13 @@ class _Daemon:
         return True
 
     def _expectations(self) -> list[Expectation]:
-        residents = self.controller.residents
+        controller, residents = self.controller, self.controller.residents
         return expectations(
-            self.controller.machine, self.controller.ledger, residents.pods, residents.containers.values()
+            controller.machine,
+            controller.policy.withheld_cpus,
+            controller.ledger,
+            residents.pods,
+            residents.containers.values(),
         )
 
     def hardware_changed(self, subsystems: frozenset[str]) -> None:

@@ -173,7 +173,7 @@ class Controller:
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
         after = base.with_entry(Entry(decision))
-        shared = after.shared_cpus(self.machine)
+        shared = after.shared_cpus(self.machine, self.policy.withheld_cpus)
         entry = Entry(decision, told_cpus=cpus_for(decision, shared))
         updates = await self._commit(base.with_entry(entry), decided=entry)
         self.residents.see(pod, container)
@@ -246,7 +246,7 @@ class Controller:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
         if container.resources.cpuset_cpus is not None:
             return Adjustment()
-        return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine))
+        return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus))
 
     def missed(self, event: Event, container_id: str, why: str) -> None:
         """The runtime went on without our answer.
@@ -287,7 +287,7 @@ class Controller:
         self, ledger: Ledger, decided: Entry | None = None, gone: str | None = None
     ) -> Sequence[Update]:
         """Record the step to *ledger*, make it current, and return the updates that it makes due."""
-        updates = shared_pool_updates(ledger, self.machine)
+        updates = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
         told: dict[str, CpuSet] = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus}
         ledger = ledger.told(told)
         own = decided.container_id if decided is not None else ""
@@ -302,7 +302,7 @@ class Controller:
     async def _refuse(self, decision: Decision) -> None:
         await self.recorder.refused(decision)
         self._log("refused", decision)
-        raise PlacementError(decision.request.name, decision.explanation())
+        raise PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
 
     def _wishes(self, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
         try:

@@ -56,10 +56,15 @@ class Drift:
 
 
 def expectations(
-    machine: Machine, ledger: Ledger, pods: dict[str, Pod], containers: Iterable[Container]
+    machine: Machine,
+    withheld: CpuSet,
+    ledger: Ledger,
+    pods: dict[str, Pod],
+    containers: Iterable[Container],
 ) -> list[Expectation]:
-    """What the kernel should show for *containers*, as far as the ledger has something to say."""
-    shared = ledger.shared_cpus(machine)
+    """What the kernel should show for *containers*, as far as the ledger has something to say. *withheld* are
+    the CPUs on which no container runs."""
+    shared = ledger.shared_cpus(machine, withheld)
     wanted = []
     for container in containers:
         entry = ledger.entries.get(container.id)

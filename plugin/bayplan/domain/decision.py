@@ -45,12 +45,23 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class PodTotals:
+    """What the pod of a container asks for as a whole, its containers together. ``memory_bytes`` and
+    ``hugepages_bytes`` are limits."""
+
+    memory_bytes: int
+    cpu_milli: int = 0
+    hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What one container asks for, and how we know.
 
     ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
     give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
-    somebody else (kubelet's own managers, another plugin) and are respected, never changed.
+    somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
+    None where the runtime does not show the pod's sums.
     """
 
     container_id: str
@@ -65,6 +76,16 @@ class Request:
     hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
     pinned_cpus: CpuSet | None = None
     pinned_mems: NodeSet | None = None
+    pod_totals: PodTotals | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """The nodes on which a pod is aligned as a whole, None if any will do, and whether no better ones were
+    conceivable."""
+
+    nodes: NodeSet | None
+    preferred: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +94,14 @@ class Placement:
 
     ``mems`` None leaves it free to use every node. ``exclusive_cpus`` empty means the shared pool.
     ``booked_bytes`` maps node id -> resource -> bytes promised there: the witness of the promise. It sums
-    to the claim in each resource, unless the decision is degraded.
+    to the claim in each resource, unless the decision is degraded. ``affinity`` is what the later containers
+    of the same pod are held to; None where containers are placed one by one.
     """
 
     mems: NodeSet | None = None
     exclusive_cpus: CpuSet = CpuSet()
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    affinity: Affinity | None = None
 
 
 class Outcome(enum.Enum):
@@ -101,12 +124,14 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to a request, with its reasons. A refusal has an empty placement."""
+    """The answer to a request, with its reasons. A refusal has an empty placement; ``refused_as`` is the word
+    that kubelet has for it in a pod's status, empty for the usual one."""
 
     request: Request
     outcome: Outcome
     placement: Placement = Placement()
     reasons: tuple[Reason, ...] = ()
+    refused_as: str = ""
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""

@@ -4,13 +4,13 @@ Memory, huge pages and exclusive CPUs are placed together; what was booked on a 
 Containers of the other classes are not confined to nodes; they run on the shared CPUs.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bayplan.domain.claims import memory_need, undisputed
 from bayplan.domain.cpus import take_cpus
-from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request
+from bayplan.domain.decision import Decision, Outcome, Placement, Reason, Request
 from bayplan.domain.engine import allocatable_bytes, exclusive_candidates, free_bytes, reserved_cpus
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.node_choice import Amounts, book, choose_nodes, covers, narrowest_width
@@ -41,38 +41,10 @@ class NarrowestEngine:
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine.decide`."""
-        if request.pinned_cpus is not None or request.pinned_mems is not None:
-            return _respect_pins(machine, policy, ledger, request)
-        if request.qos is not QosClass.GUARANTEED:
-            text = f"{request.qos.value} containers share the CPUs and may use every node"
-            reason = Reason("shared-pool", text)
-            return Decision(request, Outcome.PLACED, Placement(), (reason,))
+        answer = undisputed(machine, policy, ledger, request)
+        if answer is not None:
+            return answer
         return _Choice(machine, policy, ledger, request).decide(current)
-
-
-def memory_need(request: Request) -> dict[str, int]:
-    """The memory resources that a Guaranteed request claims: its limit and its huge pages.
-
-    A Guaranteed container whose limit is not visible claims no ordinary memory.
-    """
-    memory_bytes = request.memory.high_bytes if request.memory.exact else 0
-    need = {MEMORY: memory_bytes, **request.hugepages_bytes}
-    return {resource: amount for resource, amount in need.items() if amount}
-
-
-def _respect_pins(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision:
-    """Keep what somebody else set in the spec, and book what it uses, so that nobody else is promised it."""
-    whose = " and ".join(
-        f"{name} {pinned}"
-        for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
-        if pinned is not None
-    )
-    reason = Reason("pinned", f"the spec already had {whose}; left as it is")
-    placement = Placement()
-    if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
-        free = free_bytes(machine, policy, ledger)
-        placement = Placement(booked_bytes=book(free, request.pinned_mems, memory_need(request)))
-    return Decision(request, Outcome.PLACED, placement, (reason,))
 
 
 class _Choice:
@@ -81,15 +53,11 @@ class _Choice:
     def __init__(self, machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> None:
         self.machine, self.policy, self.ledger, self.request = machine, policy, ledger, request
         self.strict = policy.topology in _STRICT
-        self.cpus = exclusive_candidates(machine, policy, ledger)
+        wants_cpus = request.exclusive_cpus > 0
+        self.cpus = exclusive_candidates(machine, policy, ledger) if wants_cpus else CpuSet()
         self.memory = memory_need(request)
         self.free = _with_cpus(machine, free_bytes(machine, policy, ledger), self.cpus)
         self.near = {node: self.free[node] for node in machine.cpu_nodes & machine.memory_nodes}
-        self.residents = Counter(
-            entry.decision.placement.mems
-            for entry in ledger.entries.values()
-            if entry.decision.placement.mems is not None
-        )
 
     def decide(self, current: Placement | None) -> Decision:
         aligned = self.policy.topology is not TopologyPolicy.NONE
@@ -168,7 +136,7 @@ class _Choice:
         overlap can take each other's part.
         """
         return sum(
-            count for mems, count in self.residents.items() if mems != nodes and not mems.isdisjoint(nodes)
+            count for mems, count in self.ledger.bound.items() if mems != nodes and not mems.isdisjoint(nodes)
         )
 
     def _overlap_reasons(self, nodes: NodeSet) -> list[Reason]:

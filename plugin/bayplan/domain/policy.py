@@ -45,7 +45,8 @@ class Policy:
     """All of the operator's choices that a decision depends on.
 
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.
-    ``reserved_cpus`` never become exclusive; they stay in the shared pool.
+    ``reserved_cpus`` never become exclusive; they stay in the shared pool, except for ``withheld_cpus``,
+    on which no container runs as long as there are others.
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
@@ -60,3 +61,4 @@ class Policy:
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     set_oom_score_adj: bool = True
     refuse_wrong_annotations: bool = False
+    withheld_cpus: CpuSet = CpuSet()

@@ -6,10 +6,10 @@ Pure: it plans what to record, what to forget and what to tell the runtime; the 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from bayplan.domain.claims import memory_need
 from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason
 from bayplan.domain.engine import free_bytes
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.narrowest import memory_need
 from bayplan.domain.node_choice import book
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
@@ -61,8 +61,8 @@ def reconcile(
         entry = adopt(machine, policy, agreed, pod, container)
         agreed = agreed.with_entry(entry)
         found.append(entry)
-    agreed = _recognise_shared(machine, agreed, found)
-    updates = _merged(repairs, shared_pool_updates(agreed, machine))
+    agreed = _recognise_shared(agreed.shared_cpus(machine, policy.withheld_cpus), agreed, found)
+    updates = _merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
     agreed = agreed.told(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
@@ -113,10 +113,9 @@ def _as_observed(entry: Entry, container: Container) -> tuple[Entry, Update | No
     return Entry(decision, told_cpus=resources.cpuset_cpus), repair
 
 
-def _recognise_shared(machine: Machine, ledger: Ledger, found: list[Entry]) -> Ledger:
+def _recognise_shared(shared: CpuSet, ledger: Ledger, found: list[Entry]) -> Ledger:
     """Treat found containers that run on exactly the shared pool as members of it, not as pinned: that is
     what ours look like after a lost state store."""
-    shared = ledger.shared_cpus(machine)
     for entry in found:
         request = entry.decision.request
         if request.pinned_cpus == shared:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from bayplan.domain.decision import Interval, QosClass, QosSource, Request
+from bayplan.domain.decision import Interval, PodTotals, QosClass, QosSource, Request
 from bayplan.domain.qos import derive_qos, milli_from_quota, milli_from_shares, request_from_oom_score_adj
 from bayplan.domain.topology import hugepages
 from bayplan.domain.wishes import Wishes
@@ -56,13 +56,10 @@ def derive_request(
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         exclusive_cpus=_whole_cpus(qos, cpu_milli),
-        hugepages_bytes={
-            hugepages(size): amount
-            for size, amount in sorted(resources.hugepage_limits_bytes.items())
-            if amount
-        },
+        hugepages_bytes=_hugepages(resources),
         pinned_cpus=resources.cpuset_cpus,
         pinned_mems=resources.cpuset_mems,
+        pod_totals=_pod_totals(pod.resources, qos),
     )
 
 
@@ -102,6 +99,18 @@ def carried_oom_score_adj(container: Container) -> int | None:
     Runtimes write 0 where a CRI client gives none, and kubelet's formula never yields 0, so 0 means none.
     """
     return container.oom_score_adj or None
+
+
+def _hugepages(resources: Resources) -> dict[str, int]:
+    limits = sorted(resources.hugepage_limits_bytes.items())
+    return {hugepages(size): amount for size, amount in limits if amount}
+
+
+def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
+    """The sums of the pod's containers, which kubelet gives to the sandbox."""
+    if resources.memory_limit_bytes is None:
+        return None
+    return PodTotals(resources.memory_limit_bytes, _cpu_milli(resources, qos), _hugepages(resources))
 
 
 def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:

@@ -70,13 +70,13 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     return decision.placement.exclusive_cpus or shared
 
 
-def shared_pool_updates(ledger: Ledger, machine: Machine) -> list[Update]:
+def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = CpuSet()) -> list[Update]:
     """Updates for the containers whose CPUs are not (any more, or not yet) what they should have.
 
     Comparing with what the runtime was told last makes this self-healing: an update that could not be
     sent with one reply goes out with the next.
     """
-    shared = ledger.shared_cpus(machine)
+    shared = ledger.shared_cpus(machine, withheld)
     updates = []
     for container_id, entry in sorted(ledger.entries.items()):
         cpus = cpus_for(entry.decision, shared)

@@ -81,7 +81,7 @@ def ping_view(snapshot: Snapshot) -> View:
 
 def status_view(snapshot: Snapshot) -> View:
     """Every container with its decision, and how the daemon and the runtime are."""
-    shared = snapshot.ledger.shared_cpus(snapshot.machine)
+    shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
     entries = sorted(
         snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
     )

@@ -1,0 +1,48 @@
+"""What a request claims, and the answers in which no engine has a choice.
+
+Shared by all engines and by the reconciliation: what somebody else pinned stays as it is, and containers that
+are not Guaranteed share the CPUs and may use every node. Nothing here looks for room.
+"""
+
+from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request
+from bayplan.domain.engine import free_bytes
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.node_choice import book
+from bayplan.domain.policy import Policy
+from bayplan.domain.topology import MEMORY, Machine
+
+
+def memory_need(request: Request) -> dict[str, int]:
+    """The memory resources that a Guaranteed request claims: its limit and its huge pages.
+
+    A Guaranteed container whose limit is not visible claims no ordinary memory.
+    """
+    memory_bytes = request.memory.high_bytes if request.memory.exact else 0
+    need = {MEMORY: memory_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in need.items() if amount}
+
+
+def undisputed(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision | None:
+    """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned."""
+    if request.pinned_cpus is not None or request.pinned_mems is not None:
+        return _respect_pins(machine, policy, ledger, request)
+    if request.qos is not QosClass.GUARANTEED:
+        text = f"{request.qos.value} containers share the CPUs and may use every node"
+        reason = Reason("shared-pool", text)
+        return Decision(request, Outcome.PLACED, Placement(), (reason,))
+    return None
+
+
+def _respect_pins(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision:
+    """Keep what somebody else set in the spec, and book what it uses, so that nobody else is promised it."""
+    whose = " and ".join(
+        f"{name} {pinned}"
+        for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
+        if pinned is not None
+    )
+    reason = Reason("pinned", f"the spec already had {whose}; left as it is")
+    placement = Placement()
+    if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
+        free = free_bytes(machine, policy, ledger)
+        placement = Placement(booked_bytes=book(free, request.pinned_mems, memory_need(request)))
+    return Decision(request, Outcome.PLACED, placement, (reason,))

@@ -1,0 +1,109 @@
+"""The ledger as the books of kubelet's managers, and back: what a placement must hold to lose nothing.
+
+The books are made anew from the ledger for every decision, in any order of its entries. What a container has
+on each node is what was booked for it, so that books and witness never differ. kubelet's own books, which
+release the lowest node first, may split a group's memory otherwise; the sums over a group are the same.
+"""
+
+from bayplan.domain.decision import Affinity, Decision, Placement
+from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.domain.kubelet.cpu_state import CpuState
+from bayplan.domain.kubelet.engine import NO_MEMORY_MANAGER, EngineState
+from bayplan.domain.kubelet.memory_manager import MemoryManager, MemoryPolicy
+from bayplan.domain.kubelet.memory_state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
+from bayplan.domain.ledger import Ledger
+from bayplan.sets import CpuSet, NodeSet
+
+
+def books(policy: MemoryPolicy, empty: Nodes, cpus: StaticCpuPolicy | None, ledger: Ledger) -> EngineState:
+    """What the managers have given away when everything in *ledger* is promised.
+
+    *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
+    """
+    return EngineState(
+        cpus=CpuState() if cpus is None else _cpus(cpus, ledger),
+        memory=NO_MEMORY_MANAGER if policy is MemoryPolicy.NONE else _memory(policy, empty, ledger),
+    )
+
+
+def placement(
+    before: EngineState, after: EngineState, pod_uid: str, container: str, affinity: Affinity | None
+) -> Placement:
+    """Where a container is that was allocated between *before* and *after*, and nothing else was."""
+    memory = after.memory
+    mems = memory.mems(pod_uid, container)
+    booked: dict[int, dict[str, int]] = {}
+    for block in memory.state.blocks(pod_uid, container) or ():
+        for node in block.nodes:
+            amount_bytes = _reserved(memory.state.nodes[node], block.resource) - _reserved(
+                before.memory.state.nodes[node], block.resource
+            )
+            # Where nothing else tells to which nodes the container is bound, those without a byte count too.
+            if amount_bytes or mems is None:
+                booked.setdefault(node, {})[block.resource] = amount_bytes
+    return Placement(mems, after.cpus.of(pod_uid, container) or CpuSet(), booked, affinity)
+
+
+def _cpus(policy: StaticCpuPolicy, ledger: Ledger) -> CpuState:
+    taken = ledger.exclusive_cpus
+    assignments: dict[str, dict[str, CpuSet]] = {}
+    for entry in ledger.entries.values():
+        request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
+        if own:
+            assignments.setdefault(request.pod_id, {})[request.container_id] = own
+        if request.pinned_cpus is not None:
+            taken |= request.pinned_cpus
+    return CpuState(policy.managed - taken, assignments)
+
+
+def _memory(policy: MemoryPolicy, empty: Nodes, ledger: Ledger) -> MemoryManager:
+    nodes = dict(empty)
+    sets: dict[int, set[NodeSet]] = {}
+    assignments: dict[str, dict[str, Blocks]] = {}
+    everything = NodeSet(empty)
+    for entry in ledger.entries.values():
+        decision = entry.decision
+        booked = decision.placement.booked_bytes
+        for node in NodeSet(booked) & everything:
+            for resource, amount_bytes in booked[node].items():
+                nodes[node] = _taken(nodes[node], resource, amount_bytes)
+        where = _bound_to(policy, decision) & everything
+        blocks = tuple(
+            Block(where, resource, sum(row.get(resource, 0) for row in booked.values()))
+            for resource in sorted({name for row in booked.values() for name in row})
+        )
+        if not where or not blocks:
+            continue
+        assignments.setdefault(decision.request.pod_id, {})[entry.container_id] = blocks
+        for node in where:
+            sets.setdefault(node, set()).add(where)
+            nodes[node] = _bound(nodes[node], len(blocks), narrowest_set(sets[node]))
+    return MemoryManager(policy, MemoryState(nodes, assignments))
+
+
+def _bound_to(policy: MemoryPolicy, decision: Decision) -> NodeSet:
+    """The set of nodes that a container's memory is counted for as a whole.
+
+    Empty for what nobody confined to nodes, or somebody else did: that lies where it lies, and binds no node
+    to a group.
+    """
+    placed, request = decision.placement, decision.request
+    if placed.mems is not None:
+        return placed.mems
+    if policy is MemoryPolicy.BEST_EFFORT and placed.affinity is not None and request.pinned_mems is None:
+        return NodeSet(placed.booked_bytes)
+    return NodeSet()
+
+
+def _taken(memory: NodeMemory, resource: str, amount_bytes: int) -> NodeMemory:
+    """The node after so much was given away; never more than it has, as reservations may have grown."""
+    return memory.moved(resource, min(amount_bytes, max(0, memory.free_bytes(resource))))
+
+
+def _bound(memory: NodeMemory, blocks: int, group: NodeSet) -> NodeMemory:
+    return NodeMemory(memory.tables, memory.assignments + blocks, group)
+
+
+def _reserved(memory: NodeMemory, resource: str) -> int:
+    table = memory.tables.get(resource)
+    return 0 if table is None else table.reserved
