@@ -9,7 +9,21 @@ from testbed.errors import CommandError
 from testbed.node import Node
 from testbed.pods import MIB, Container, Pod, best_effort, guaranteed
 from testbed.scenario import on
-from testbed.topology import FAR_MEMORY, FOUR_NODES, NO_MEMORY
+from testbed.topology import FAR_MEMORY, FOUR_NODES, NO_MEMORY, NumaNode, Path, Topology
+
+HMAT = Topology(
+    "hmat",
+    (NumaNode(2, 1024), NumaNode(2, 1024), NumaNode(0, 512)),
+    sockets_per_node=2,
+    distances=((10, 20, 30), (20, 10, 40), (30, 40, 10)),
+    hmat=(
+        *(Path(initiator=i, target=i, latency_ns=10, bandwidth_mib_s=10_000) for i in (0, 1)),
+        *(Path(initiator=i, target=1 - i, latency_ns=20, bandwidth_mib_s=5_000) for i in (0, 1)),
+        Path(initiator=0, target=2, latency_ns=100, bandwidth_mib_s=2_000),
+        Path(initiator=1, target=2, latency_ns=150, bandwidth_mib_s=1_000),
+    ),
+    kernel_args=("numa_balancing=enable",),
+)
 
 
 def expect_topology(node: Node) -> None:
@@ -41,6 +55,23 @@ def test_a_node_without_cpus(node: Node) -> None:
 def test_a_node_without_memory(node: Node) -> None:
     expect_topology(node)
     assert node.kernel.memory_of_nodes()[1] == 0
+
+
+@on(HMAT, "2.1")
+def test_latency_and_bandwidth_from_firmware_tables(node: Node) -> None:
+    expect_topology(node)
+    read = "/sys/devices/system/node/node{}/access0/initiators/read_{}"
+    measures = [(i, what) for i in (0, 1, 2) for what in ("latency", "bandwidth")]
+    assert [int(node.guest.read(read.format(i, what))) for i, what in measures] == [
+        *(10, 10_000),
+        *(10, 10_000),
+        *(100, 2_000),
+    ]
+    packages = node.guest.read_files(
+        "/sys/devices/system/cpu/cpu*/topology/physical_package_id", pattern=True
+    )
+    assert {text.strip() for text in packages.values()} == {"0", "1", "2", "3"}
+    assert node.guest.read("/proc/sys/kernel/numa_balancing").strip() == "1"
 
 
 @on(FOUR_NODES)

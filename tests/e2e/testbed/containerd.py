@@ -17,6 +17,7 @@ from testbed.guest import Guest
 from testbed.oci import PAUSE_IMAGE
 
 SERVICE = "containerd"
+CRICTL = "/opt/crictl/bin/crictl"
 SOCKET = "/run/containerd/containerd.sock"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 CONFIG = "/etc/containerd/config.toml"
@@ -137,6 +138,9 @@ class Containerd:
         path = f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         self.guest.start(SERVICE, f"{binaries}/containerd", "--config", CONFIG, log=LOG, env={"PATH": path})
         self.guest.await_socket(SOCKET, service=SERVICE, limit_s=START_LIMIT_S)
+        # The socket is served before the CRI service has recovered its containers.
+        asking = f"until {CRICTL} version >/dev/null 2>&1; do sleep 0.1; done"
+        self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
 
 
 def config_text(version: str, *, nri: bool = True) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.containerd import CRICTL
 from testbed.errors import CommandError
 from testbed.guest import Completed, Guest
 from testbed.pods import Container, Pod
 
-PROGRAM = "/opt/crictl/bin/crictl"
 RUNTIME_LIMIT = "100s"
 
 
@@ -38,7 +38,7 @@ class Crictl:
 
     def __call__(self, *words: str, check: bool = True) -> Completed:
         """crictl with these words."""
-        return self.guest.run(PROGRAM, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
+        return self.guest.run(CRICTL, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
 
     def launch(self, pod: Pod) -> Running:
         """Sandbox, then create and start every container. What fails raises CommandError and leaves the
@@ -118,9 +118,9 @@ class Crictl:
         return list(json.loads(self("ps", "--all", "--output", "json").stdout).get("containers") or [])
 
     def logs(self, running: Running, container: str = "main") -> str:
-        return self.guest.read_files(self._log_path(running, container)).get(
-            self._log_path(running, container), ""
-        )
+        """What the program of a container wrote so far."""
+        path = self._log_path(running, container)
+        return self.guest.read_files(path).get(path, "")
 
     def await_log(self, running: Running, text: str, container: str = "main", *, limit_s: float = 60) -> None:
         """Wait until the program of a container said something, "touched" for instance."""

@@ -8,8 +8,6 @@ it.
 class TestBedError(Exception):
     """The bed could not do what it was asked; never the fault of the program under test."""
 
-    __test__ = False
-
 
 class MissingError(TestBedError):
     """Something of the machine is missing: root, a program, a package source."""

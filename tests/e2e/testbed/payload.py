@@ -7,7 +7,6 @@ runs; the wheel is built from the tree each time and the disk made anew when it 
 
 import configparser
 import os
-import platform
 import shutil
 import tempfile
 import zipfile
@@ -111,7 +110,3 @@ def _compile(directory: Path) -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     return directory
-
-
-def is_x86_64() -> bool:
-    return platform.machine() == "x86_64"

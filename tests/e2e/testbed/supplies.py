@@ -4,6 +4,7 @@ tree.
 Downloads, unpacking and compiling overlap; what is in the cache costs nothing.
 """
 
+import platform
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,14 +15,14 @@ from testbed.containerd import version_disks
 from testbed.disks import initramfs, root_disk, tree_disk
 from testbed.errors import MissingError
 from testbed.oci import image_archive
-from testbed.payload import is_x86_64, payload_disk
+from testbed.payload import payload_disk
 
 
 def disks(*versions: str, with_bayplan: bool = True) -> dict[str, Path]:
     """The disks of a guest that can run these containerd versions, by the name under /opt; all else is
     built too.
     """
-    if not is_x86_64():
+    if platform.machine() != "x86_64":
         raise MissingError("The virtual machines of the tests are x86-64 and are run on x86-64 only")
     with ThreadPoolExecutor(thread_name_prefix="supply") as pool:
         waiting: list[Future[object]] = [pool.submit(root_disk), pool.submit(initramfs)]
