@@ -27,6 +27,7 @@ e2e_packages=(
 	cpio:cpio
 	setpriv:util-linux
 	dpkg-deb:dpkg
+	systemd-analyze:systemd
 )
 
 fail() {

@@ -209,7 +209,7 @@ def test_only_the_owner_may_connect(path: Path, snapshot: Snapshot) -> None:
     serve(path, lambda: snapshot, scenario)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_another_user_is_turned_away_even_with_access(tmp_path: Path, snapshot: Snapshot) -> None:
     directory = tmp_path / "open"
     directory.mkdir()
