@@ -5,11 +5,12 @@ The shapes are KubeletConfiguration's. Whether the machine has such nodes and pa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from bayplan.daemon.values import Complaints, Reader, Wrong, items, join, parsed, show, unknown_key
+from bayplan.domain.kubelet.pod import CPU
 from bayplan.domain.topology import MEMORY, hugepages
 from bayplan.errors import Problem
 from bayplan.quantity import parse_bytes, parse_milli_cpus
@@ -19,10 +20,12 @@ _ALL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """An amount of memory: bytes, or a percentage of the machine's memory."""
+    """An amount of memory: bytes, or a percentage of the machine's memory. ``text`` is what was written, for
+    those who compute with it as kubelet does; empty where thresholds are given, but not this one."""
 
     amount_bytes: int = 0
     percent: Decimal = Decimal(0)
+    text: str = field(default="", compare=False)
 
     def of(self, capacity_bytes: int) -> int:
         """The amount in bytes on a machine with *capacity_bytes*."""
@@ -46,18 +49,18 @@ def positive_bytes(path: str, value: object) -> int:
 def threshold(path: str, value: object) -> Threshold:
     """An eviction threshold: a quantity or a percentage."""
     if not (isinstance(value, str) and value.endswith("%")):
-        return Threshold(amount_bytes(path, value))
+        return Threshold(amount_bytes(path, value), text=str(value))
     try:
         percent = Decimal(value.removesuffix("%"))
     except InvalidOperation:
         percent = Decimal("NaN")
     if not (percent.is_finite() and 0 <= percent < _ALL):
         raise Wrong(Problem(path, show(value), "a percentage from 0% to below 100%"))
-    return Threshold(percent=percent)
+    return Threshold(percent=percent, text=value)
 
 
 def reserved_resources(path: str, value: object) -> dict[str, int]:
-    """The memory and huge pages in kubeReserved or systemReserved, in bytes.
+    """The memory and huge pages in kubeReserved or systemReserved, in bytes, and ``cpu`` in thousandths.
 
     The other resources are checked, but nothing here depends on them.
     """
@@ -66,7 +69,9 @@ def reserved_resources(path: str, value: object) -> dict[str, int]:
     for key, item in items(path, value):
         here = join(path, key)
         with complaints:
-            if key in _OTHER_RESOURCES:
+            if key == CPU:
+                typed[CPU] = _milli_cpus(here, item)
+            elif key in _OTHER_RESOURCES:
                 _OTHER_RESOURCES[key](here, item)
             else:
                 typed[_memory_resource(here, key)] = amount_bytes(here, item)
@@ -140,7 +145,6 @@ def _milli_cpus(path: str, value: object) -> int:
 
 
 _OTHER_RESOURCES: Final[Mapping[str, Reader[int]]] = {
-    "cpu": _milli_cpus,
     "ephemeral-storage": amount_bytes,
     "pid": amount_bytes,
 }

@@ -18,14 +18,13 @@ from typing import Any, Final, TypeVar
 
 from bayplan import __version__
 from bayplan.daemon import logs
-from bayplan.daemon.config import resolve_policy
+from bayplan.daemon.config import engine_of, resolve_policy
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verify import Drift, Expectation, expectations, find_drift, repair
-from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
@@ -103,7 +102,7 @@ class _Daemon:
         self.controller = Controller(
             self.machine,
             self.policy,
-            NarrowestEngine(),
+            engine_of(self.settings),
             recorder,
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
@@ -125,6 +124,7 @@ class _Daemon:
                 "nodes": str(self.machine.node_ids),
                 "cpus": str(self.machine.online_cpus),
                 "cgroups": self.hierarchy.layout.value,
+                "engine": self.controller.engine.name,
                 "policy": self.policy.topology.value,
                 "recorded_containers": len(self.controller.ledger.entries),
             },
@@ -161,8 +161,10 @@ class _Daemon:
                 logger.error("settings not taken over", extra={"problem": str(error)})  # noqa: TRY400
             else:
                 self.settings, self.controller.policy = settings, policy
+                self.controller.engine = engine_of(settings)
                 logs.set_level(settings.log_level)
-                logger.info("settings taken over", extra={"policy": policy.topology.value})
+                extra = {"engine": settings.engine, "policy": policy.topology.value}
+                logger.info("settings taken over", extra=extra)
             notifier.ready()
 
     def snapshot(self) -> Snapshot:

@@ -4,20 +4,22 @@ A later source replaces the whole value of a key. Every problem of every source 
 own file can be among the files: the keys that mean the same here are taken from it, the others are not ours.
 """
 
+import enum
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.daemon.keys import KEYS
+from bayplan.daemon.keys import FEATURE_GATES, KEYS
+from bayplan.daemon.managers import engine_of, wrong_options
 from bayplan.daemon.reservations import resolve_policy
-from bayplan.daemon.settings import Settings
+from bayplan.daemon.settings import KUBELET, NARROWEST, Settings
 from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
 from bayplan.domain.policy import MemoryReservationPolicy
 from bayplan.errors import ConfigError, ParseError, Problem
 
-__all__ = ["DEFAULT_DIRECTORY", "Settings", "load_settings", "resolve_policy"]
+__all__ = ["DEFAULT_DIRECTORY", "Settings", "engine_of", "load_settings", "resolve_policy"]
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _SUFFIXES: Final = (".toml", ".yaml", ".yml")
@@ -26,18 +28,32 @@ _FLAGS: Final = "command line"
 _KUBELET_NOTICES: Final[Mapping[tuple[str, str], str]] = {
     ("memoryManagerPolicy", "Static"): "kubelet pins memory itself; what it pins stays as it is",
     ("cpuManagerPolicy", "static"): "kubelet pins CPUs itself; what it pins stays as it is",
+}
+_NARROWEST_NOTICES: Final[Mapping[tuple[str, str], str]] = {
     ("topologyManagerScope", "pod"): "containers are placed one by one, not pod by pod",
 }
+_MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where values come from: its name, the values under their paths by key, and what is wrong already."""
+    """Where values come from: its name, the values under their paths by key, and what is wrong already.
+
+    ``of_managers`` are further values, and ``of_narrowest`` further notices, that count for the engine
+    `kubelet` only and for all others."""
 
     name: str
     values: Mapping[str, tuple[str, object]]
     notices: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    of_narrowest: tuple[str, ...] = ()
+
+    def for_engine(self, engine: object) -> "_Source":
+        """The source as it counts for an engine."""
+        if engine == KUBELET:
+            return replace(self, values={**self.values, **self.of_managers})
+        return replace(self, notices=self.notices + self.of_narrowest)
 
 
 def load_settings(
@@ -61,6 +77,8 @@ def load_settings(
         except Wrong as wrong:
             problems += [(str(file), problem) for problem in wrong.problems]
     sources.append(_of_flags(flags or {}))
+    engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
+    sources = [source.for_engine(engines[-1] if engines else NARROWEST) for source in sources]
     typed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source in sources:
@@ -89,6 +107,16 @@ def _contradictions(settings: Settings, origin: Mapping[str, str]) -> Iterable[t
         key = "memoryReservationPolicy"
         found = repr(settings.memory_reservation.value)
         yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
+    if settings.engine == KUBELET:
+        for problem in wrong_options(settings):
+            yield origin[problem.path], problem
+        return
+    for manager in _MANAGER_KEYS:
+        value, usual = getattr(settings, manager.field), getattr(Settings(), manager.field)
+        if value != usual:
+            found = show(value.value if isinstance(value, enum.Enum) else value)
+            expected = f"{manager.default!r}, or the engine {KUBELET!r}"
+            yield origin[manager.name], Problem(manager.name, found, expected)
 
 
 def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
@@ -153,11 +181,19 @@ def _of_flags(flags: Mapping[str, Sequence[str]]) -> _Source:
 
 
 def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
-    """What of kubelet's own file means the same here; how kubelet's own managers work is not for us."""
+    """What of kubelet's own file means the same here; how kubelet's managers work only for their engine."""
     taken = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_kubelet}
+    managers = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_managers}
     gates = top.get("featureGates")
     if isinstance(gates, Mapping):
-        ours = {gate: value for gate, value in gates.items() if gate == "MemoryQoS"}
+        ours = {gate: value for gate, value in gates.items() if gate in FEATURE_GATES}
         taken["featureGates"] = ("featureGates", ours)
-    notices = [text for (key, value), text in _KUBELET_NOTICES.items() if top.get(key) == value]
-    return _Source(name, taken, tuple(notices))
+    return _Source(
+        name,
+        taken,
+        notices=tuple(text for (key, value), text in _KUBELET_NOTICES.items() if top.get(key) == value),
+        of_managers=managers,
+        of_narrowest=tuple(
+            text for (key, value), text in _NARROWEST_NOTICES.items() if top.get(key) == value
+        ),
+    )

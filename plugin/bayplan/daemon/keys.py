@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import Threshold, positive_bytes, reserved_memory, reserved_resources, threshold
-from bayplan.daemon.settings import Settings
+from bayplan.daemon.settings import KUBELET, NARROWEST, Settings
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -18,11 +18,16 @@ from bayplan.daemon.values import (
     cpu_list,
     duration_ms,
     one_of,
+    policy_options,
     share_or_none,
     socket_path,
     table,
     text_like,
 )
+from bayplan.domain.kubelet import cpu_options
+from bayplan.domain.kubelet.cpu_manager import NONE, STATIC
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.topology_options import OPTIONS, Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.service.protocol import LOG_LEVELS
 
@@ -41,11 +46,27 @@ _SIGNALS: Final = (
 
 def _eviction(path: str, value: object) -> Threshold:
     signals = table(dict.fromkeys(_SIGNALS, threshold))(path, value)
-    return signals.get("memory.available", Settings().eviction)
+    return signals.get("memory.available", Threshold(Settings().eviction.amount_bytes))
 
 
-def _memory_qos(path: str, value: object) -> bool:
-    return table({"MemoryQoS": boolean})(path, value).get("MemoryQoS", False)
+FEATURE_GATES: Final = (
+    "MemoryQoS",
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
+    "TopologyManagerPolicyAlphaOptions",
+    "TopologyManagerPolicyBetaOptions",
+)
+"""kubelet's feature gates that mean something here."""
+
+
+_CPU_OPTIONS: Final = (
+    cpu_options.FULL_PCPUS_ONLY,
+    cpu_options.DISTRIBUTE_ACROSS_NUMA,
+    cpu_options.ALIGN_BY_SOCKET,
+    cpu_options.DISTRIBUTE_ACROSS_CORES,
+    cpu_options.STRICT_RESERVATION,
+    cpu_options.PREFER_UNCORE,
+)
 
 
 def _same(*names: str) -> Mapping[str, str]:
@@ -55,7 +76,8 @@ def _same(*names: str) -> Mapping[str, str]:
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key. ``field`` is its attribute of Settings; ``plain`` turns the flag's texts into the value that a
-    file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file."""
+    file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file;
+    ``of_managers``: how kubelet's managers work, which is for the engine `kubelet` only."""
 
     name: str
     field: str
@@ -66,9 +88,15 @@ class Key:
     default: str
     meaning: str
     of_kubelet: bool = False
+    of_managers: bool = False
 
 
 PLACEMENT: Final = (
+    Key(
+        "engine", "engine", "engine", "ENGINE",
+        one_of(_same(NARROWEST, KUBELET)), syntax.text, NARROWEST,
+        "how places are found: narrowest, or kubelet for the answers that kubelet's managers would give",
+    ),
     Key(
         "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",
         one_of({policy.value: policy for policy in TopologyPolicy}), syntax.text, "best-effort",
@@ -77,18 +105,32 @@ PLACEMENT: Final = (
     ),
     Key(
         "topologyManagerScope", "topology_scope", "topology-manager-scope", "SCOPE",
-        one_of(_same("container")), syntax.text, "container",
-        "what is placed as one; containers are placed one by one",
+        one_of({scope.value: scope for scope in Scope}), syntax.text, "container",
+        "what is placed as one: container or pod; pod needs the engine kubelet",
+        of_managers=True,
+    ),
+    Key(
+        "topologyManagerPolicyOptions", "topology_options", "topology-manager-policy-options",
+        "NAME=VALUE[,...]", policy_options(OPTIONS), syntax.assignments("="), "none",
+        "options of the topology policy, with the engine kubelet: prefer-closest-numa-nodes, "
+        "max-allowable-numa-nodes", of_managers=True,
     ),
     Key(
         "memoryManagerPolicy", "memory_manager", "memory-manager-policy", "POLICY",
-        one_of(_same("Static")), syntax.text, "Static",
-        "how memory is placed; Static is the only policy",
+        one_of({policy.value: policy for policy in MemoryPolicy}), syntax.text, "Static",
+        "how memory is placed: Static, or with the engine kubelet also None and BestEffort",
+        of_managers=True,
     ),
     Key(
         "cpuManagerPolicy", "cpu_manager", "cpu-manager-policy", "POLICY",
-        one_of(_same("static")), syntax.text, "static",
-        "how CPUs are placed; static is the only policy",
+        one_of(_same(STATIC, NONE)), syntax.text, STATIC,
+        "how CPUs are placed: static, or with the engine kubelet also none", of_managers=True,
+    ),
+    Key(
+        "cpuManagerPolicyOptions", "cpu_options", "cpu-manager-policy-options", "NAME=BOOL[,...]",
+        policy_options(_CPU_OPTIONS), syntax.assignments("="), "none",
+        "options of the static CPU policy, with the engine kubelet, e.g. full-pcpus-only=true",
+        of_managers=True,
     ),
 )  # fmt: skip
 
@@ -105,14 +147,16 @@ RESERVATIONS: Final = (
         "CPUs that never become exclusive, e.g. 0-1", of_kubelet=True,
     ),
     Key(
-        "kubeReserved", "kube_reserved_bytes", "kube-reserved", "TYPE=AMOUNT[,...]",
+        "kubeReserved", "kube_reserved", "kube-reserved", "TYPE=AMOUNT[,...]",
         reserved_resources, syntax.assignments("="), "nothing",
-        "resources for Kubernetes' own daemons; used where reservedMemory is not given", of_kubelet=True,
+        "resources for Kubernetes' own daemons; memory is used where reservedMemory is not given",
+        of_kubelet=True,
     ),
     Key(
-        "systemReserved", "system_reserved_bytes", "system-reserved", "TYPE=AMOUNT[,...]",
+        "systemReserved", "system_reserved", "system-reserved", "TYPE=AMOUNT[,...]",
         reserved_resources, syntax.assignments("="), "nothing",
-        "resources for the rest of the system; used where reservedMemory is not given", of_kubelet=True,
+        "resources for the rest of the system; memory is used where reservedMemory is not given",
+        of_kubelet=True,
     ),
     Key(
         "evictionHard", "eviction", "eviction-hard", "SIGNAL<AMOUNT[,...]",
@@ -124,8 +168,8 @@ RESERVATIONS: Final = (
 
 REWRITING: Final = (
     Key(
-        "featureGates", "memory_qos", "feature-gates", "GATE=BOOL[,...]",
-        _memory_qos, syntax.switches, "MemoryQoS: false",
+        "featureGates", "feature_gates", "feature-gates", "GATE=BOOL[,...]",
+        table(dict.fromkeys(FEATURE_GATES, boolean)), syntax.switches, "MemoryQoS: false",
         "MemoryQoS=true sets memory.high, and with memoryReservationPolicy also memory.min and memory.low",
         of_kubelet=True,
     ),

@@ -45,7 +45,7 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     policy = resolve_policy(settings, machine)
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
     lines += [f"Note: {notice}." for notice in settings.notices]
-    lines += [f"Policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
+    lines += [f"Engine {settings.engine}, policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
     for node, resources in sorted(policy.reserved_bytes.items()):
         kept = [f"{format_bytes(amount)} {resource}" for resource, amount in sorted(resources.items())]
         lines.append(f"Node {node} keeps {', '.join(kept)} from containers.")

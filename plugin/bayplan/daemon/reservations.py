@@ -1,14 +1,17 @@
 """The settings held against the machine: which node keeps how much from containers, and the Policy.
 
-Pure. For kubelet, reservedMemory must sum up to kubeReserved + systemReserved + the eviction threshold; here
-those three are what is spread over the nodes when reservedMemory is not given.
+Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
+threshold (`bayplan.daemon.managers`); otherwise those three are what is spread over the nodes when
+reservedMemory is not given.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bayplan.daemon.settings import Settings
+from bayplan.daemon.managers import kept_cpus, wrong_on_machine
+from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.domain.kubelet.resources import is_memory
 from bayplan.domain.policy import MemoryQos, Policy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import ConfigError, Problem
@@ -28,12 +31,18 @@ def resolve_policy(settings: Settings, machine: Machine) -> Policy:
         ConfigError: every node, page size, amount and CPU that the machine does not have.
     """
     problems = [*_wrong_memory(settings, machine), *_wrong_cpus(settings.reserved_cpus, machine)]
+    if settings.engine == KUBELET:
+        problems += wrong_on_machine(settings, machine)
     if problems:
         raise ConfigError("configuration on this machine", tuple(problems))
+    reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
+    if settings.engine == KUBELET:
+        reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
     return Policy(
         topology=settings.topology,
         reserved_bytes=reserved_bytes(settings, machine),
-        reserved_cpus=settings.reserved_cpus,
+        reserved_cpus=reserved_cpus,
+        withheld_cpus=withheld_cpus,
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
         if settings.memory_qos
         else None,
@@ -60,9 +69,9 @@ def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
 
 def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
     """The Node Allocatable reservation: kubeReserved + systemReserved + evictionHard, by resource."""
-    total = Counter(settings.kube_reserved_bytes) + Counter(settings.system_reserved_bytes)
+    total = Counter(settings.kube_reserved) + Counter(settings.system_reserved)
     total[MEMORY] += settings.eviction.of(machine.memory_bytes)
-    return {resource: amount for resource, amount in total.items() if amount > 0}
+    return {resource: amount for resource, amount in total.items() if amount > 0 and is_memory(resource)}
 
 
 def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int]:

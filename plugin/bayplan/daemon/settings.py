@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.daemon.amounts import Threshold
+from bayplan.domain.kubelet.cpu_manager import STATIC
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.pod import Amounts
+from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.quantity import MIB
 from bayplan.service.protocol import DEFAULT_SOCKET
 from bayplan.sets import CpuSet
 
-DEFAULT_EVICTION: Final = Threshold(100 * MIB)
+NARROWEST: Final = "narrowest"
+KUBELET: Final = "kubelet"
+"""The engines, by their names in the configuration."""
+
+DEFAULT_EVICTION: Final = Threshold(100 * MIB, text="100Mi")
 """Kubelet's own default for memory.available on Linux."""
 
 
@@ -23,20 +31,24 @@ DEFAULT_EVICTION: Final = Threshold(100 * MIB)
 class Settings:
     """What files and flags say, before it is held against the machine.
 
-    ``reserved_memory`` None means that nothing says which node keeps how much. ``sources`` are the files that
-    were read; ``notices`` are what the operator should hear although it is not wrong.
+    ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
+    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. ``sources`` are the
+    files that were read; ``notices`` are what the operator should hear although it is not wrong.
     """
 
+    engine: str = NARROWEST
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
-    topology_scope: str = "container"
-    memory_manager: str = "Static"
-    cpu_manager: str = "static"
+    topology_scope: Scope = Scope.CONTAINER
+    topology_options: Mapping[str, str] = field(default_factory=dict)
+    memory_manager: MemoryPolicy = MemoryPolicy.STATIC
+    cpu_manager: str = STATIC
+    cpu_options: Mapping[str, str] = field(default_factory=dict)
     reserved_memory: Mapping[int, Mapping[str, int]] | None = None
     reserved_cpus: CpuSet = CpuSet()
-    kube_reserved_bytes: Mapping[str, int] = field(default_factory=dict)
-    system_reserved_bytes: Mapping[str, int] = field(default_factory=dict)
+    kube_reserved: Amounts = field(default_factory=dict)
+    system_reserved: Amounts = field(default_factory=dict)
     eviction: Threshold = DEFAULT_EVICTION
-    memory_qos: bool = False
+    feature_gates: Mapping[str, bool] = field(default_factory=dict)
     memory_throttling_factor: float | None = 0.9
     memory_reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
     single_process_oom_kill: bool = False
@@ -53,3 +65,8 @@ class Settings:
     log_format: str = "auto"
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+
+    @property
+    def memory_qos(self) -> bool:
+        """Whether the feature gate MemoryQoS is on."""
+        return self.feature_gates.get("MemoryQoS", False)

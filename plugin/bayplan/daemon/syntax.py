@@ -38,9 +38,15 @@ def assignments(sign: str) -> Callable[[Sequence[str]], object]:
 
 
 def reserved_memory(texts: Sequence[str]) -> object:
-    """``0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi`` as the list that reservedMemory is."""
-    reservations = []
-    for one in ";".join(texts).split(";"):
+    """``0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi`` as the list that reservedMemory is.
+
+    As in kubelet an empty text forgets those before it.
+    """
+    reservations: list[object] = []
+    counted = list(texts)
+    while "" in counted:
+        counted = counted[counted.index("") + 1 :]
+    for one in ";".join(counted).split(";"):
         if not one.strip():
             continue
         node, colon, limits = one.strip().partition(":")

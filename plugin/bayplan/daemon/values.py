@@ -172,6 +172,20 @@ def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:
     return read
 
 
+def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
+    """The options of one of kubelet's policies: texts by name; true, false and numbers stand for their texts.
+    What the texts say is not checked here."""
+
+    def option(path: str, value: object) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, str | int):
+            return str(value)
+        raise Wrong(Problem(path, show(value), "a text such as 'true'"))
+
+    return table(dict.fromkeys(known, option))
+
+
 def items(path: str, value: object) -> list[tuple[str, object]]:
     """The keys and values of a table."""
     if not isinstance(value, Mapping):

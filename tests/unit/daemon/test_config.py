@@ -10,6 +10,8 @@ from bayplan.daemon.amounts import Threshold
 from bayplan.daemon.config import load_settings
 from bayplan.daemon.keys import KEYS
 from bayplan.daemon.settings import Settings
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.errors import ConfigError
 from bayplan.sets import CpuSet
@@ -17,10 +19,13 @@ from bayplan.sets import CpuSet
 GIB, MIB = 1 << 30, 1 << 20
 
 FULL_TOML = """
+engine = "kubelet"
 topologyManagerPolicy = "single-numa-node"
-topologyManagerScope = "container"
-memoryManagerPolicy = "Static"
+topologyManagerScope = "pod"
+topologyManagerPolicyOptions = { prefer-closest-numa-nodes = "true", max-allowable-numa-nodes = 16 }
+memoryManagerPolicy = "BestEffort"
 cpuManagerPolicy = "static"
+cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-numa = "false" }
 reservedSystemCPUs = "0-1,8"
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
@@ -50,13 +55,18 @@ numaNode = 7
 limits = { memory = "2148Mi" }
 """
 FULL = Settings(
+    engine="kubelet",
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
+    topology_scope=Scope.POD,
+    topology_options={"prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16"},
+    memory_manager=MemoryPolicy.BEST_EFFORT,
+    cpu_options={"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
     reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
     reserved_cpus=CpuSet([0, 1, 8]),
-    kube_reserved_bytes={"memory": 500 * MIB},
-    system_reserved_bytes={"memory": GIB, "hugepages-2Mi": 4 * MIB},
+    kube_reserved={"cpu": 100, "memory": 500 * MIB},
+    system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
     eviction=Threshold(percent=Decimal(5)),
-    memory_qos=True,
+    feature_gates={"MemoryQoS": True},
     memory_throttling_factor=0.8,
     memory_reservation=MemoryReservationPolicy.TIERED,
     single_process_oom_kill=True,
@@ -398,7 +408,9 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     settings = load_settings([write(KUBELET, "config.yaml"), ours])
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_memory == {0: {"memory": 1100 * MIB}}
-    assert settings.kube_reserved_bytes == {"memory": GIB}
+    assert settings.kube_reserved == {"memory": GIB, "cpu": 500}
+    assert settings.engine == "narrowest"
+    assert settings.topology_scope is Scope.CONTAINER
     assert settings.memory_qos
     assert settings.reserved_cpus == CpuSet([4])
     assert settings.log_level == "debug"
@@ -407,6 +419,68 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
         "kubelet pins CPUs itself; what it pins stays as it is",
         "containers are placed one by one, not pod by pod",
     ]
+
+
+def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
+    path = write(KUBELET.replace("cpuManagerPolicy: static", "cpuManagerPolicy: static\nseed: 1"), "c.yaml")
+    settings = load_settings([path], {"engine": ["kubelet"]})
+    assert settings.engine == "kubelet"
+    assert settings.topology_scope is Scope.POD
+    assert settings.memory_manager is MemoryPolicy.STATIC
+    assert settings.cpu_options == {"full-pcpus-only": "true"}
+    assert [one.split(": ", 1)[1] for one in settings.notices] == [
+        "kubelet pins memory itself; what it pins stays as it is",
+        "kubelet pins CPUs itself; what it pins stays as it is",
+    ]
+    without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
+    bare = load_settings([without, write('engine = "kubelet"')])
+    assert (bare.memory_manager, bare.cpu_manager) == (MemoryPolicy.NONE, "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        ("topologyManagerScope = 'pod'", ["topologyManagerScope: 'pod'"]),
+        ("memoryManagerPolicy = 'BestEffort'", ["memoryManagerPolicy: 'BestEffort'"]),
+        ("cpuManagerPolicyOptions = { full-pcpus-only = true }", ["cpuManagerPolicyOptions: a table"]),
+        ("engine = 'exact'", ["engine: 'exact'"]),
+    ],
+)
+def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[str]) -> None:
+    assert problems_of(write(content)) == problems
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("cpuManagerPolicyOptions = { full-cores = true }", ["full-cores: found an unknown key"]),
+        ("cpuManagerPolicyOptions = { full-pcpus-only = 'yes' }", ['bad value for option "full-pcpus-only"']),
+        (
+            "cpuManagerPolicyOptions = { align-by-socket = true }",
+            ['Alpha-level Options not enabled, but option "align-by-socket" provided'],
+        ),
+        (
+            (
+                "featureGates = { CPUManagerPolicyAlphaOptions = true }\n"
+                "cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-cores = true }"
+            ),
+            ["full-pcpus-only and distribute-cpus-across-cores can not be used at the same time"],
+        ),
+        (
+            "cpuManagerPolicy = 'none'\ncpuManagerPolicyOptions = { full-pcpus-only = true }",
+            ["None policy: received unsupported options"],
+        ),
+        (
+            "topologyManagerPolicyOptions = { max-allowable-numa-nodes = 4, prefer-closest-numa-nodes = 2 }",
+            ['the minimum value of "max-allowable-numa-nodes"', 'bad value for option "prefer-closest-numa'],
+        ),
+    ],
+)
+def test_options_that_kubelet_would_not_take(write: Write, content: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings([write(f"engine = 'kubelet'\n{content}")])
+    assert len(raised.value.problems) == len(words)
+    assert all(each in str(raised.value) for each in words)
 
 
 def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:

@@ -41,14 +41,21 @@ def test_kubelets_spelling_of_reserved_memory() -> None:
     }
     assert apart == together
     assert settings_of("--reserved-memory", "").reserved_memory == {}
+    forgotten = settings_of(
+        "--reserved-memory=0:memory=1Gi", "--reserved-memory=", "--reserved-memory=1:memory=2Gi"
+    )
+    assert forgotten.reserved_memory == {1: {"memory": 2 * GIB}}
 
 
 def test_every_flag() -> None:
     settings = settings_of(
+        "--engine=kubelet",
         "--topology-manager-policy=restricted",
-        "--topology-manager-scope=container",
-        "--memory-manager-policy=Static",
+        "--topology-manager-scope=pod",
+        "--topology-manager-policy-options=prefer-closest-numa-nodes=true,max-allowable-numa-nodes=9",
+        "--memory-manager-policy=BestEffort",
         "--cpu-manager-policy=static",
+        "--cpu-manager-policy-options=full-pcpus-only=true,distribute-cpus-across-numa=true",
         "--reserved-memory=0:memory=1Gi",
         "--reserved-cpus=0-1",
         "--kube-reserved=cpu=200m,memory=500Mi",
@@ -72,7 +79,8 @@ def test_every_flag() -> None:
     )
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_cpus == CpuSet([0, 1])
-    assert settings.kube_reserved_bytes == {"memory": 500 * MIB}
+    assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200}
+    assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction.amount_bytes == 200 * MIB
     assert settings.memory_throttling_factor == 0.5
     assert settings.single_process_oom_kill
@@ -80,7 +88,7 @@ def test_every_flag() -> None:
     assert settings.default_memory_limit_bytes == {"Burstable": 4 * GIB, "BestEffort": GIB}
     assert settings.request_deadline_ms == 1500
     defaults = Settings()
-    own = {key.field for key in KEYS.values()} - {"topology_scope", "memory_manager", "cpu_manager"}
+    own = {key.field for key in KEYS.values()} - {"cpu_manager"}
     unchanged = [name for name in own if getattr(settings, name) == getattr(defaults, name)]
     assert unchanged == []
 
@@ -168,7 +176,8 @@ def test_every_example_of_the_documentation_works(name: str, tmp_path: Path) -> 
     example = documented()[name]["Example"].strip("`")
     assert list(tomllib.loads(example)) == [name]
     path = tmp_path / "example.toml"
-    path.write_text(example)
+    engine = 'engine = "kubelet"\n' if KEYS[name].of_managers else ""
+    path.write_text(engine + example)
     load_settings([path])
 
 
@@ -181,10 +190,12 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "kubeReserved",
         "systemReserved",
         "defaultMemoryLimit",
+        "topologyManagerPolicyOptions",
+        "cpuManagerPolicyOptions",
     }
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
-        "featureGates": "{ MemoryQoS = false }",
+        "featureGates": "{}",
         "memoryThrottlingFactor": "0.9",
         "singleProcessOOMKill": "false",
         "setOomScoreAdj": "true",

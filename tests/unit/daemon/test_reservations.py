@@ -1,14 +1,19 @@
 """Settings against a machine: what each node keeps, and everything that the machine does not have."""
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.daemon.amounts import Threshold
-from bayplan.daemon.config import resolve_policy
+from bayplan.daemon.config import engine_of, resolve_policy
 from bayplan.daemon.settings import Settings
+from bayplan.domain.kubelet.cpu_options import CpuOptions
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.topology_options import Scope, TopologyOptions
+from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
 from bayplan.domain.policy import MemoryQos, MemoryReservationPolicy, TopologyPolicy
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import ConfigError
@@ -55,8 +60,8 @@ def test_a_small_node_keeps_all_it_has_and_others_take_the_rest() -> None:
 
 def test_node_wide_reservations_are_kubelets_sum() -> None:
     settings = Settings(
-        kube_reserved_bytes={"memory": GIB, "hugepages-2Mi": 6 * MIB},
-        system_reserved_bytes={"memory": GIB},
+        kube_reserved={"memory": GIB, "hugepages-2Mi": 6 * MIB},
+        system_reserved={"memory": GIB},
         eviction=Threshold(percent=Decimal(5)),
     )
     hardware = machine(10 * GIB, 10 * GIB, pages={0: 64 * MIB, 1: 64 * MIB})
@@ -69,7 +74,7 @@ def test_node_wide_reservations_are_kubelets_sum() -> None:
 
 def test_reserved_memory_is_taken_as_it_is() -> None:
     given_bytes = {0: {"memory": GIB}, 2: {"hugepages-2Mi": 2 * MIB}}
-    settings = Settings(reserved_memory=given_bytes, kube_reserved_bytes={"memory": 7 * GIB})
+    settings = Settings(reserved_memory=given_bytes, kube_reserved={"memory": 7 * GIB})
     hardware = machine(2 * GIB, 2 * GIB, pages={1: 4 * MIB})
     assert resolve_policy(settings, hardware).reserved_bytes == given_bytes
 
@@ -83,7 +88,7 @@ def test_everything_else_reaches_the_policy() -> None:
     settings = Settings(
         topology=TopologyPolicy.RESTRICTED,
         reserved_cpus=CpuSet([1]),
-        memory_qos=True,
+        feature_gates={"MemoryQoS": True},
         memory_throttling_factor=None,
         memory_reservation=MemoryReservationPolicy.TIERED,
         single_process_oom_kill=True,
@@ -120,7 +125,7 @@ def test_every_problem_with_the_machine_is_reported_at_once() -> None:
 
 
 def test_node_wide_reservations_larger_than_the_machine() -> None:
-    settings = Settings(kube_reserved_bytes={"memory": 2 * GIB, "hugepages-1Gi": GIB})
+    settings = Settings(kube_reserved={"memory": 2 * GIB, "hugepages-1Gi": GIB})
     total = "kubeReserved + systemReserved + evictionHard"
     assert problems_of(settings, machine(GIB, GIB)) == [
         f"{total}, hugepages-1Gi: 1Gi (1073741824 bytes) | at most what all nodes have, 0 (0 bytes)",
@@ -152,3 +157,112 @@ def test_the_spread_is_exact_and_fits_every_node(rooms: list[int], amount: int) 
     shares = {node: reserved.get(node, {}).get("memory", 0) for node in capacity}
     below = [share for node, share in shares.items() if share < capacity[node]]
     assert not below or max(below) - min(below) <= 4096 * len(rooms)
+
+
+# --- kubelet's engine ---
+
+ENOUGH = {0: {"memory": 60 * MIB}, 2: {"memory": 40 * MIB}}
+
+
+def kubelet(**more: Any) -> Settings:
+    usual: dict[str, Any] = {"engine": "kubelet", "reserved_memory": ENOUGH, "reserved_cpus": CpuSet([0])}
+    return Settings(**usual | more)
+
+
+def test_kubelets_engine_with_what_kubelet_demands() -> None:
+    policy = resolve_policy(kubelet(), machine(GIB, GIB))
+    assert policy.reserved_bytes == ENOUGH
+    assert (policy.reserved_cpus, policy.withheld_cpus) == (CpuSet([0]), CpuSet())
+
+
+def test_all_that_kubelet_would_not_start_with_is_reported_at_once() -> None:
+    settings = kubelet(
+        reserved_memory={0: {"memory": GIB, "hugepages-2Mi": 2 * MIB}, 2: {"memory": GIB}},
+        reserved_cpus=CpuSet(),
+        kube_reserved={"memory": GIB},
+        system_reserved={"memory": GIB},
+    )
+    pages, memory, cpus = problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB}))
+    kubelets = "is not equal to the value {} determined by Node Allocatable feature"
+    assert pages == (
+        "reservedMemory: 2Mi of hugepages-2Mi in all (node 0 2Mi) | 0 (nothing is reserved for the node); "
+        'kubelet: the total amount "2Mi" of type "hugepages-2Mi" ' + kubelets.format('"0"')
+    )
+    assert memory == (
+        "reservedMemory: 2Gi of memory in all (node 0 1Gi + node 2 1Gi) | "
+        "2148Mi (kubeReserved 1Gi + systemReserved 1Gi + evictionHard memory.available 100Mi); "
+        'kubelet: the total amount "2Gi" of type "memory" ' + kubelets.format('"2148Mi"')
+    )
+    assert cpus == (
+        "cpuManagerPolicy: 'static', and no CPU is reserved | "
+        "reservedSystemCPUs, or cpu in kubeReserved or systemReserved; "
+        "kubelet: [cpumanager] unable to determine reserved CPU resources for static policy"
+    )
+
+
+def test_nothing_reserved_anywhere_is_kubelets_error_too() -> None:
+    settings = kubelet(reserved_memory={}, eviction=Threshold())
+    assert problems_of(settings, machine(GIB, GIB)) == [
+        (
+            "reservedMemory: no memory | memory on at least one node; "
+            "kubelet: [memorymanager] you should specify the system reserved memory"
+        )
+    ]
+
+
+def test_without_managers_there_are_no_rules() -> None:
+    settings = kubelet(
+        reserved_memory=None, reserved_cpus=CpuSet(), memory_manager=MemoryPolicy.NONE, cpu_manager="none"
+    )
+    assert resolve_policy(settings, machine(GIB, GIB)).reserved_bytes == {
+        node: {"memory": 50 * MIB} for node in (0, 2)
+    }
+
+
+def test_a_percentage_is_computed_as_kubelet_does() -> None:
+    settings = kubelet(
+        eviction=Threshold(percent=Decimal(5), text="5%"), reserved_memory={0: {"memory": GIB // 10}}
+    )
+    [problem] = problems_of(settings, machine(GIB, GIB))
+    assert "evictionHard memory.available 107374184" in problem
+
+
+def test_an_amount_of_reserved_cpus_is_picked_as_kubelet_picks_them() -> None:
+    settings = kubelet(reserved_cpus=CpuSet(), kube_reserved={"cpu": 700}, system_reserved={"cpu": 400})
+    assert resolve_policy(settings, machine(GIB, GIB, GIB)).reserved_cpus == CpuSet([0, 1])
+
+
+def test_strictly_reserved_cpus_are_withheld() -> None:
+    settings = kubelet(cpu_options={"strict-cpu-reservation": "true"})
+    assert resolve_policy(settings, machine(GIB, GIB)).withheld_cpus == CpuSet([0])
+
+
+def test_options_against_the_machine() -> None:
+    settings = kubelet(
+        topology=TopologyPolicy.SINGLE_NUMA_NODE,
+        cpu_options={"align-by-socket": "true"},
+        feature_gates={"CPUManagerPolicyAlphaOptions": True},
+        topology_options={"prefer-closest-numa-nodes": "true"},
+    )
+    distances, socket = problems_of(settings, machine(GIB, GIB))
+    assert "error getting NUMA distances from cadvisor" in distances
+    assert "single-numa-node policy is incompatible with CPUManager align-by-socket" in socket
+
+
+def test_the_engine_has_what_was_configured() -> None:
+    settings = kubelet(
+        topology_scope=Scope.POD,
+        memory_manager=MemoryPolicy.BEST_EFFORT,
+        cpu_options={"full-pcpus-only": "true"},
+        topology_options={"max-allowable-numa-nodes": "64"},
+    )
+    engine = engine_of(settings)
+    assert isinstance(engine, KubeletNodeEngine)
+    assert engine.managers == Managers(
+        MemoryPolicy.BEST_EFFORT,
+        static_cpus=True,
+        cpu_options=CpuOptions(full_pcpus_only=True),
+        scope=Scope.POD,
+        topology_options=TopologyOptions(max_nodes=64),
+    )
+    assert engine_of(Settings()).name == "narrowest"

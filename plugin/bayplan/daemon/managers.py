@@ -1,0 +1,164 @@
+"""The engine that the settings ask for, and the rules that kubelet's managers have beside the common ones.
+
+Pure. Only for the engine `kubelet`: reservedMemory must add up to what the node keeps, the CPU Manager needs
+reserved CPUs, options must fit each other and the machine. Every broken rule is named together with kubelet's
+own sentence about it, because that is what people search for.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.domain.engine import Engine
+from bayplan.domain.kubelet.cpu_errors import CpuConfigError, CpuManagerError
+from bayplan.domain.kubelet.cpu_manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
+from bayplan.domain.kubelet.cpu_options import CpuOptions
+from bayplan.domain.kubelet.cpu_topology import CpuTopology
+from bayplan.domain.kubelet.memory_manager import MemoryPolicy
+from bayplan.domain.kubelet.memory_reservation import KEY, ReservationProblem, check_sums, of_nodes
+from bayplan.domain.kubelet.node_reservation import (
+    MEMORY_AVAILABLE,
+    eviction_bytes,
+    node_allocatable_reservation,
+)
+from bayplan.domain.kubelet.pod import CPU
+from bayplan.domain.kubelet.topology_manager import TopologyManager
+from bayplan.domain.kubelet.topology_options import OptionGates, TopologyConfigError, TopologyOptions
+from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
+from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.topology import MEMORY, Machine
+from bayplan.errors import Problem
+from bayplan.sets import CpuSet
+
+_CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
+_TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
+_NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
+_MILLI: Final = 1000
+
+
+def engine_of(settings: Settings) -> Engine:
+    """The engine that decides; *settings* are those that `load_settings` let pass."""
+    if settings.engine != KUBELET:
+        return NarrowestEngine()
+    return KubeletNodeEngine(
+        Managers(
+            settings.memory_manager,
+            settings.cpu_manager == STATIC,
+            _cpu_options(settings),
+            settings.topology_scope,
+            _topology_options(settings),
+        )
+    )
+
+
+def wrong_options(settings: Settings) -> Iterator[Problem]:
+    """The options that kubelet's managers would not take on any machine, by their keys."""
+    try:
+        _cpu_options(settings)
+    except CpuConfigError as error:
+        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, error.problems)
+    if settings.cpu_options and settings.cpu_manager == NONE:
+        sentence = "None policy: received unsupported options"
+        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, [sentence])
+    try:
+        _topology_options(settings)
+    except TopologyConfigError as error:
+        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+
+
+def wrong_on_machine(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """What kubelet's managers would not start with on *machine*."""
+    if settings.memory_manager is not MemoryPolicy.NONE:
+        yield from _wrong_sums(settings, machine)
+    try:
+        TopologyManager.of(machine, settings.topology, settings.topology_scope, _topology_options(settings))
+    except TopologyConfigError as error:
+        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+    try:
+        _cpu_policy(settings, machine)
+    except CpuConfigError as error:
+        for sentence in error.problems:
+            yield _wrong_cpus(settings, sentence)
+    except CpuManagerError as error:
+        yield _wrong_cpus(settings, str(error))
+
+
+def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
+    """The CPUs that never become exclusive, and those on which no container runs at all.
+
+    Where only an amount is reserved, it is the CPUs that kubelet would pick. *settings* must be good on
+    *machine*.
+    """
+    policy = _cpu_policy(settings, machine)
+    if policy is None:
+        return settings.reserved_cpus, CpuSet()
+    return policy.reserved, policy.reserved if policy.options.strict_cpu_reservation else CpuSet()
+
+
+def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
+    return cpu_policy(
+        settings.cpu_manager,
+        CpuTopology.of_machine(machine),
+        _cpu_options(settings),
+        reserved_milli_cpus=_reserved_milli_cpus(settings),
+        reserved_cpus=settings.reserved_cpus,
+        topology_policy=settings.topology,
+    )
+
+
+def _reserved_milli_cpus(settings: Settings) -> int | None:
+    """A list of reserved CPUs replaces the amounts, as in kubelet."""
+    if settings.reserved_cpus:
+        return len(settings.reserved_cpus) * _MILLI
+    amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
+    return sum(amounts) if amounts else None
+
+
+def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    eviction, problems = 0, tuple[ReservationProblem, ...]()
+    if settings.eviction.text:
+        eviction, problems = eviction_bytes({MEMORY_AVAILABLE: settings.eviction.text}, machine.memory_bytes)
+    reserved = of_nodes(settings.reserved_memory or {})
+    total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
+    problems += check_sums(reserved, total, words)
+    if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
+        expected = "memory on at least one node"
+        problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)
+    for problem in problems:
+        saying = f"; kubelet: {problem.kubelet}" if problem.kubelet else ""
+        yield replace(problem, expected=f"{problem.expected}{saying}")
+
+
+def _wrong_cpus(settings: Settings, sentence: str) -> Problem:
+    if _reserved_milli_cpus(settings):
+        expected = "what this machine and the reservations allow"
+        return Problem("cpuManagerPolicy", repr(settings.cpu_manager), f"{expected}; kubelet: {sentence}")
+    expected = "reservedSystemCPUs, or cpu in kubeReserved or systemReserved"
+    return Problem("cpuManagerPolicy", "'static', and no CPU is reserved", f"{expected}; kubelet: {sentence}")
+
+
+def _in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+    found = ",".join(sorted(options))
+    for sentence in sentences:
+        yield Problem(key, found, f"options that can be used; kubelet: {sentence}")
+
+
+def _cpu_options(settings: Settings) -> CpuOptions:
+    gates = settings.feature_gates
+    return CpuOptions.parse(
+        settings.cpu_options,
+        alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
+        beta=gates.get("CPUManagerPolicyBetaOptions", True),
+    )
+
+
+def _topology_options(settings: Settings) -> TopologyOptions:
+    gates = settings.feature_gates
+    return TopologyOptions.parse(
+        settings.topology_options,
+        OptionGates(
+            alpha=gates.get("TopologyManagerPolicyAlphaOptions", False),
+            beta=gates.get("TopologyManagerPolicyBetaOptions", True),
+        ),
+    )
