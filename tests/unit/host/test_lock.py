@@ -66,6 +66,12 @@ def test_garbage_in_the_file_is_not_shown_as_a_pid(tmp_path):
             DirectoryLock(tmp_path)
 
 
+def test_nothing_is_left_of_an_earlier_holder(tmp_path):
+    (tmp_path / HOLDER).write_text("99999999999999\n")
+    with DirectoryLock(tmp_path):
+        assert (tmp_path / HOLDER).read_text() == f"{os.getpid()}\n"
+
+
 def test_closing_gives_it_back_and_may_be_done_twice(tmp_path):
     lock = DirectoryLock(tmp_path)
     lock.close()

@@ -1,5 +1,6 @@
 """Processes: real children of this one, and trees that show what a real kernel rarely does."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -27,12 +28,24 @@ STATUS = (
 )
 
 
-@pytest.fixture
-def child():
+@contextlib.contextmanager
+def sleeping():
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def child():
+    with sleeping() as process:
+        yield process
+
+
+@pytest.fixture
+def late():
+    with sleeping() as process:
+        yield process
 
 
 @pytest.fixture
@@ -110,17 +123,13 @@ class TestReal:
             write_oom_score_adj(earlier, 1000)
         assert read_oom_score_adj(process) == before
 
-    def test_all_of_a_growing_list_and_none_that_ended(self, child):
+    def test_all_of_a_growing_list_and_none_that_ended(self, child, late):
         ended = subprocess.Popen(["true"])
         ended.wait()
-        with subprocess.Popen(["sleep", "600"]) as late:
-            lists = itertools.chain(
-                [[child.pid, ended.pid], [child.pid, late.pid]], itertools.repeat([late.pid])
-            )
-            written = write_oom_score_adj_of_all(lambda: next(lists), 888)
-            assert {process.pid for process in written} == {child.pid, late.pid}
-            assert [read_oom_score_adj(process) for process in written] == [888, 888]
-            late.kill()
+        lists = itertools.chain([[child.pid, ended.pid]], itertools.repeat([child.pid, late.pid]))
+        written = write_oom_score_adj_of_all(lambda: next(lists), 888)
+        assert {process.pid for process in written} == {child.pid, late.pid}
+        assert [read_oom_score_adj(process) for process in written] == [888, 888]
 
 
 class TestRefused:
