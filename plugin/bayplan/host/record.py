@@ -19,6 +19,7 @@ from bayplan.host.kernelfs import read_optional, read_text
 COMMENT: Final = "#"
 _SYSTEM: Final = "sys/devices/system"
 _RECORDED: Final = (
+    "proc/meminfo",
     "proc/sys/kernel/osrelease",
     f"{_SYSTEM}/node/online",
     f"{_SYSTEM}/node/possible",
@@ -43,10 +44,7 @@ _RECORDED: Final = (
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/size",
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/shared_cpu_list",
 )
-_RECORDED_WITHOUT_NUMA: Final = (
-    "proc/meminfo",
-    "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages",
-)
+_POOLS_WITHOUT_NUMA: Final = "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages"
 
 
 def record(root: Path = Path("/")) -> str:
@@ -56,7 +54,7 @@ def record(root: Path = Path("/")) -> str:
         HostError: a file is there and can't be read.
     """
     numa = (root / _SYSTEM / "node").exists()
-    patterns = _RECORDED if numa else (*_RECORDED, *_RECORDED_WITHOUT_NUMA)
+    patterns = _RECORDED if numa else (*_RECORDED, _POOLS_WITHOUT_NUMA)
     paths = {path for pattern in patterns for path in root.glob(pattern)}
     return "".join(line for path in sorted(paths, key=_natural) for line in _lines(root, path))
 

@@ -22,7 +22,9 @@ class SysfsTree:
     """
 
     def __init__(self, machine: Machine) -> None:
-        self.files: dict[str, str] = {}
+        self.files = {
+            "proc/meminfo": f"MemTotal: {machine.memory_bytes >> 10:14} kB\nMemFree: 0 kB\n",
+        }
         self._sets(f"{SYSTEM}/node", "online", machine.node_ids)
         self._sets(f"{SYSTEM}/cpu", "online", machine.online_cpus)
         for node in machine.nodes:
@@ -35,9 +37,7 @@ class SysfsTree:
         """The tree that a kernel built without NUMA shows of a machine with a single node 0."""
         tree = cls(machine)
         tree.remove(f"{SYSTEM}/node/")
-        node = machine.nodes[0]
-        tree.files["proc/meminfo"] = f"MemTotal: {node.memory_bytes >> 10:14} kB\nMemFree: 0 kB\n"
-        tree._pools("sys/kernel/mm/hugepages", node)
+        tree._pools("sys/kernel/mm/hugepages", machine.nodes[0])
         return tree
 
     def remove(self, prefix: str) -> None:

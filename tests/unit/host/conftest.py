@@ -147,24 +147,34 @@ def _switched_on(subtree_control):
     missing = {"cpuset", "memory"} - set(subtree_control.read_text().split())
     for controller in missing:
         subtree_control.write_text(f"+{controller}")
-    yield
-    for controller in missing:
-        subtree_control.write_text(f"-{controller}")
+    try:
+        yield
+    finally:
+        for controller in missing:
+            subtree_control.write_text(f"-{controller}")
 
 
 @pytest.fixture
 def made():
-    """A function that makes a directory for a ``with``, and removes it with all cgroups below."""
+    """A function that makes a cgroup for a ``with``; removed with all below, its processes moved out."""
     return _made
 
 
 @contextlib.contextmanager
 def _made(directory):
     directory.mkdir()
-    yield directory
-    for below in sorted(directory.rglob("*/"), reverse=True):
-        below.rmdir()
-    directory.rmdir()
+    try:
+        yield directory
+    finally:
+        for below in sorted((directory, *directory.rglob("*/")), reverse=True):
+            _evict(below, directory.parent)
+            below.rmdir()
+
+
+def _evict(cgroup, root):
+    with contextlib.suppress(OSError):  # a threaded cgroup does not list processes: its parent does
+        for pid in (cgroup / "cgroup.procs").read_text().split():
+            (root / "cgroup.procs").write_text(pid)
 
 
 @pytest.fixture

@@ -395,6 +395,7 @@ class TestIdentity:
         container.close()
 
 
+@pytest.mark.root
 class TestReal:
     """On the kernel that runs the tests, with cgroups of our own."""
 
@@ -459,8 +460,6 @@ class TestReal:
             with ContainerCgroup.find(real_v2, path) as container:
                 assert container.processes() == (sleeper.pid,)
             assert real_v2.paths_of_process(sleeper.pid)[CPUSET] == f"{path}/inner"
-            sleeper.kill()
-            sleeper.wait()
 
     def test_processes_of_a_threaded_cgroup_are_listed_once(self, real_v2, sleeper, made):
         path = f"/bayplan-test-threaded-{os.getpid()}"
@@ -472,8 +471,6 @@ class TestReal:
                 (directory / "inner/cgroup.procs").read_text()
             with ContainerCgroup.find(real_v2, path) as container:
                 assert container.processes() == (sleeper.pid,)
-            sleeper.kill()
-            sleeper.wait()
 
     def test_a_controller_that_is_not_switched_on_is_named(self, real_v2, made):
         path = f"/bayplan-test-bare-{os.getpid()}"

@@ -132,6 +132,7 @@ def test_an_error_of_the_callback_is_not_swallowed():
     assert caught.group_contains(ZeroDivisionError)
 
 
+@pytest.mark.root
 def test_the_kernel_s_own_events(root_user):
     async def scenario():
         async with watching(settle_s=0.01) as following:
@@ -143,6 +144,7 @@ def test_the_kernel_s_own_events(root_user):
     asyncio.run(scenario())
 
 
+@pytest.mark.root
 def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
     async def scenario():
         async with contextlib.aclosing(kernel_events()) as stream:

@@ -30,6 +30,7 @@ REQUIRED = [
     f"{SYSTEM}/cpu/cpu7/topology/physical_package_id",
 ]
 OPTIONAL = [
+    "proc/meminfo",
     f"{SYSTEM}/node/node0/distance",
     f"{SYSTEM}/cpu/cpu0/cache/index3/level",
     f"{SYSTEM}/cpu/cpu0/cache/index3/shared_cpu_list",
@@ -71,6 +72,14 @@ def test_absence_of_an_optional_file_is_no_error(tmp_path, path):
     if "distance" in path:
         assert found.node_by_id[0].distances == {}
         assert found.distance(0, 1) == 20
+
+
+def test_the_memory_of_the_machine_is_not_always_the_sum_of_its_nodes(tmp_path):
+    tree = SysfsTree(SMALL)
+    tree.files["proc/meminfo"] = f"MemTotal: {3 << 20} kB\n"
+    assert read_machine(tree.write(tmp_path / "given")).memory_bytes == 3 * GIB
+    del tree.files["proc/meminfo"]
+    assert read_machine(tree.write(tmp_path / "not-given")).memory_bytes == 2 * GIB
 
 
 def test_no_cache_files_at_all(tmp_path):
@@ -392,6 +401,6 @@ def test_this_machine():
     found = read_machine()
     assert CpuSet(os.sched_getaffinity(0)) <= found.online_cpus
     assert len(found.online_cpus) == os.sysconf("SC_NPROCESSORS_ONLN")
-    assert found.memory_bytes > 0
+    assert found.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert all(found.distance(node, node) == 10 for node in found.node_ids)
     assert found.cpus_of(found.node_ids) == found.online_cpus
