@@ -135,5 +135,9 @@ class CpuSet(IdSet):
     kind = "CPU list"
 
 
+_MAX_DIGITS: Final = 10
+"""More than any id has; int() refuses thousands of digits with an error of its own."""
+
+
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

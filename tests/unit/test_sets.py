@@ -40,7 +40,7 @@ def test_kernel_list_format(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", f"{MAX_ID + 1}", "0-3:1/2", "²"]
+    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", f"{MAX_ID + 1}", "0-3:1/2", "²", "9" * 5000]
 )
 def test_wrong_text_names_the_value(text: str) -> None:
     with pytest.raises(ParseError) as caught:

@@ -1,17 +1,23 @@
 """The store behind one worker thread: commits never stop the event loop, and never run side by side.
 
-Order is kept: what was handed over first is committed first, also when a caller gave up waiting.
+Order is kept: what was handed over first is committed first, also when a caller gave up waiting. The upkeep
+of the database waits for a moment without commits.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.state import Store
+
+logger = logging.getLogger(__name__)
+
+REST_S: Final = 1.0
 
 Result = TypeVar("Result")
 
@@ -21,6 +27,7 @@ class Recorder:
 
     def __init__(self, executor: ThreadPoolExecutor, store: Store) -> None:
         self._executor = executor
+        self._rest: asyncio.TimerHandle | None = None
         self._store = store
         self.problem: str | None = None
         """Why nothing could be recorded the last time; None when it could."""
@@ -51,12 +58,27 @@ class Recorder:
             self.problem = str(error)
             raise
         self.problem = None
+        self._checkpoint_at_rest()
 
     async def refused(self, decision: Decision) -> None:
         """Commit a refusal to the history."""
         await self._run(lambda: self._store.refused(decision))
 
+    def _checkpoint_at_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+        loop = asyncio.get_running_loop()
+        self._rest = loop.call_later(REST_S, self._executor.submit, self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        try:
+            self._store.checkpoint()
+        except StateError as error:
+            logger.warning("the state database was not tidied up", extra={"problem": str(error)})
+
     async def close(self) -> None:
         """Finish what was handed over, then close the store."""
+        if self._rest is not None:
+            self._rest.cancel()
         await self._run(self._store.close)
         self._executor.shutdown()

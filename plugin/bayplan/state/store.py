@@ -20,7 +20,7 @@ from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError, StateError
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_decision, encode
-from bayplan.state.database import Unreadable, connect, open_readable, read_entries
+from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries
 from bayplan.state.schema import MIGRATIONS, Migration, read_version
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,12 @@ class Store:
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise StateError(str(directory), "the directory cannot be read and written")
             connection = _open_or_replace(path, migrations)
+            # The log exists once something was written in this life of the database.
+            connection.execute("PRAGMA wal_checkpoint(RESTART)")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+            connection.execute("COMMIT")
+            grow_log(path)
         except (sqlite3.Error, OSError) as error:
             raise StateError(str(directory), _describe(error)) from error
         return cls(path, connection, len(migrations), clock_us, history_limit)
@@ -124,6 +130,11 @@ class Store:
         with self._connected() as connection:
             rows = connection.execute(query, values).fetchall()
             return [HistoryItem(at_us, decode_decision(document)) for at_us, document in rows]
+
+    def checkpoint(self) -> None:
+        """Fold the log into the database, so that the next commits overwrite it. For moments of rest."""
+        with self._connected() as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
         """Fold the log into the database and close it. Closing twice is harmless."""

@@ -464,3 +464,31 @@ def test_closing_twice_is_harmless(open_store: Callable[..., Store]) -> None:
     store = open_store()
     store.close()
     store.close()
+
+
+def test_the_log_is_grown_once_and_overwritten_after_each_checkpoint(
+    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+) -> None:
+    store = open_store()
+    log = tmp_path / "state.db-wal"
+    size = log.stat().st_size
+    assert size == 4 << 20
+    for number in range(50):
+        store.record([entry("a"), entry(f"b{number % 3}")])
+        store.checkpoint()
+    assert log.stat().st_size == size
+    with sqlite3.connect(f"file:{tmp_path}/state.db?immutable=1", uri=True) as past_the_log:
+        ids = [row[0] for row in past_the_log.execute("SELECT container_id FROM containers ORDER BY 1")]
+    assert ids == ["a", "b0", "b1", "b2"]
+
+
+def test_a_grown_log_of_a_dead_process_is_read_up_to_its_last_commit(
+    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+) -> None:
+    store = open_store()
+    store.record([entry("a")])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("state.db", "state.db-wal"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    assert open_store(copy).entries() == [entry("a")]
