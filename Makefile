@@ -42,8 +42,10 @@ format: setup ## let ruff format and fix
 	$(UV_RUN) ruff format .
 	$(UV_RUN) ruff check --fix .
 
-bench: setup ## latency, Synchronize time and memory, printed as a table
+bench: setup ## what a creation, a Synchronize and a decision cost, printed as tables
 	$(UV_RUN) python -m bayplan.testing.bench
+	$(UV_RUN) python tests/bench/merge.py
+	$(UV_RUN) python tests/bench/admission.py
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
