@@ -65,7 +65,8 @@ def test_single_numa_node_aligns_cpus_with_memory_and_never_takes_two_nodes(node
     aligned = node.launch(guaranteed("aligned", 2, "300Mi").touching("100Mi"))
     node.crictl.await_log(aligned, "touched")
     view = node.view(aligned)
-    assert (view.cpus_allowed, view.mems_allowed) == ({2, 3}, {1})
+    assert view.cpus_allowed == {2, 3}
+    assert view.mems_allowed == {1}
     assert {place for place, amount in view.numa_stat["anon"].items() if amount} == {1}
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("more-cpus-than-a-node", 3, "100Mi"))
 
@@ -91,8 +92,9 @@ def test_huge_pages_and_memory_come_from_one_node_until_no_node_has_both(node: N
     pages = {"2MB": 64 * MIB}
     pods = [node.launch(guaranteed(f"huge-{i}", 0.5, "100Mi", hugepages=pages)) for i in range(4)]
     assert [node.view(pod).mems_allowed for pod in pods] == [{0}, {1}, {2}, {3}]
-    booked = node.bayplan.decided(pods[1].container_id)["bookedBytes"]
-    assert booked == {"1": {"memory": 100 * MIB, "hugepages-2Mi": 64 * MIB}}
+    entry = node.bayplan.decided(pods[1].container_id)
+    assert entry is not None
+    assert entry["bookedBytes"] == {"1": {"memory": 100 * MIB, "hugepages-2Mi": 64 * MIB}}
     refusal = node.crictl.refused(guaranteed("huge-4", 0.5, "100Mi", hugepages=pages))
     assert "[memorymanager]" in refusal
     assert node.view(node.launch(guaranteed("without", 0.5, "100Mi"))).mems_allowed == {0}

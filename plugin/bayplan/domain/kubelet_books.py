@@ -57,28 +57,35 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger) -> CpuState:
 
 
 def _memory(policy: MemoryPolicy, empty: Nodes, ledger: Ledger) -> MemoryManager:
-    nodes = dict(empty)
-    sets: dict[int, set[NodeSet]] = {}
-    assignments: dict[str, dict[str, Blocks]] = {}
     everything = NodeSet(empty)
+    counts = dict.fromkeys(empty, 0)
+    sets: dict[int, set[NodeSet]] = {node: set() for node in empty}
+    assignments: dict[str, dict[str, Blocks]] = {}
     for entry in ledger.entries.values():
-        decision = entry.decision
-        booked = decision.placement.booked_bytes
-        for node in NodeSet(booked) & everything:
-            for resource, amount_bytes in booked[node].items():
-                nodes[node] = _taken(nodes[node], resource, amount_bytes)
-        where = _bound_to(policy, decision) & everything
-        blocks = tuple(
-            Block(where, resource, sum(row.get(resource, 0) for row in booked.values()))
-            for resource in sorted({name for row in booked.values() for name in row})
-        )
+        where = _bound_to(policy, entry.decision) & everything
+        blocks = _blocks(where, entry.decision.placement)
         if not where or not blocks:
             continue
-        assignments.setdefault(decision.request.pod_id, {})[entry.container_id] = blocks
+        assignments.setdefault(entry.decision.request.pod_id, {})[entry.container_id] = blocks
         for node in where:
-            sets.setdefault(node, set()).add(where)
-            nodes[node] = _bound(nodes[node], len(blocks), narrowest_set(sets[node]))
+            counts[node] += len(blocks)
+            sets[node].add(where)
+    nodes = {}
+    for node, memory in empty.items():
+        group = narrowest_set(sets[node]) if sets[node] else memory.group
+        nodes[node] = NodeMemory(memory.tables, counts[node], group)
+        for resource, amount_bytes in ledger.booked_bytes.get(node, {}).items():
+            nodes[node] = _taken(nodes[node], resource, amount_bytes)
     return MemoryManager(policy, MemoryState(nodes, assignments))
+
+
+def _blocks(where: NodeSet, placed: Placement) -> Blocks:
+    """What a container was promised on *where* as a whole."""
+    sizes: dict[str, int] = {}
+    for row in placed.booked_bytes.values():
+        for resource, amount_bytes in row.items():
+            sizes[resource] = sizes.get(resource, 0) + amount_bytes
+    return tuple(Block(where, resource, size_bytes) for resource, size_bytes in sorted(sizes.items()))
 
 
 def _bound_to(policy: MemoryPolicy, decision: Decision) -> NodeSet:
@@ -98,10 +105,6 @@ def _bound_to(policy: MemoryPolicy, decision: Decision) -> NodeSet:
 def _taken(memory: NodeMemory, resource: str, amount_bytes: int) -> NodeMemory:
     """The node after so much was given away; never more than it has, as reservations may have grown."""
     return memory.moved(resource, min(amount_bytes, max(0, memory.free_bytes(resource))))
-
-
-def _bound(memory: NodeMemory, blocks: int, group: NodeSet) -> NodeMemory:
-    return NodeMemory(memory.tables, memory.assignments + blocks, group)
 
 
 def _reserved(memory: NodeMemory, resource: str) -> int:
