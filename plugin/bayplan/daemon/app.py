@@ -169,7 +169,7 @@ class _Daemon:
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
-        return snapshot_of(self.controller, self.started_us, self.drift)
+        return snapshot_of(self.controller, self.started_us, self.drift, self.settings.notices)
 
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""

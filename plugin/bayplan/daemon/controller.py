@@ -321,6 +321,12 @@ class Controller:
         self.counters[f"decisions_{decision.outcome.value}"] += 1
         level = logging.INFO if decision.outcome is Outcome.PLACED else logging.WARNING
         _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
+        if decision.request.pinned_cpus is None and decision.request.pinned_mems is None:
+            return
+        self.counters["pinned_by_others"] += 1
+        if self.counters["pinned_by_others"] == 1:
+            text = "somebody else pins containers, perhaps kubelet; what they set stays as it is"
+            _after_the_reply(lambda: logger.warning(text, extra=_fields(decision)))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:

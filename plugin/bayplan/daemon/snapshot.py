@@ -1,15 +1,20 @@
 """The daemon's state as the value that the admin socket shows."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift
+from bayplan.domain.decision import Outcome
 from bayplan.service.views import Drifted, RuntimeState, Snapshot, Unmanaged
 
 
-def snapshot_of(controller: Controller, started_us: int, drift: tuple[Drift, ...]) -> Snapshot:
-    """Everything at this moment. Cheap: the ledger is immutable, and so is not copied."""
+def snapshot_of(
+    controller: Controller, started_us: int, drift: tuple[Drift, ...], notices: tuple[str, ...] = ()
+) -> Snapshot:
+    """Everything at this moment, with the *notices* of the settings. Cheap: the ledger is immutable, and so
+    is not copied."""
     residents, runtime = controller.residents, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -27,5 +32,19 @@ def snapshot_of(controller: Controller, started_us: int, drift: tuple[Drift, ...
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(residents.oom_score_adj),
-        problems=() if controller.recorder.problem is None else (controller.recorder.problem,),
+        problems=tuple(_problems(controller, notices)),
     )
+
+
+def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]:
+    if controller.recorder.problem is not None:
+        yield controller.recorder.problem
+    yield from notices
+    decisions = [entry.decision for entry in controller.ledger.entries.values()]
+    pinned = sum(
+        one.outcome is not Outcome.ADOPTED
+        and (one.request.pinned_cpus is not None or one.request.pinned_mems is not None)
+        for one in decisions
+    )
+    if pinned:
+        yield f"{pinned} containers are pinned by somebody else, perhaps by kubelet; that stays as it is"

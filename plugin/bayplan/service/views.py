@@ -208,7 +208,7 @@ def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> Vie
         "cpus": {
             "all": str(node.cpus),
             "exclusive": str(exclusive),
-            "shared": str(node.cpus - exclusive),
+            "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
         },
         "distances": {str(other.id): machine.distance(node.id, other.id) for other in machine.nodes},
