@@ -124,7 +124,7 @@ async def test_a_peer_that_is_no_runtime(tmp_path):
             await loop.sock_sendall(stranger, b"220 mail.example.org ESMTP\r\n")
             await clock.until_armed(0.0501)
             stranger.close()
-            (tmp_path / "nri.sock").unlink()
+            (tmp_path / "nri.sock").unlink(missing_ok=True)
             runtime = FakeRuntime()
             await runtime.listen(path)
             clock.advance(1.0)
@@ -142,7 +142,7 @@ async def test_a_silent_peer_keeps_us_only_as_long_as_a_registration_may_take(tm
         silent.listen()
         async with serving(handler, UnixSocket(path), clock=ours):
             assert await ours.until_armed() == 60.0
-            (tmp_path / "nri.sock").unlink()
+            (tmp_path / "nri.sock").unlink(missing_ok=True)
             await runtime.listen(path)
             ours.advance(60.0)
             await ours.until_armed(0.0501)

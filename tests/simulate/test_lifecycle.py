@@ -168,7 +168,7 @@ class TestFailOpen:
             await runtime.create_container(POD, container("first"))
             for _ in range(3):
                 await runtime.stop()
-                path.unlink()
+                path.unlink(missing_ok=True)
                 await runtime.listen(path)
                 await runtime.synchronized()
             await runtime.create_container(POD, container("second"))

@@ -192,6 +192,8 @@ class Session:
 
     def _concluded(self, well: bool) -> None:
         """A Synchronize of the current connection has ended."""
+        if self._retry is not None:
+            self._retry.cancel()
         if well:
             self._synchronized_at = self._clock.time()
             self._resynchronize.reset()

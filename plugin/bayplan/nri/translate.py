@@ -109,7 +109,7 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
 
 def _mapping(message: Mapping[str, str]) -> dict[str, str]:
     """A plain dictionary. The keys are the same few in all containers, and kept once."""
-    return {intern(key): value for key, value in message.items()}
+    return {intern(key): message[key] for key in message} if message else {}
 
 
 def _ids(kind: type[Ids], text: str, owner: str) -> Ids | None:

@@ -13,7 +13,7 @@ from bayplan.sets import CpuSet
 from bayplan.testing.clock import ManualClock
 from bayplan.testing.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3, CONTAINERD_2_4
 from bayplan.testing.plugin import IDENTITY, Gate, RecordingHandler, serving
-from bayplan.testing.puppet import PuppetEndpoint
+from bayplan.testing.puppet import Puppet, PuppetEndpoint
 from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint
 from bayplan.testing.workloads import make_container, make_pod
 from bayplan.wire import Code, Response
@@ -201,6 +201,23 @@ class TestEndsInEveryPhase:
         assert "disconnected: the ledger looks wrong" in handler.heard
 
 
+async def test_a_decision_that_ends_its_own_connection_is_missed():
+    endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
+    async with serving(handler, endpoint, clock=clock) as session:
+
+        async def leave(*_):
+            session.reconnect("enough")
+            return Adjustment(), ()
+
+        handler.on_create = leave
+        puppet = await endpoint.puppets.get()
+        await puppet.take_in()
+        puppet.call("CreateContainer", CREATE_ANYTHING)
+        await puppet.ended
+        await clock.until_armed(FIRST_DELAY_S)
+    assert handler.misses == [(Event.CREATE_CONTAINER, "c1", "the connection ended before the answer")]
+
+
 class TestRegistrationFails:
     async def test_refused_and_the_runtime_leaves_the_connection_open(self, caplog):
         endpoint, clock = PuppetEndpoint(), ManualClock()
@@ -344,6 +361,41 @@ class TestSynchronizeFails:
             clock.advance(1.0)
             assert await answer == Response(3)
             assert not session.synchronized
+
+    async def failed_at_first(self, endpoint, handler) -> Puppet:
+        async def fail() -> tuple[Update, ...]:
+            raise ZeroDivisionError
+
+        handler.on_synchronize = fail
+        puppet = await endpoint.puppets.get()
+        await puppet.take_in()
+        handler.on_synchronize = RecordingHandler().on_synchronize
+        return puppet
+
+    async def test_the_next_one_comes_on_the_same_connection(self):
+        endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
+        async with serving(handler, endpoint, clock=clock) as session:
+            puppet = await self.failed_at_first(endpoint, handler)
+            await puppet.call("Synchronize", pb.SynchronizeRequest())
+            assert session.synchronized
+            clock.advance(100.0)
+            assert (await puppet.call("CreateContainer", CREATE_ANYTHING)).code is Code.OK
+        assert handler.heard[-2] == "create main"
+
+    async def test_the_next_connection_is_not_given_up_for_the_failure_of_the_last(self):
+        endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
+        async with serving(handler, endpoint, clock=clock):
+            puppet = await self.failed_at_first(endpoint, handler)
+            puppet.link.abort("")
+            await clock.until_armed(FIRST_DELAY_S)
+            clock.advance(0.1)
+            puppet = await endpoint.puppets.get()
+            await puppet.registration()
+            await puppet.configure()
+            clock.advance(10.0)
+            await puppet.call("Synchronize", pb.SynchronizeRequest())
+            assert (await puppet.call("CreateContainer", CREATE_ANYTHING)).code is Code.OK
+        assert endpoint.attempts == 2
 
     async def test_unreadable(self):
         endpoint, clock = PuppetEndpoint(), ManualClock()
