@@ -47,9 +47,7 @@ class Exchange:
         self._why = ""
 
     async def run(self) -> None:
-        """Let the handler decide, unless it was too late for that before it began."""
-        if self._answered:
-            return
+        """Let the handler decide, if it can."""
         if not self._ready():
             self.give_up("not synchronized with the runtime")
             return
@@ -84,9 +82,6 @@ class Exchange:
             logger.exception("handler failed", extra=self._fields("missed"))
 
     def _failed(self, error: Exception) -> None:
-        if self._answered:
-            logger.info("failed after its deadline", extra=self._fields(str(error)))
-            return
         logger.error("handler failed", exc_info=error, extra=self._fields(str(error)))
         self.give_up(f"failed: {type(error).__name__}: {error}")
 

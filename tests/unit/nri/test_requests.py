@@ -344,6 +344,25 @@ class TestDeadline:
             await puppet.call("StopContainer", STOP)
         assert len(handler.misses) == 1
 
+    async def test_a_late_failure_is_told_once(self, caplog):
+        handler, clock, gate = RecordingHandler(), ManualClock(), Gate()
+
+        async def clumsy(*_):
+            try:
+                await gate.wait()
+            finally:
+                raise ZeroDivisionError("while cleaning up")
+
+        handler.on_create = clumsy
+        async with taken_in(handler, clock) as puppet:
+            answer = puppet.call("CreateContainer", CREATE)
+            await gate.reached.wait()
+            clock.advance(1.0)
+            assert (await answer).code is Code.OK
+            await puppet.call("StopContainer", STOP)
+        assert [why for _, _, why in handler.misses] == ["no answer within 1000 ms"]
+        assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["while cleaning up"]
+
     @pytest.mark.parametrize(
         ("timeout_s", "budget_s"),
         [(2.0, 1.0), (1.0, 0.75), (0.5, 0.25), (0.1, 0.05), (30.0, 1.0), (0.0, 1.0), (-1.0, 0.0)],

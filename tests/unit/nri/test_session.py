@@ -93,6 +93,20 @@ class TestEndsInEveryPhase:
             await self.back_again(endpoint, clock)
         assert handler.heard[0] == "connected to containerd", "nothing about the first"
 
+    async def test_as_soon_as_it_is_made(self):
+        class Hasty(PuppetEndpoint):
+            async def connect(self, protocol) -> None:
+                await super().connect(protocol)
+                if self.attempts == 1:
+                    puppet = await self.puppets.get()
+                    puppet.link.abort("")
+                    while protocol.open:  # noqa: ASYNC110 - nothing else tells
+                        await asyncio.sleep(0)
+
+        endpoint, handler, clock = Hasty(), RecordingHandler(), ManualClock()
+        async with serving(handler, endpoint, clock=clock):
+            await self.back_again(endpoint, clock)
+
     async def test_after_the_registration(self):
         endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
         async with serving(handler, endpoint, clock=clock):
