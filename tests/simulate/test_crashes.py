@@ -195,7 +195,7 @@ async def test_a_lost_database_is_rebuilt_from_the_runtime(tmp_path: Path, flavo
             await step(runtime)
         before = {key: entry.decision.placement for key, entry in daemon.controller.ledger.entries.items()}
     for path in (tmp_path / "state").glob("state.db*"):
-        path.unlink()
+        path.unlink(missing_ok=True)
     async with running(runtime, tmp_path) as daemon:
         after = {key: entry.decision.placement for key, entry in daemon.controller.ledger.entries.items()}
         assert after == before
