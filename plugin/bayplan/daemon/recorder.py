@@ -6,9 +6,10 @@ of the database waits for a moment without commits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
@@ -46,14 +47,21 @@ class Recorder:
         """Everything that is recorded."""
         return await self._run(lambda: list(self._store.entries()))
 
-    async def record(
+    def record(
         self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Commit, in one transaction, the decisions behind *entries*, the disappearance of *gone*, and what
-        the runtime was *told* about containers that were decided earlier."""
+        the runtime was *told* about containers that were decided earlier.
+
+        It is handed over by the call itself, whenever the result is awaited."""
         decided, removed, others = tuple(entries), tuple(gone), tuple(told)
+        loop = asyncio.get_running_loop()
+        work = partial(self._store.record, decided, removed, others)
+        return self._recorded(loop.run_in_executor(self._executor, work))
+
+    async def _recorded(self, commit: asyncio.Future[None]) -> None:
         try:
-            await self._run(lambda: self._store.record(decided, removed, others))
+            await commit
         except StateError as error:
             self.problem = str(error)
             raise
