@@ -22,7 +22,8 @@ _LARGEST_STEP: Final = 0.9
 
 class Reception(abc.ABC):
     """The plugins of a runtime. ``logged`` has what a real one writes into its log, ``dropped`` why each
-    connection ended."""
+    connection ended, ``synchronize_s`` how long each plugin took for its Synchronize, first message to last
+    answer."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Reception(abc.ABC):
         self.connected: list[PluginConnection] = []
         self.logged: list[str] = []
         self.dropped: list[str] = []
+        self.synchronize_s: list[float] = []
         self.most_connections = 0
         self._clock: Clock = clock if clock is not None else asyncio.get_running_loop()
         self._reply_late = reply_late
@@ -139,7 +141,8 @@ class Reception(abc.ABC):
         pods, containers = self._listed()
         most_pods = min(len(pods), self.objects_per_message or len(pods))
         most_containers = min(len(containers), self.objects_per_message or len(containers))
-        end = self._clock.time() + self.request_timeout_s
+        begin = self._clock.time()
+        end = begin + self.request_timeout_s
         while True:
             more = len(pods) > most_pods or len(containers) > most_containers
             asked = pb.SynchronizeRequest(
@@ -160,6 +163,7 @@ class Reception(abc.ABC):
                     most_pods = most_containers = _FEWEST_OBJECTS // 2
                 continue
             if not more:
+                self.synchronize_s.append(self._clock.time() - begin)
                 return list(reply.update)
             if reply.update or not reply.more:
                 raise PluginGoneError("plugin does not handle split sync requests")
