@@ -24,7 +24,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.systemd import Notifier
-from bayplan.daemon.verify import Drift, Expectation, expectations, find_drift, repair
+from bayplan.daemon.verify import Expectation, Verifier, expectations
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
@@ -93,7 +93,7 @@ class _Daemon:
         self.policy = resolve_policy(settings, self.machine)
         self.hierarchy = Hierarchy.detect()
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
-        self.drift: tuple[Drift, ...] = ()
+        self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
         self._verify_now = asyncio.Event()
         self._rereading: asyncio.Task[None] | None = None
 
@@ -169,7 +169,7 @@ class _Daemon:
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
-        return snapshot_of(self.controller, self.started_us, self.drift, self.settings.notices)
+        return snapshot_of(self.controller, self.started_us, self.verifier.drift, self.settings.notices)
 
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""
@@ -195,27 +195,15 @@ class _Daemon:
 
     async def verify_for_ever(self) -> None:
         """Compare the kernel with the ledger, now and then and when asked to."""
-        suspected: set[str] = set()
         while True:
             asked = await self._next_verification()
-            found = await self.in_host_thread(partial(find_drift, self.hierarchy, self._expectations()))
-            due = [one for one in found if asked or one.expectation.container.id in suspected]
-            suspected = {one.expectation.container.id for one in found}
-            if not asked:
-                self.drift = tuple(due)
-                self.controller.counters["drifted"] += len(due)
-                for one in due:
-                    logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
-            wanted = self._still_expected(due)
-            if wanted:
-                await self.in_host_thread(partial(repair, self.hierarchy, wanted))
-                logger.info("repaired", extra={"containers": [one.name for one in wanted]})
-
-    def _still_expected(self, due: list[Drift]) -> list[Expectation]:
-        """The ledger may have changed while the kernel was read."""
-        current = {one.container.id: (one.cpus, one.mems) for one in self._expectations()}
-        expected = [one.expectation for one in due]
-        return [one for one in expected if current.get(one.container.id) == (one.cpus, one.mems)]
+            try:
+                repeated = await self.verifier.verify(at_once=asked)
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("the kernel could not be compared with the ledger")
+                continue
+            self.controller.counters["drifted"] += len(repeated)
 
     async def _next_verification(self) -> bool:
         """Wait for it; whether somebody asked for it."""

@@ -5,8 +5,10 @@ it is seen twice in a row: right after a reply the runtime may still be carrying
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.rewrite import cpus_for
@@ -19,6 +21,8 @@ from bayplan.host.kernelfs import AbsentError
 from bayplan.sets import CpuSet, NodeSet
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,51 @@ def expectations(
         if cpus is not None or mems is not None:
             wanted.append(Expectation(container, pod.cgroup_parent, decision.request.name, cpus, mems))
     return wanted
+
+
+class InThread(Protocol):
+    """Runs a blocking call where blocking harms nobody."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """The result of *work*."""
+
+
+class Verifier:
+    """Finds and repairs drift. ``drift`` is what the last regular comparison found for the second time."""
+
+    def __init__(
+        self, hierarchy: Hierarchy, expected: Callable[[], list[Expectation]], in_thread: InThread
+    ) -> None:
+        self.drift: tuple[Drift, ...] = ()
+        self._hierarchy = hierarchy
+        self._expected = expected
+        self._in_thread = in_thread
+        self._suspected: frozenset[str] = frozenset()
+
+    async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
+        """Compare once, and repair what differed the last time too; the drift that was reported.
+
+        *at_once* repairs without a second look, and reports nothing: updates are due that no reply could
+        carry.
+        """
+        found = await self._in_thread(partial(find_drift, self._hierarchy, self._expected()))
+        due = tuple(one for one in found if at_once or one.expectation.container.id in self._suspected)
+        self._suspected = frozenset(one.expectation.container.id for one in found)
+        if not at_once:
+            self.drift = due
+            for one in due:
+                logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
+        wanted = self._still_expected(due)
+        if wanted:
+            await self._in_thread(partial(repair, self._hierarchy, wanted))
+            logger.info("repaired", extra={"containers": [one.name for one in wanted]})
+        return () if at_once else due
+
+    def _still_expected(self, due: Iterable[Drift]) -> list[Expectation]:
+        """The ledger may have changed while the kernel was read."""
+        current = {one.container.id: (one.cpus, one.mems) for one in self._expected()}
+        expected = [one.expectation for one in due]
+        return [one for one in expected if current.get(one.container.id) == (one.cpus, one.mems)]
 
 
 def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:

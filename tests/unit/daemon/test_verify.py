@@ -1,0 +1,99 @@
+"""Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bayplan.daemon.verify import Expectation, Verifier
+from bayplan.domain.workload import Container
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.sets import CpuSet, NodeSet
+
+Result = TypeVar("Result")
+
+FILES = {
+    "cgroup.procs": "",
+    "cpuset.cpus": "0-3",
+    "cpuset.mems": "",
+    "cpuset.cpus.effective": "0-3",
+    "cpuset.mems.effective": "0-1",
+    "memory.max": "max",
+    "memory.high": "max",
+    "memory.low": "0",
+    "memory.min": "0",
+    "memory.current": "4096",
+    "memory.oom.group": "0",
+}
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Hierarchy:
+    directory = tmp_path / "kubepods" / "c1"
+    directory.mkdir(parents=True)
+    for name, text in FILES.items():
+        (directory / name).write_text(f"{text}\n")
+    mount = str(tmp_path)
+    return Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY: mount}, {"": "/system.slice/bayplan.service"})
+
+
+def expectation(name: str, cpus: str, mems: str | None = None) -> Expectation:
+    nodes = None if mems is None else NodeSet.parse(mems)
+    one = Container(name, "p", cgroups_path=f"/kubepods/{name}")
+    return Expectation(one, "", f"default/p/{name}", CpuSet.parse(cpus), nodes)
+
+
+async def here(work: Callable[[], Result]) -> Result:
+    return work()
+
+
+def written(hierarchy: Hierarchy) -> tuple[str, str]:
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+    return (directory / "cpuset.cpus").read_text().strip(), (directory / "cpuset.mems").read_text().strip()
+
+
+def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        verifier = Verifier(hierarchy, lambda: [expectation("c1", "2", "1")], here)
+        assert await verifier.verify(at_once=False) == ()
+        assert written(hierarchy) == ("0-3", "")
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == "default/p/c1: cpus is 0-3, decided was 2; mems is 0-1, decided was 1"
+        assert verifier.drift == (drift,)
+        assert written(hierarchy) == ("2", "1")
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        verifier = Verifier(hierarchy, lambda: [expectation("c1", "2")], here)
+        assert await verifier.verify(at_once=True) == ()
+        assert written(hierarchy) == ("2", "")
+        assert verifier.drift == ()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        verifier = Verifier(
+            hierarchy, lambda: [expectation("c1", "0-3", "0-1"), expectation("gone", "1")], here
+        )
+        for _ in range(2):
+            assert await verifier.verify(at_once=False) == ()
+        assert written(hierarchy) == ("0-3", "")
+
+    asyncio.run(scenario())
+
+
+def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        answers = iter([[expectation("c1", "2")], [expectation("c1", "3")]])
+        verifier = Verifier(hierarchy, lambda: next(answers), here)
+        await verifier.verify(at_once=True)
+        assert written(hierarchy) == ("0-3", "")
+
+    asyncio.run(scenario())
