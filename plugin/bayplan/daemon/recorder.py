@@ -19,6 +19,8 @@ from bayplan.state import Store
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 1.0
+CHECKPOINT_COMMITS: Final = 150
+"""So many fit into the log before it grows, at some four pages each; then the upkeep is not put off."""
 
 Result = TypeVar("Result")
 
@@ -29,6 +31,7 @@ class Recorder:
     def __init__(self, executor: ThreadPoolExecutor, store: Store) -> None:
         self._executor = executor
         self._rest: asyncio.TimerHandle | None = None
+        self._commits = 0
         self._store = store
         self.problem: str | None = None
         """Why nothing could be recorded the last time; None when it could."""
@@ -75,8 +78,13 @@ class Recorder:
     def _checkpoint_at_rest(self) -> None:
         if self._rest is not None:
             self._rest.cancel()
-        loop = asyncio.get_running_loop()
-        self._rest = loop.call_later(REST_S, self._executor.submit, self._checkpoint)
+        self._commits += 1
+        delay_s = REST_S if self._commits < CHECKPOINT_COMMITS else 0
+        self._rest = asyncio.get_running_loop().call_later(delay_s, self._submit_checkpoint)
+
+    def _submit_checkpoint(self) -> None:
+        self._commits = 0
+        self._executor.submit(self._checkpoint)
 
     def _checkpoint(self) -> None:
         try:

@@ -5,6 +5,7 @@ are what the runtime waits: encoding, socket, decision, commit to the disk, repl
 """
 
 import asyncio
+import gc
 import json
 import statistics
 import subprocess
@@ -30,6 +31,7 @@ from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, m
 
 POPULATIONS: Final = (10, 250)
 REPETITIONS: Final = 300
+SETTLE_S: Final = 2.0
 SYNCHRONIZED_CONTAINERS: Final = 1000
 CONTAINER_BYTES: Final = 10_000
 
@@ -84,6 +86,9 @@ async def _creation(population: int) -> list[Row]:
                 owner, memory_limit_bytes=MIB, cpu_shares=512, cpu_quota_us=50_000, oom_score_adj=-997
             )
             create_ms, stop_ms = [], []
+            # The daemon's start goes on for a while in the background: it listens for hotplug, for instance.
+            await asyncio.sleep(SETTLE_S)
+            gc.freeze()
             for _ in range(REPETITIONS):
                 create_ms.append(await _timed_ms(lambda: runtime.create_container(owner, small)))
                 stop_ms.append(await _timed_ms(lambda: runtime.stop_container(small.id)))
