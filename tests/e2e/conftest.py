@@ -61,15 +61,20 @@ def _wanted(item: pytest.Item) -> Wanted | None:
     return callspec.params.get("node") if callspec is not None else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark every scenario, before `-m` selects by marks."""
+    if HERE not in item.path.parents:
+        return
+    item.add_marker(pytest.mark.e2e)
+    if item.get_closest_marker("timeout") is None:
+        # Building and booting have limits of their own.
+        item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, func_only=True))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All scenarios of a topology run after each other, and of these all of a containerd version."""
     ours = [item for item in items if HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.e2e)
-        if item.get_closest_marker("timeout") is None:
-            # Building and booting have limits of their own.
-            item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, func_only=True))
     order = {id(item): place for place, item in enumerate(items)}
 
     def key(item: pytest.Item) -> tuple[object, ...]:
