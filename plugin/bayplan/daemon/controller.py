@@ -174,8 +174,10 @@ class Controller:
             await self._refuse(decision)
         after = base.with_entry(Entry(decision))
         shared = after.shared_cpus(self.machine, self.policy.withheld_cpus)
-        entry = Entry(decision, told_cpus=cpus_for(decision, shared))
-        updates = await self._commit(base.with_entry(entry), decided=entry)
+        cpus = cpus_for(decision, shared)
+        # The adjustment tells them, so that no update of the container itself is due.
+        ledger = after if cpus is None else after.told({container.id: cpus})
+        updates = await self._commit(ledger, decided=container.id)
         self.residents.see(pod, container)
         self._log("placed", decision)
         ability = Ability(self._cgroup_v2, self._can_adjust_oom_score())
@@ -204,7 +206,7 @@ class Controller:
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
         changed = Entry(decision, told_cpus=entry.told_cpus)
-        updates = await self._commit(base.with_entry(changed), decided=changed)
+        updates = await self._commit(base.with_entry(changed), decided=container.id)
         self.residents.see(pod, container)
         self._log("placed again", decision)
         mems = decision.placement.mems
@@ -277,7 +279,7 @@ class Controller:
 
     async def _adopt(self, pod: Pod, container: Container) -> Sequence[Update]:
         entry = adopt(self.machine, self.policy, self.ledger, pod, container)
-        updates = await self._commit(self.ledger.with_entry(entry), decided=entry)
+        updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
         self.counters["found_containers"] += 1
@@ -285,17 +287,19 @@ class Controller:
         return updates
 
     async def _commit(
-        self, ledger: Ledger, decided: Entry | None = None, gone: str | None = None
+        self, ledger: Ledger, decided: str | None = None, gone: str | None = None
     ) -> Sequence[Update]:
-        """Record the step to *ledger*, make it current, and return the updates that it makes due."""
+        """Record the step to *ledger*, make it current, and return the updates that it makes due.
+
+        *decided* and *gone* are the id of the container that the step is about.
+        """
         updates = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
         told: dict[str, CpuSet] = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus}
         ledger = ledger.told(told)
-        own = decided.container_id if decided is not None else ""
         await self.recorder.record(
-            [ledger.entries[own]] if own else (),
+            [ledger.entries[decided]] if decided is not None else (),
             gone=[gone] if gone is not None else (),
-            told=[ledger.entries[key] for key in told if key != own],
+            told=[ledger.entries[key] for key in told if key != decided],
         )
         self.ledger = ledger
         return updates
