@@ -39,16 +39,35 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Performance:
+    """How the firmware's HMAT rates a node's memory, reached from its best initiators; 0 is unknown."""
+
+    read_latency_ns: int = 0
+    write_latency_ns: int = 0
+    read_bandwidth_mib_s: int = 0
+    write_bandwidth_mib_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One NUMA node. ``memory_bytes`` is MemTotal, which includes the huge pages' memory;
     ``hugepages_bytes`` maps a page size to the size of its pool; ``distances`` maps node ids to the
-    distance from this node."""
+    distance from this node.
+
+    ``tier`` is the rank of the kernel's memory tier that holds it, 0 for the fastest of this machine, None
+    where the kernel says nothing. ``initiators`` are the nodes that reach its memory best (HMAT ``access0``).
+    ``owner`` names the device whose memory the node is, empty for memory of the machine itself.
+    """
 
     id: int
     cpus: CpuSet
     memory_bytes: int
     hugepages_bytes: Mapping[int, int] = field(default_factory=dict)
     distances: Mapping[int, int] = field(default_factory=dict)
+    tier: int | None = None
+    initiators: NodeSet = NodeSet()
+    owner: str = ""
+    performance: Performance = Performance()
 
     def capacity_bytes(self) -> dict[str, int]:
         """Bytes by resource: ordinary memory is MemTotal less what the huge page pools hold of it."""
@@ -65,6 +84,10 @@ class Machine:
     ``memory_bytes`` is the MemTotal of /proc/meminfo, which kubelet's formulas call the memory capacity.
     Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
     missing there.
+
+    ``ordinary_nodes`` are those whose memory containers get without asking: not a device's, and in a tier
+    that has CPUs. A node of unknown tier has to have CPUs itself; if that leaves no memory at all (all nodes
+    with CPUs lack memory), it is every node that is not a device's.
     """
 
     nodes: tuple[Node, ...]
@@ -75,6 +98,7 @@ class Machine:
     node_ids: NodeSet = field(init=False, repr=False, compare=False)
     memory_nodes: NodeSet = field(init=False, repr=False, compare=False)
     cpu_nodes: NodeSet = field(init=False, repr=False, compare=False)
+    ordinary_nodes: NodeSet = field(init=False, repr=False, compare=False)
     online_cpus: CpuSet = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +113,7 @@ class Machine:
             "node_ids": NodeSet(node.id for node in nodes),
             "memory_nodes": NodeSet(node.id for node in nodes if node.memory_bytes > 0),
             "cpu_nodes": NodeSet(node.id for node in nodes if node.cpus),
+            "ordinary_nodes": _ordinary_nodes(nodes),
             "online_cpus": CpuSet(cpu.id for cpu in cpus if cpu.online),
         }
         for name, value in derived.items():
@@ -110,6 +135,13 @@ class Machine:
     def nodes_of(self, cpus: CpuSet) -> NodeSet:
         """The nodes that hold at least one of *cpus*."""
         return NodeSet(node.id for node in self.nodes if not node.cpus.isdisjoint(cpus))
+
+
+def _ordinary_nodes(nodes: Iterable[Node]) -> NodeSet:
+    unowned = [node for node in nodes if node.memory_bytes > 0 and not node.owner]
+    cpu_tiers = {node.tier for node in unowned if node.cpus and node.tier is not None}
+    ordinary = [node.id for node in unowned if node.cpus or node.tier in cpu_tiers]
+    return NodeSet(ordinary or (node.id for node in unowned))
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
