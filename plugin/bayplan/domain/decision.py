@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -55,13 +56,69 @@ class PodTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceHint:
+    """A device of the container, and the nodes it is close to. ``required`` where its driver says so."""
+
+    device: str
+    nodes: NodeSet
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWish:
+    """Memory on these nodes: only there if ``required``, else there as long as there is room."""
+
+    nodes: NodeSet
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TierWish:
+    """Memory of this tier (0 is the fastest): only of it if ``required``, else as long as there is room."""
+
+    tier: int
+    required: bool = False
+
+
+class MemoryPolicyMode(enum.Enum):
+    """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with."""
+
+    PREFERRED = "preferred"
+    PREFERRED_MANY = "preferred-many"
+    BIND = "bind"
+    INTERLEAVE = "interleave"
+    WEIGHTED_INTERLEAVE = "weighted-interleave"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicyWish:
+    """A NUMA memory policy that the container's processes shall start with. ``nodes`` None means all nodes
+    that the container is placed on; ``flags`` are the kernel's names without ``MPOL_F_``, in lower case."""
+
+    mode: MemoryPolicyMode
+    nodes: NodeSet | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicySetting:
+    """The NUMA memory policy that a placement comes with, with its nodes. MPOL_LOCAL has none."""
+
+    mode: MemoryPolicyMode
+    nodes: NodeSet = NodeSet()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What one container asks for, and how we know.
 
     ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
     give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
-    None where the runtime does not show the pod's sums.
+    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy`` are
+    wishes beside the amounts; a container that ``opted_out`` is accounted, and nothing about it is changed.
     """
 
     container_id: str
@@ -77,6 +134,24 @@ class Request:
     pinned_cpus: CpuSet | None = None
     pinned_mems: NodeSet | None = None
     pod_totals: PodTotals | None = None
+    hints: tuple[DeviceHint, ...] = ()
+    nodes: NodeWish | None = None
+    tier: TierWish | None = None
+    memory_policy: MemoryPolicyWish | None = None
+    opted_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
+
+    Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
+    given other nodes for the sake of a later request.
+    """
+
+    nodes: NodeSet
+    amounts_bytes: Mapping[str, int] = field(default_factory=dict)
+    flexible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +171,93 @@ class Placement:
     ``booked_bytes`` maps node id -> resource -> bytes promised there: the witness of the promise. It sums
     to the claim in each resource, unless the decision is degraded. ``affinity`` is what the later containers
     of the same pod are held to; None where containers are placed one by one.
+
+    With a ``claim`` (engine `exact`) the promise is the claim, and ``booked_bytes`` is the witness as it was
+    at the decision: later decisions may route it otherwise. ``overlapping``: the nodes are shared with a set
+    that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
     """
 
     mems: NodeSet | None = None
     exclusive_cpus: CpuSet = CpuSet()
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     affinity: Affinity | None = None
+    claim: Claim | None = None
+    overlapping: bool = False
+    memory_policy: MemoryPolicySetting | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Another container that gets other nodes so that a request fits, or that gets them back.
+
+    None is every node. ``moved_bytes`` is what its witness moves between nodes at most: 0 where the set only
+    becomes wider.
+    """
+
+    container_id: str
+    name: str
+    before: NodeSet | None
+    after: NodeSet | None
+    moved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A set of nodes that was considered. ``criteria`` are the values it was compared by, in their order,
+    smaller is better; ``obstacle`` says why it cannot be taken, empty if it can."""
+
+    nodes: NodeSet
+    criteria: Mapping[str, int] = field(default_factory=dict)
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """By what the winner beat the runner-up: the first criterion in which they differ, with both values."""
+
+    criterion: str
+    winner: int
+    runner_up_nodes: NodeSet
+    runner_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container that was promised so much of what is short."""
+
+    container_id: str
+    name: str
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The minimum cut: the smallest set of nodes that is asked for more than it has.
+
+    All claims that must lie within ``nodes``: ``promised_bytes`` of the ``holders`` and ``asked_bytes`` of
+    the request, together more than ``capacity_bytes``. ``holders`` are the largest ones, ``more_holders``
+    counts the others.
+    """
+
+    resource: str
+    nodes: NodeSet
+    capacity_bytes: int
+    promised_bytes: int
+    asked_bytes: int
+    holders: tuple[Holder, ...] = ()
+    more_holders: int = 0
+
+    def sentence(self) -> str:
+        """The cut as people read it."""
+        what = "" if self.resource == "memory" else f" of {self.resource}"
+        plural = len(self.nodes) != 1
+        text = f"node{'s' if plural else ''} {self.nodes} hold{'' if plural else 's'} "
+        text += f"{format_bytes(self.capacity_bytes)}{what}; "
+        if self.promised_bytes:
+            names = ", ".join(holder.name for holder in self.holders)
+            others = f" and {self.more_holders} more" if self.more_holders else ""
+            text += f"{format_bytes(self.promised_bytes)} are promised to {names}{others}; "
+        return f"{text}you asked for {format_bytes(self.asked_bytes)} there"
 
 
 class Outcome(enum.Enum):
@@ -125,13 +281,22 @@ class Reason:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The answer to a request, with its reasons. A refusal has an empty placement; ``refused_as`` is the word
-    that kubelet has for it in a pod's status, empty for the usual one."""
+    that kubelet has for it in a pod's status, empty for the usual one.
+
+    ``moves`` are the other containers that get other nodes with this decision. ``candidates`` are the best
+    few sets of nodes that were compared, the winner first, and ``advantage`` is how it won; ``shortage`` is
+    why a request was refused, or placed less well than asked.
+    """
 
     request: Request
     outcome: Outcome
     placement: Placement = Placement()
     reasons: tuple[Reason, ...] = ()
     refused_as: str = ""
+    moves: tuple[Move, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    advantage: Advantage | None = None
+    shortage: Shortage | None = None
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""
