@@ -117,8 +117,8 @@ class Request:
     ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
     give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
-    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy`` are
-    wishes beside the amounts; a container that ``opted_out`` is accounted, and nothing about it is changed.
+    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
+    are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
     """
 
     container_id: str
