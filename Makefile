@@ -8,13 +8,16 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
 
-.PHONY: help setup setup-e2e run test unit e2e lint format bench proto clean
+.PHONY: help setup setup-go setup-e2e run test unit e2e lint format bench proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
 
 setup:
 	@packaging/dev/setup.sh test
+
+setup-go:
+	@packaging/dev/setup.sh go
 
 setup-e2e:
 	@packaging/dev/setup.sh e2e
@@ -42,7 +45,8 @@ format: setup ## let ruff format and fix
 	$(UV_RUN) ruff format .
 	$(UV_RUN) ruff check --fix .
 
-bench: setup ## what a creation, a Synchronize and a decision cost, printed as tables
+bench: setup-go ## what a creation, a Synchronize and a decision cost, printed as tables
+	$(UV_RUN) python tests/bench/creation.py
 	$(UV_RUN) python -m bayplan.testing.bench
 	$(UV_RUN) python tests/bench/merge.py
 	$(UV_RUN) python tests/bench/admission.py

@@ -2,6 +2,7 @@
 # Sets up a bare Debian or Ubuntu machine for developing and testing bayplan; safe to run again, fast when all is there.
 #
 #   setup.sh test   uv, the locked Python environment (.venv)
+#   setup.sh go     test, and Go
 #   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e    run, and the other containerd versions
 #
@@ -161,6 +162,11 @@ test)
 	begin
 	setup_test
 	;;
+go)
+	begin
+	setup_test
+	ensure_go
+	;;
 run)
 	begin
 	setup_machines 2.1
@@ -170,7 +176,7 @@ e2e)
 	setup_machines
 	;;
 *)
-	echo "usage: $0 test|run|e2e" >&2
+	echo "usage: $0 test|go|run|e2e" >&2
 	exit 2
 	;;
 esac

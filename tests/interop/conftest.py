@@ -4,14 +4,10 @@ The plugin is a socket, a thread and a ``wire.Connection``: nothing that could h
 """
 
 import contextlib
-import hashlib
-import json
-import os
 import queue
 import select
-import shutil
 import socket
-import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -33,12 +29,9 @@ from bayplan.wire import (
     Role,
 )
 
-SOURCE = Path(__file__).parent / "adaptation"
-# That of adaptation/go.mod; the others are in adaptation/versions. To add one: a vX.mod there that requires
-# it, then `go mod tidy -modfile=versions/vX.mod` in adaptation.
-NEWEST = "0.12.5"
-VERSIONS = ["0.6.1", "0.8.0", "0.11.0", "0.12.0", NEWEST]
-PATIENCE_S = 60  # until a test gives up waiting; no test waits that long when things work
+sys.path.insert(0, str(Path(__file__).parent))
+
+from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, GoSideError, build
 
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
@@ -56,105 +49,10 @@ def newest() -> str:
 @pytest.fixture(scope="session")
 def adaptation(nri_version: str) -> Path:
     """The Go program, built once for each version and state of its source."""
-    cache = Path(
-        os.environ.get("BAYPLAN_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
-    )
-    # Set-up fetches Go only where that of the machine is missing or too old.
-    go = shutil.which("go", path=cache / "go-toolchain" / "bin") or shutil.which("go")
-    if go is None:
-        pytest.fail(
-            "the Go side of NRI cannot be built without Go: packaging/dev/setup.sh e2e", pytrace=False
-        )
-    module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
-    inputs = [*sorted(SOURCE.glob("*.go")), SOURCE / f"{module}.mod", SOURCE / f"{module}.sum"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    program = cache / "interop" / f"adaptation-{nri_version}-{digest}"
-    if program.exists():
-        return program
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
-        fresh = Path(scratch, "adaptation")
-        built = subprocess.run(
-            [go, "build", "-trimpath", "-tags", "nri_no_wasm", "-modfile", f"{module}.mod", "-o", fresh, "."],
-            cwd=SOURCE,
-            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if built.returncode:
-            pytest.fail(
-                f"the Go side of NRI {nri_version} does not build: {built.stderr.strip()}", pytrace=False
-            )
-        fresh.replace(program)
-    return program
-
-
-class GoSide:
-    """The Go program, running."""
-
-    def __init__(self, program: Path, directory: Path, *flags: str) -> None:
-        self.socket = directory / "nri.sock"
-        self.log = directory / "go.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [program, "-socket", self.socket, *flags],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        self._commands = 0
-        self._lines: dict[int, queue.Queue] = {}
-        self._changed = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert "listening" in self.notice()
-
-    def _read(self) -> None:
-        for line in self._process.stdout:
-            result = json.loads(line)
-            with self._changed:
-                self._queue(result.pop("number")).put(result)
-
-    def _queue(self, number: int) -> queue.Queue:
-        with self._changed:
-            return self._lines.setdefault(number, queue.Queue())
-
-    def start(self, do: str, **fields: object) -> int:
-        """Give a command; its number."""
-        self._process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
-        self._process.stdin.flush()
-        self._commands += 1
-        return self._commands
-
-    def finish(self, number: int) -> dict:
-        """The result of a command."""
-        try:
-            return self._queue(number).get(timeout=PATIENCE_S)
-        except queue.Empty:
-            pytest.fail(f"no answer from the Go side; its log: {self.log.read_text()}")
-
-    def do(self, do: str, **fields: object) -> dict:
-        return self.finish(self.start(do, **fields))
-
-    def notice(self) -> dict:
-        """The next thing that it says without being asked."""
-        return self.finish(0)
-
-    def waits(self, number: int) -> bool:
-        """Whether a command has no result so far."""
-        return self._queue(number).empty()
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            pytest.fail(f"the Go side does not stop; its log: {self.log.read_text()}")
-        finally:
-            self._process.stdout.close()
+    try:
+        return build(nri_version)
+    except GoSideError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 Answer = Callable[[Request], Response | None]

@@ -61,8 +61,10 @@ class Ledger:
         if gone is None:
             return self
         placement = gone.decision.placement
+        entries = dict(self.entries)
+        del entries[container_id]
         return Ledger(
-            entries={key: value for key, value in self.entries.items() if key != container_id},
+            entries=entries,
             booked_bytes=_booked(self.booked_bytes, placement, -1),
             exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
             bound=_bound(self.bound, placement, -1),
@@ -79,6 +81,8 @@ class Ledger:
 
     def told(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
         """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus)."""
+        if not cpus:
+            return self
         entries = dict(self.entries)
         for container_id, told_cpus in cpus.items():
             entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)

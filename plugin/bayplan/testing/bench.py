@@ -1,18 +1,17 @@
-"""What placing containers costs: the real daemon as its own process, a fake runtime that speaks NRI to it.
+"""What a Synchronize and a decision cost: the real daemon as its own process, a fake runtime speaking NRI.
 
-`make bench` prints the table. Every number is of one run, so only compare numbers of the same run. The times
-are what the runtime waits: encoding, socket, decision, commit to the disk, reply.
+`make bench` prints the table. Every number is of one run, so only compare numbers of the same run. What the
+creation of a container costs is measured with the Go side of NRI: tests/bench/creation.py.
 """
 
 import asyncio
-import gc
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -23,15 +22,12 @@ from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
-from bayplan.quantity import GIB, MIB
+from bayplan.quantity import GIB
 from bayplan.testing.flavors import CONTAINERD_2_3
 from bayplan.testing.machines import container, machine, pod
 from bayplan.testing.runtime import FakeRuntime
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from bayplan.testing.workloads import BEST_EFFORT, make_container, make_pod
 
-POPULATIONS: Final = (10, 250)
-REPETITIONS: Final = 300
-SETTLE_S: Final = 2.0
 SYNCHRONIZED_CONTAINERS: Final = 1000
 CONTAINER_BYTES: Final = 10_000
 
@@ -40,11 +36,7 @@ Row = tuple[str, str, str]
 
 def main() -> int:
     """Run everything and print it."""
-    rows: list[Row] = []
-    for population in POPULATIONS:
-        rows += asyncio.run(_creation(population))
-    rows += asyncio.run(_synchronization())
-    rows += _decisions()
+    rows = asyncio.run(_synchronization()) + _decisions()
     width = max(len(row[0]) for row in rows)
     print(f"{'':{width}}  {'median':>12}  {'p99':>12}")  # noqa: T201
     for name, median, p99 in rows:
@@ -68,38 +60,6 @@ async def _daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[subpro
         process.terminate()
         process.wait(30)
         log.close()
-
-
-async def _creation(population: int) -> list[Row]:
-    """Creations and removals beside *population* containers in the shared pool."""
-    with tempfile.TemporaryDirectory() as scratch:
-        runtime = FakeRuntime(CONTAINERD_2_3)
-        shared = make_pod("shared", qos=BEST_EFFORT)
-        for number in range(population):
-            runtime.pods[shared.id] = shared
-            resident = make_container(shared, f"resident-{number}", oom_score_adj=1000)
-            resident.state = pb.CONTAINER_RUNNING
-            runtime.containers[resident.id] = resident
-        async with _daemon(runtime, Path(scratch)) as process:
-            owner = make_pod("measured", qos=GUARANTEED)
-            small = make_container(
-                owner, memory_limit_bytes=MIB, cpu_shares=512, cpu_quota_us=50_000, oom_score_adj=-997
-            )
-            create_ms, stop_ms = [], []
-            # The daemon's start goes on for a while in the background: it listens for hotplug, for instance.
-            await asyncio.sleep(SETTLE_S)
-            gc.freeze()
-            for _ in range(REPETITIONS):
-                create_ms.append(await _timed_ms(lambda: runtime.create_container(owner, small)))
-                stop_ms.append(await _timed_ms(lambda: runtime.stop_container(small.id)))
-                await runtime.remove_container(small.id)
-            resident_mib = _resident_mib(process.pid)
-    beside = f"beside {population} containers"
-    return [
-        (f"CreateContainer, {beside}", *_milliseconds(create_ms)),
-        (f"StopContainer, {beside}", *_milliseconds(stop_ms)),
-        (f"resident memory, {beside}", f"{resident_mib:.1f} MiB", ""),
-    ]
 
 
 async def _synchronization() -> list[Row]:
@@ -149,12 +109,6 @@ def _decisions() -> list[Row]:
             times_ms.append((time.perf_counter() - started) * 1000)
         rows.append((f"decision alone, {nodes} nodes, {population} containers", *_milliseconds(times_ms)))
     return rows
-
-
-async def _timed_ms(work: Callable[[], Awaitable[object]]) -> float:
-    started = time.perf_counter()
-    await work()
-    return (time.perf_counter() - started) * 1000
 
 
 def _milliseconds(times_ms: list[float]) -> tuple[str, str]:

@@ -25,6 +25,9 @@ type command struct {
 	Padding int      `json:"padding"`
 	Count   int      `json:"count"`
 	Write   []string `json:"write"`
+	// The pod's cgroup parent, and the Linux part of the container as protobuf's JSON.
+	Parent string          `json:"parent"`
+	Linux  json.RawMessage `json:"linux"`
 }
 
 // result is what it gets. Number says which command it belongs to; 0 is nobody's.

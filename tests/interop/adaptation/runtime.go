@@ -70,9 +70,16 @@ func (r *runtimeSide) handle(c command) result {
 			f.Set(reflect.ValueOf(value))
 		}
 	}
-	set("Pod", &nri.PodSandbox{Id: c.Pod, Name: c.Pod})
+	set("Pod", &nri.PodSandbox{Id: c.Pod, Name: c.Pod, Linux: &nri.LinuxPodSandbox{CgroupParent: c.Parent}})
 	if c.ID != "" {
-		set("Container", someContainer(c.ID, c.Pod, c.Padding))
+		container := someContainer(c.ID, c.Pod, c.Padding)
+		if c.Linux != nil {
+			container.Linux = &nri.LinuxContainer{}
+			if err := protojson.Unmarshal(c.Linux, container.Linux); err != nil {
+				return result{"error": err.Error()}
+			}
+		}
+		set("Container", container)
 	}
 	set("LinuxResources", &nri.LinuxResources{Memory: &nri.LinuxMemory{Limit: nri.Int64(int64(4096))}})
 
