@@ -26,6 +26,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.turns import SessionHandler, Turn
 from bayplan.daemon.verify import Expectation, Verifier, expectations
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
@@ -103,6 +104,7 @@ class _Daemon:
         self.hierarchy = Hierarchy.detect()
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
         self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
+        self.turn = Turn()
         self._verify_now = asyncio.Event()
         self._rereading: asyncio.Task[None] | None = None
 
@@ -124,7 +126,8 @@ class _Daemon:
             UnixSocket(str(self.settings.nri_socket)),
         )
         patience = Patience(answer_s=self.settings.request_deadline_ms / 1000)
-        self.session = Session(self.controller, identity, endpoint, patience=patience)
+        handler = SessionHandler(self.controller, self.turn, self._verify_now.set)
+        self.session = Session(handler, identity, endpoint, patience=patience)
         logger.info(
             "started",
             extra={

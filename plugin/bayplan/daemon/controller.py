@@ -8,18 +8,20 @@ handed in.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from bayplan.daemon.recorder import Recorder
 from bayplan.domain.decision import Decision, Outcome, Reason
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.origin import Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
 from bayplan.domain.request import (
     carried_oom_score_adj,
     changed_request,
+    changed_resources,
     container_name,
     derive_request,
 )
@@ -112,6 +114,7 @@ class Controller:
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         self.ledger = Ledger.of(await self.recorder.entries())
+        self._see_recorded(())
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -140,6 +143,7 @@ class Controller:
         self.residents = Residents(found=still_found | found)
         for container in containers:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
+        self._see_recorded({container.id for container in containers})
         self.counters["found_containers"] += len(result.found)
         for entry in result.found:
             logger.warning("container was created without us", extra=_fields(entry.decision))
@@ -156,8 +160,10 @@ class Controller:
         )
         return result.updates
 
-    async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
-        """Place a container that is about to be created.
+    async def create_container(
+        self, pod: Pod, container: Container, origin: Origin | None = None
+    ) -> tuple[Adjustment, Sequence[Update]]:
+        """Place a container that is about to be created; *origin* says how it came, if not over NRI.
 
         Raises:
             PlacementError: a strict policy does not allow any placement that is left.
@@ -177,11 +183,13 @@ class Controller:
         cpus = cpus_for(decision, shared)
         # The adjustment tells them, so that no update of the container itself is due.
         ledger = after if cpus is None else after.told({container.id: cpus})
+        ability = Ability(self._cgroup_v2, origin is not None or self._can_adjust_oom_score())
+        adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
+        if origin is not None:
+            ledger = ledger.with_entry(Entry(decision, cpus, replace(origin, applied=adjustment)))
         updates = await self._commit(ledger, decided=container.id)
         self.residents.see(pod, container)
         self._log("placed", decision)
-        ability = Ability(self._cgroup_v2, self._can_adjust_oom_score())
-        adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
         if adjustment.oom_score_adj is not None:
             self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
         return adjustment, updates
@@ -205,7 +213,7 @@ class Controller:
         decision = self.engine.decide(self.machine, self.policy, base, request, old.placement)
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
-        changed = Entry(decision, told_cpus=entry.told_cpus)
+        changed = replace(entry, decision=decision, origin=self._resized(entry.origin, decision, resources))
         updates = await self._commit(base.with_entry(changed), decided=container.id)
         self.residents.see(pod, container)
         self._log("placed again", decision)
@@ -264,6 +272,27 @@ class Controller:
             # A commit may still be on its way to the disk; this one is queued behind it.
             self._spawn(self.recorder.record((), gone=(container_id,)))
             self._verify_soon()
+
+    def _resized(self, origin: Origin | None, decision: Decision, change: Resources) -> Origin | None:
+        """The origin of a container whose spec changed, with what is now to be set for it."""
+        if origin is None:
+            return None
+        spec = changed_resources(origin.container.resources, change)
+        container = replace(origin.container, resources=spec)
+        ability = Ability(self._cgroup_v2)
+        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+        applied = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
+        return replace(origin, container=container, applied=applied)
+
+    def _see_recorded(self, seen: Collection[str]) -> None:
+        """Remember the containers that no session lists: all that is known of them is in the ledger."""
+        for container_id, entry in self.ledger.entries.items():
+            if entry.origin is None or container_id in seen:
+                continue
+            self.residents.see(entry.origin.pod, entry.origin.container)
+            applied = entry.origin.applied.oom_score_adj
+            if applied is not None:
+                self.residents.oom_score_adj[container_id] = applied
 
     async def _started(self, event: Event, pod: Pod, container: Container) -> None:
         self.residents.see(pod, container)

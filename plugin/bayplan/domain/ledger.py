@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bayplan.domain.decision import Decision, Placement
+from bayplan.domain.origin import Origin
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
@@ -15,10 +16,12 @@ from bayplan.sets import CpuSet, NodeSet
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One container. ``told_cpus`` is the cpuset.cpus that the runtime was last given for it by us; None
-    when we never set one. Shared-pool containers whose value differs from the pool are due an update."""
+    when we never set one. Shared-pool containers whose value differs from the pool are due an update.
+    ``origin`` is None for a container that came over NRI."""
 
     decision: Decision
     told_cpus: CpuSet | None = None
+    origin: Origin | None = None
 
     @property
     def container_id(self) -> str:

@@ -3,7 +3,7 @@
 Pure: it plans what to record, what to forget and what to tell the runtime; the daemon carries it out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from bayplan.domain.claims import memory_need
@@ -39,19 +39,30 @@ def reconcile(
     policy: Policy,
     ledger: Ledger,
     pods: Mapping[str, Pod],
-    containers: Iterable[Container],
+    containers: Collection[Container],
 ) -> Reconciliation:
-    """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing)."""
+    """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
+
+    A container that did not come over NRI may be another runtime's: that this one does not list it says
+    nothing.
+    """
     observed = {
         container.id: container for container in containers if container.state is not ContainerState.STOPPED
     }
-    gone = tuple(sorted(set(ledger.entries) - set(observed)))
+    listed = {container.id for container in containers}
+    gone = tuple(
+        container_id
+        for container_id, entry in sorted(ledger.entries.items())
+        if container_id not in observed and (entry.origin is None or container_id in listed)
+    )
     kept, repairs = [], []
     for container_id, entry in sorted(ledger.entries.items()):
         if container_id in observed:
             seen, repair = _as_observed(entry, observed[container_id])
             kept.append(seen)
             repairs += [repair] if repair is not None else []
+        elif container_id not in gone:
+            kept.append(entry)
     agreed = Ledger.of(kept)
     found = []
     strangers = sorted(set(observed) - set(ledger.entries))
@@ -110,7 +121,7 @@ def _as_observed(entry: Entry, container: Container) -> tuple[Entry, Update | No
         request = replace(request, pinned_cpus=resources.cpuset_cpus)
         placement = replace(placement, exclusive_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
-    return Entry(decision, told_cpus=resources.cpuset_cpus), repair
+    return replace(entry, decision=decision, told_cpus=resources.cpuset_cpus), repair
 
 
 def _recognise_shared(shared: CpuSet, ledger: Ledger, found: list[Entry]) -> Ledger:

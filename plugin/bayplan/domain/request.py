@@ -69,13 +69,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
     The class stays: Kubernetes keeps it through a resize, and the spec's own oom_score_adj and cpusets may be
     ours by now, so they are not evidence any more. A cpuset in *change* is somebody else's and is respected.
     """
-    merged = replace(
-        spec,
-        memory_limit_bytes=change.memory_limit_bytes or spec.memory_limit_bytes,
-        cpu_shares=change.cpu_shares or spec.cpu_shares,
-        cpu_quota_us=change.cpu_quota_us or spec.cpu_quota_us,
-        cpu_period_us=change.cpu_period_us or spec.cpu_period_us,
-    )
+    merged = changed_resources(spec, change)
     limit_bytes, memory = merged.memory_limit_bytes, request.memory
     if limit_bytes is not None and limit_bytes != request.memory_limit_bytes:
         low_bytes = limit_bytes if memory.source == _LIMIT else min(memory.low_bytes, limit_bytes)
@@ -90,6 +84,17 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
         exclusive_cpus=_whole_cpus(request.qos, cpu_milli),
         pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
         pinned_mems=change.cpuset_mems or request.pinned_mems,
+    )
+
+
+def changed_resources(spec: Resources, change: Resources) -> Resources:
+    """*spec* with the amounts of *change* where it has some; cpusets are nobody's amounts."""
+    return replace(
+        spec,
+        memory_limit_bytes=change.memory_limit_bytes or spec.memory_limit_bytes,
+        cpu_shares=change.cpu_shares or spec.cpu_shares,
+        cpu_quota_us=change.cpu_quota_us or spec.cpu_quota_us,
+        cpu_period_us=change.cpu_period_us or spec.cpu_period_us,
     )
 
 

@@ -5,21 +5,17 @@ No client can block the daemon or fill its memory: sizes, times and the number o
 """
 
 import asyncio
-import contextlib
 import json
 import logging
-import os
-import socket
-import stat
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bayplan.errors import BayplanError, HostError, UnavailableError
+from bayplan.errors import BayplanError
 from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
+from bayplan.service.unix_socket import Peer, Place
 from bayplan.service.views import Snapshot, View, nodes_view, ping_view, status_view
 
 logger = logging.getLogger(__name__)
@@ -35,9 +31,6 @@ _VIEWS: Final[Mapping[str, Callable[[Snapshot], View]]] = {
 }
 _LOG_LEVEL: Final = "log-level"
 VERBS: Final = (*_VIEWS, _LOG_LEVEL)
-
-_PEER_CREDENTIALS: Final = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
 
 
 class _BadRequestError(BayplanError):
@@ -58,12 +51,11 @@ class AdminServer:
         level: Callable[[str | None], str],
         client_timeout_s: float = CLIENT_TIMEOUT_S,
     ) -> None:
-        self._path = path
+        self._place = Place(path, "admin socket")
         self._client_timeout_s = client_timeout_s
         self._snapshot = snapshot
         self._level = level
         self._server: asyncio.Server | None = None
-        self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -73,11 +65,7 @@ class AdminServer:
             UnavailableError: a living daemon serves there.
             HostError: the place cannot be taken.
         """
-        try:
-            listener = _listen(self._path)
-            self._identity = _identity(self._path)
-        except OSError as error:
-            raise HostError(str(self._path), f"the admin socket cannot be made: {error.strerror}") from error
+        listener = self._place.take()
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
@@ -86,9 +74,7 @@ class AdminServer:
         if server is None:
             return
         server.close()
-        with contextlib.suppress(OSError):
-            if _identity(self._path) == self._identity:
-                self._path.unlink()
+        self._place.give_up()
         for client in self._clients:
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
@@ -118,7 +104,7 @@ class AdminServer:
             async with asyncio.timeout(self._client_timeout_s):
                 line = await _read_line(reader)
             self._check_load()
-            _check_peer(writer)
+            self._check_peer(writer)
             return await self._serve_request(_parse(line))
         except _BadRequestError as error:
             return _error("BadRequest", str(error))
@@ -143,6 +129,12 @@ class AdminServer:
         # A view of 1000 containers takes tens of milliseconds: not in the loop that a runtime waits for.
         snapshot, view = self._snapshot(), _VIEWS[verb]
         return await asyncio.to_thread(lambda: msgspec.json.encode(view(snapshot)))
+
+    @staticmethod
+    def _check_peer(writer: asyncio.StreamWriter) -> None:
+        unwelcome = Peer.of(writer.get_extra_info("socket")).why_unwelcome()
+        if unwelcome is not None:
+            raise _BadRequestError(unwelcome)
 
     def _check_load(self) -> None:
         if len(self._clients) > MAX_CLIENTS:
@@ -172,57 +164,3 @@ def _parse(line: bytes) -> Mapping[str, object]:
 def _error(code: str, message: str) -> bytes:
     view = {"apiVersion": API_VERSION, "kind": "Error", "code": code, "message": message}
     return msgspec.json.encode(view)
-
-
-def _check_peer(writer: asyncio.StreamWriter) -> None:
-    peer = writer.get_extra_info("socket")
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
-    if uid not in (0, os.geteuid()):
-        raise _BadRequestError(f"user {uid} may not ask; root and user {os.geteuid()} may")
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening socket at *path*. It gets its name in one step, with its mode set: nobody else gets in."""
-    _check_place(path)
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind(str(fresh))
-        # Between bind and chmod nobody is let in: nothing listens yet.
-        fresh.chmod(0o600)
-        listener.listen()
-        fresh.rename(path)
-    except OSError:
-        listener.close()
-        fresh.unlink(missing_ok=True)
-        raise
-    return listener
-
-
-def _check_place(path: Path) -> None:
-    """Only nothing, or the socket of a daemon that is gone, may be replaced."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(status.st_mode):
-        raise UnavailableError(
-            str(path), "there is a file that is not a socket; remove it or choose another path"
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return
-        except TimeoutError:
-            pass
-    raise UnavailableError(str(path), "another daemon serves this admin socket")
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.lstat()
-    return status.st_dev, status.st_ino

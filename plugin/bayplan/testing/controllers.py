@@ -1,0 +1,71 @@
+"""A controller with a real store on a machine of two nodes, for tests of what is built around it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.recorder import Recorder
+from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.policy import Policy
+from bayplan.domain.topology import Machine
+from bayplan.domain.workload import Container, Pod
+from bayplan.nri import Capabilities, Event, Runtime, Version
+from bayplan.state import Store
+from bayplan.testing.machines import machine
+
+MACHINE = machine(2, cpus_per_node=4)
+
+
+class Controlled:
+    """The controller, and what it asked of the host."""
+
+    def __init__(self, recorder: Recorder, policy: Policy, on: Machine, *, cgroup_v2: bool) -> None:
+        self.oom_score_adj: list[tuple[str, int]] = []
+        self.verifications = 0
+        self.controller = Controller(
+            on,
+            policy,
+            NarrowestEngine(),
+            recorder,
+            cgroup_v2=cgroup_v2,
+            write_oom_score_adj=self.write_oom_score_adj,
+            verify_soon=self.verify_soon,
+        )
+
+    async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
+        """Note it."""
+        self.oom_score_adj.append((one.id, value))
+
+    def verify_soon(self) -> None:
+        """Count it."""
+        self.verifications += 1
+
+
+def runtime(nri: str) -> Runtime:
+    """A containerd with the NRI version *nri*."""
+    version = Version.parse(nri)
+    assert version is not None
+    return Runtime("containerd", "any", nri, Capabilities.of(version), frozenset(Event))
+
+
+@asynccontextmanager
+async def controlled(
+    directory: Path,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
+    nri: str | None = "0.12.0",
+    on: Machine = MACHINE,
+    *,
+    cgroup_v2: bool = True,
+) -> AsyncIterator[Controlled]:
+    """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
+    recorder = await Recorder.open(partial(Store.open, directory))
+    try:
+        made = Controlled(recorder, policy, on, cgroup_v2=cgroup_v2)
+        await made.controller.restore()
+        if nri is not None:
+            made.controller.connected(runtime(nri))
+        yield made
+    finally:
+        await recorder.close()
