@@ -6,6 +6,7 @@ kernel, or there with a text that cannot be. Nothing here knows what any file me
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -110,6 +111,23 @@ def parse_number(text: str) -> int:
     if not (stripped.isascii() and stripped.isdigit()):
         raise ParseError("number", stripped, "a number of 0 or more")
     return int(stripped)
+
+
+def numbered_entries(directory: str, pattern: re.Pattern[str]) -> list[int]:
+    """The numbers in those entries of *directory* that match *pattern* (its first group), ascending; none if
+    the directory is absent.
+
+    Raises:
+        RefusedError: the kernel refused to list it.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            matches = [pattern.fullmatch(entry.name) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise refusal(directory, "cannot be listed", error) from error
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def garbage(path: str, found: str, expected: str) -> HostError:

@@ -3,8 +3,9 @@
     python -m bayplan.host.record > machine.txt             record this machine
     python -m bayplan.host.record --unpack machine.txt DIR  make a tree of it, to be used as a root directory
 
-One line per line of a file, ``path:text``, as ``grep -r ""`` prints it; a path that ends in ``/`` is a
-directory of which only the name counts. Nothing is recorded but topology, sizes and the kernel's version.
+One line per line of a file, ``path:text``, as ``grep -r ""`` prints it, but with ``%3A`` for a colon in the
+path (PCI addresses have some); a path that ends in ``/`` is a directory of which only the name counts.
+Nothing is recorded but topology, sizes and the kernel's version.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from bayplan.errors import BayplanError, HostError, ParseError
 from bayplan.host.kernelfs import read_optional, read_text
 
 COMMENT: Final = "#"
+COLON: Final = "%3A"
 _SYSTEM: Final = "sys/devices/system"
 _RECORDED: Final = (
     "proc/meminfo",
@@ -28,6 +30,7 @@ _RECORDED: Final = (
     f"{_SYSTEM}/node/node[0-9]*/distance",
     f"{_SYSTEM}/node/node[0-9]*/meminfo",
     f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/nr_hugepages",
+    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/node[0-9]*",
     f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_bandwidth",
     f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_latency",
     f"{_SYSTEM}/cpu/online",
@@ -43,6 +46,8 @@ _RECORDED: Final = (
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/type",
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/size",
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/shared_cpu_list",
+    "sys/devices/virtual/memory_tiering/memory_tier[0-9]*/nodelist",
+    "proc/driver/nvidia/gpus/*/numa_status",
 )
 _POOLS_WITHOUT_NUMA: Final = "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages"
 
@@ -70,7 +75,8 @@ def unpack(listing: str, directory: Path) -> None:
     for line in listing.splitlines():
         if line.startswith(COMMENT) or not line:
             continue
-        path, colon, text = line.partition(":")
+        quoted, colon, text = line.partition(":")
+        path = quoted.replace(COLON, ":")
         if not colon or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             raise ParseError("machine listing", line, "a line 'relative/path:text'")
         files.setdefault(path, []).append(text)
@@ -86,8 +92,13 @@ def unpack(listing: str, directory: Path) -> None:
         raise HostError(str(directory), f"cannot hold the tree: {error}") from error
 
 
+def listed(path: str) -> str:
+    """*path* as a listing has it."""
+    return path.replace(":", COLON)
+
+
 def _lines(root: Path, path: Path) -> Iterator[str]:
-    name = path.relative_to(root)
+    name = listed(str(path.relative_to(root)))
     if path.is_dir():
         yield f"{name}/:\n"
         return

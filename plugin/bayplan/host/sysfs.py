@@ -1,11 +1,11 @@
-"""The machine as sysfs describes it: NUMA nodes, distances, memory, huge pages, CPUs.
+"""The machine as sysfs describes it: NUMA nodes, distances, memory, huge pages, CPUs. What kind of memory a
+node has, `bayplan.host.memory_kinds` reads.
 
 Ids are taken as they come: sparse, with offline CPUs, with nodes that lack CPUs or memory. A kernel without
 NUMA counts as one node 0. What must be there and is not, or cannot be what it says, is a HostError that
 names the file: a machine that is half understood is never returned.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,16 @@ from typing import Final
 
 from bayplan.domain.topology import LOCAL_DISTANCE, Cpu, Machine, Node
 from bayplan.errors import HostError, ParseError
-from bayplan.host.kernelfs import garbage, parse_file, parse_number, read_optional, read_text, refusal
+from bayplan.host.kernelfs import (
+    garbage,
+    numbered_entries,
+    parse_file,
+    parse_number,
+    read_optional,
+    read_text,
+    refusal,
+)
+from bayplan.host.memory_kinds import read_owners, read_reach, read_tiers
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet
 
@@ -60,7 +69,7 @@ def _online(base: str) -> tuple[str | None, str | None]:
 def _read_once(base: str, root: Path) -> Machine:
     online_cpus = parse_file(f"{base}/cpu/online", CpuSet.parse)
     numa = _exists(f"{base}/node")
-    nodes = _numa_nodes(base, online_cpus) if numa else (_only_node(root, online_cpus),)
+    nodes = _numa_nodes(base, root, online_cpus) if numa else (_only_node(root, online_cpus),)
     return Machine(nodes, _cpus(base, online_cpus, nodes), _machine_memory_bytes(root))
 
 
@@ -71,30 +80,45 @@ def _machine_memory_bytes(root: Path) -> int:
     return 0 if text is None else parse_file(path, _parse_memory_total, text)
 
 
-def _numa_nodes(base: str, online_cpus: CpuSet) -> tuple[Node, ...]:
+def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
     path = f"{base}/node/online"
     online_nodes = parse_file(path, NodeSet.parse)
     if not online_nodes:
         raise garbage(path, "", "at least one node")
+    cpus_of = _cpus_of_nodes(base, online_nodes, online_cpus)
+    cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
+    tiers, owners = read_tiers(str(root)), read_owners(str(root), cpu_nodes)
     nodes = []
-    seen: dict[int, int] = {}
     for node_id in online_nodes:
         directory = f"{base}/node/node{node_id}"
-        cpus = parse_file(f"{directory}/cpulist", CpuSet.parse) & online_cpus
-        for cpu in cpus:
-            if cpu in seen:
-                raise HostError(f"{directory}/cpulist", f"CPU {cpu} is already in node {seen[cpu]}")
-            seen[cpu] = node_id
+        reach = read_reach(directory, cpu_nodes)
         nodes.append(
             Node(
                 node_id,
-                cpus,
+                cpus_of[node_id],
                 parse_file(f"{directory}/meminfo", _parse_memory_total),
                 _hugepages(f"{directory}/hugepages"),
                 _distances(f"{directory}/distance", online_nodes),
+                tier=tiers.get(node_id),
+                initiators=reach.initiators & online_nodes,
+                owner=owners.get(node_id, ""),
+                performance=reach.performance,
             )
         )
     return tuple(nodes)
+
+
+def _cpus_of_nodes(base: str, online_nodes: NodeSet, online_cpus: CpuSet) -> dict[int, CpuSet]:
+    cpus_of: dict[int, CpuSet] = {}
+    seen: dict[int, int] = {}
+    for node_id in online_nodes:
+        path = f"{base}/node/node{node_id}/cpulist"
+        cpus_of[node_id] = parse_file(path, CpuSet.parse) & online_cpus
+        for cpu in cpus_of[node_id]:
+            if cpu in seen:
+                raise HostError(path, f"CPU {cpu} is already in node {seen[cpu]}")
+            seen[cpu] = node_id
+    return cpus_of
 
 
 def _only_node(root: Path, online_cpus: CpuSet) -> Node:
@@ -118,7 +142,7 @@ def _hugepages(directory: str) -> Mapping[int, int]:
     """Pool bytes by page size, pools of no pages included. No directory: the kernel has no hugetlbfs, or is
     an older one and the node has no memory."""
     pools = {}
-    for size_kib in _numbered(directory, _HUGEPAGES):
+    for size_kib in numbered_entries(directory, _HUGEPAGES):
         count = parse_file(f"{directory}/hugepages-{size_kib}kB/nr_hugepages", parse_number)
         pools[size_kib * KIB] = count * size_kib * KIB
     return pools
@@ -140,7 +164,7 @@ def _distances(path: str, online_nodes: NodeSet) -> Mapping[int, int]:
 
 
 def _cpus(base: str, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
-    present = CpuSet(_numbered(f"{base}/cpu", _CPU))
+    present = CpuSet(numbered_entries(f"{base}/cpu", _CPU))
     if not online_cpus <= present:
         raise HostError(f"{base}/cpu", f"no directory for the online CPUs {online_cpus - present}")
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
@@ -161,7 +185,7 @@ def _cpus(base: str, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu,
 
 
 def _offline_cpu(cpu: int, directory: str) -> Cpu:
-    linked_nodes = _numbered(directory, _NODE)
+    linked_nodes = numbered_entries(directory, _NODE)
     node = linked_nodes[0] if linked_nodes else None
     return Cpu(cpu, cpu, UNKNOWN_SOCKET, node, l3_cache_id=None, online=False)
 
@@ -186,7 +210,7 @@ def _parse_package(text: str) -> int:
 
 def _l3_sharers(directory: str, cpu: int) -> CpuSet:
     """The CPUs that share an L3 cache with *cpu*; empty where there is none or firmware does not say."""
-    for index in reversed(_numbered(directory, _CACHE_INDEX)):
+    for index in reversed(numbered_entries(directory, _CACHE_INDEX)):
         path = f"{directory}/index{index}"
         level = read_optional(f"{path}/level")
         if level is None or parse_file(f"{path}/level", parse_number, level) != L3:
@@ -200,18 +224,6 @@ def _l3_sharers(directory: str, cpu: int) -> CpuSet:
             raise garbage(f"{path}/shared_cpu_list", text, f"a list with CPU {cpu} itself")
         return sharers
     return CpuSet()
-
-
-def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
-    """The numbers in those entries of *directory* that match *pattern*, ascending; none if it is absent."""
-    try:
-        with os.scandir(directory) as entries:
-            matches = [pattern.fullmatch(entry.name) for entry in entries]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise refusal(directory, "cannot be listed", error) from error
-    return sorted(int(match[1]) for match in matches if match)
 
 
 def _exists(directory: str) -> bool:

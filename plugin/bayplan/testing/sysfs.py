@@ -5,12 +5,14 @@ caches, as on a real machine; caches other than the L3 are one L1 each.
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
 from bayplan.domain.topology import Cpu, Machine, Node
-from bayplan.host.record import unpack
-from bayplan.sets import CpuSet
+from bayplan.host.memory_kinds import GENERIC_INITIATOR, NVIDIA, TIERS
+from bayplan.host.record import listed, unpack
+from bayplan.sets import CpuSet, NodeSet
 
 SYSTEM = "sys/devices/system"
 
@@ -29,6 +31,9 @@ class SysfsTree:
         self._sets(f"{SYSTEM}/cpu", "online", machine.online_cpus)
         for node in machine.nodes:
             self._node(machine, node)
+            self._reach(node)
+            self._owner(node)
+        self._tiers(machine)
         for cpu in machine.cpus:
             self._cpu(machine, cpu)
 
@@ -48,7 +53,7 @@ class SysfsTree:
         """Write the tree below *root*, and return *root*."""
         unpack(
             "".join(
-                f"{path}:{line}\n"
+                f"{listed(path)}:{line}\n"
                 for path, text in self.files.items()
                 for line in (text.splitlines() or [""])
             ),
@@ -68,6 +73,31 @@ class SysfsTree:
         )
         self.files[f"{below}/distance"] = "".join(columns) + "\n"
         self._pools(f"{below}/hugepages", node)
+
+    def _tiers(self, machine: Machine) -> None:
+        """The kernel numbers tiers by abstract distance, with gaps; ordinary DRAM is tier 4."""
+        for rank in sorted({node.tier for node in machine.nodes if node.tier is not None}):
+            members = (node.id for node in machine.nodes if node.tier == rank)
+            self._sets(f"{TIERS}/memory_tier{4 * rank + 4}", "nodelist", members)
+
+    def _reach(self, node: Node) -> None:
+        below = f"{SYSTEM}/node/node{node.id}/access0/initiators"
+        for initiator in node.initiators:
+            self.files[f"{below}/node{initiator}/"] = ""
+        rated = asdict(node.performance)
+        if any(rated.values()):
+            for name, value in rated.items():
+                self.files[f"{below}/{name.removesuffix('_ns').removesuffix('_mib_s')}"] = f"{value}\n"
+
+    def _owner(self, node: Node) -> None:
+        if node.owner == GENERIC_INITIATOR:
+            path = f"{SYSTEM}/node/has_generic_initiator"
+            others = NodeSet.parse(self.files.get(path, ""))
+            self.files[path] = f"{others | NodeSet([node.id])}\n"
+        elif node.owner:
+            self.files[f"{NVIDIA}/{node.owner}/numa_status"] = (
+                f"Node:      {node.id}\nStatus:    online\nAddress:   42000000\nSize:      17c0000000\n"
+            )
 
     def _pools(self, below: str, node: Node) -> None:
         for page_size_bytes, pool_bytes in node.hugepages_bytes.items():

@@ -22,6 +22,16 @@ def test_a_recording_is_the_same_machine_again(tmp_path):
     assert record(tmp_path / "again") == record(original)
 
 
+def test_a_path_with_colons_comes_back(tmp_path):
+    original = tmp_path / "original/proc/driver/nvidia/gpus/0009:01:00.0"
+    original.mkdir(parents=True)
+    (original / "numa_status").write_text("Node:      1\nStatus:    online\n")
+    listing = record(tmp_path / "original")
+    assert listing.startswith("proc/driver/nvidia/gpus/0009%3A01%3A00.0/numa_status:Node:      1\n")
+    unpack(listing, tmp_path / "again")
+    assert record(tmp_path / "again") == listing
+
+
 def test_without_numa_the_files_that_stand_in_are_recorded_too(tmp_path):
     one = machine(1, 4, GIB, hugepages_bytes={2 * MIB: 4 * MIB})
     unpack(record(SysfsTree.without_numa(one).write(tmp_path / "original")), tmp_path / "again")

@@ -1,9 +1,11 @@
-"""What real kernels printed, in tests/data/machines, is understood; each shape once, in its own words."""
+"""The machines in tests/data/machines are understood; each shape once, in its own words."""
 
 from pathlib import Path
 
 import pytest
 
+from bayplan.domain.topology import Performance
+from bayplan.host.memory_kinds import GENERIC_INITIATOR
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
 from bayplan.quantity import GIB, MIB
@@ -28,7 +30,7 @@ def distances(machine):
 
 def test_every_recording_is_in_the_readme_and_has_its_provenance():
     readme = (MACHINES / "README.md").read_text()
-    assert len(NAMES) == 8
+    assert len(NAMES) == 12
     for name in NAMES:
         assert f"| `{name}.txt` |" in readme
         assert (MACHINES / f"{name}.txt").read_text().startswith("# ")
@@ -113,3 +115,37 @@ def test_eight_nodes_with_an_l3_each(machine):
     assert [cpu.core_id for cpu in found.cpus] == [cpu // 2 * 2 for cpu in range(32)]
     assert [cpu.socket_id for cpu in found.cpus] == [0] * 16 + [1] * 16
     assert found.nodes_of(CpuSet([0, 31])) == NodeSet([0, 7])
+
+
+def test_cxl_memory_is_a_slower_tier(machine):
+    found = machine("cxl-memory")
+    assert [node.tier for node in found.nodes] == [0, 0, 1]
+    assert [node.initiators for node in found.nodes] == [NodeSet([0]), NodeSet([1]), NodeSet([0])]
+    assert found.node_by_id[2].performance == Performance(250, 250, 30_000, 30_000)
+    assert found.ordinary_nodes == NodeSet([0, 1])
+
+
+def test_hbm_is_a_faster_tier(machine):
+    found = machine("hbm-flat-mode")
+    assert [node.tier for node in found.nodes] == [1, 1, 0, 0]
+    assert [node.initiators for node in found.nodes] == [NodeSet([node]) for node in (0, 1, 0, 1)]
+    assert found.node_by_id[2].performance.read_bandwidth_mib_s == 400_000
+    assert found.ordinary_nodes == NodeSet([0, 1])
+
+
+def test_the_memory_of_a_gpu_is_not_ordinary_even_in_the_tier_of_the_cpus(machine):
+    found = machine("gpu-nodes")
+    assert found.node_ids == NodeSet.parse("0,2,4-10")
+    assert found.memory_nodes == NodeSet([0, 2])
+    assert found.node_by_id[2].tier == found.node_by_id[0].tier
+    assert found.node_by_id[2].owner == "0009:01:00.0"
+    assert {node.owner for node in found.nodes[2:]} == {GENERIC_INITIATOR}
+    assert found.ordinary_nodes == NodeSet([0])
+
+
+def test_the_highest_ids(machine):
+    found = machine("highest-ids")
+    assert found.node_ids == NodeSet([0, 1, 63, 64, 512, 1023])
+    assert found.cpu_nodes == NodeSet([0, 1, 64, 1023])
+    assert found.ordinary_nodes == NodeSet([0, 1, 63, 64, 1023])
+    assert found.distance(1023, 0) == found.distance(0, 1023) == 25
