@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from bayplan.domain.decision import Interval, PodTotals, QosClass, QosSource, Request
+from bayplan.domain.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
 from bayplan.domain.qos import derive_qos, milli_from_quota, milli_from_shares, request_from_oom_score_adj
 from bayplan.domain.topology import hugepages
 from bayplan.domain.wishes import Wishes
@@ -33,8 +33,10 @@ def derive_request(
     capacity_bytes: int,
     wishes: Wishes = _NO_WISHES,
     default_limit_bytes: Mapping[str, int] = MappingProxyType({}),
+    hints: tuple[DeviceHint, ...] = (),
 ) -> Request:
-    """What *container* asks for, on a machine with *capacity_bytes* of memory.
+    """What *container* asks for, on a machine with *capacity_bytes* of memory; *hints* are the ones of its
+    devices that count.
 
     A memory limit that the spec lacks comes from an annotation (*wishes*), else from the configuration
     (*default_limit_bytes*, by QoS class). It takes no part in finding the class, so that a default never
@@ -60,6 +62,7 @@ def derive_request(
         pinned_cpus=resources.cpuset_cpus,
         pinned_mems=resources.cpuset_mems,
         pod_totals=_pod_totals(pod.resources, qos),
+        hints=hints,
     )
 
 

@@ -36,9 +36,35 @@ class Resources:
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
+class DeviceType(enum.Enum):
+    """The two kinds of device nodes, by their letters in the OCI spec."""
+
+    CHARACTER = "c"
+    BLOCK = "b"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node of the OCI spec; ``path`` is the one in the container."""
+
+    path: str
+    type: DeviceType
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of the OCI spec; ``source`` is a path of the host, ``type`` is ``bind`` or a file system."""
+
+    source: str
+    type: str = "bind"
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl."""
+    """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl. ``network_namespace`` is the
+    path of its own network namespace, empty for a pod on the host's network."""
 
     id: str
     name: str = ""
@@ -48,11 +74,17 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
     resources: Resources = Resources()
+    network_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process."""
+    """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process.
+
+    ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
+    about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. With ``every_device`` it may use
+    all devices of the machine (a privileged container), and its device nodes are left out here.
+    """
 
     id: str
     pod_id: str
@@ -64,6 +96,10 @@ class Container:
     oom_score_adj: int | None = None
     cgroups_path: str = ""
     pid: int = 0
+    devices: tuple[DeviceNode, ...] = ()
+    device_mounts: tuple[Mount, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    every_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)

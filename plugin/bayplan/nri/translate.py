@@ -11,7 +11,17 @@ from sys import intern
 from typing import Final, TypeVar
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
+from bayplan.domain.workload import (
+    Adjustment,
+    Container,
+    ContainerState,
+    DeviceNode,
+    DeviceType,
+    Mount,
+    Pod,
+    Resources,
+    Update,
+)
 from bayplan.errors import ParseError
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
@@ -28,6 +38,11 @@ _STATES: Final = {
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
+_DEVICE_TYPES: Final = {"c": DeviceType.CHARACTER, "u": DeviceType.CHARACTER, "b": DeviceType.BLOCK}
+"""``u`` is an unbuffered character device, the same to the kernel. Pipes (``p``) are no devices."""
+_DEVICE_TREES: Final = ("/dev/", "/sys/")
+_CDI_ANNOTATION: Final = "cdi.k8s.io/"
+_EVERY_TYPE: Final = frozenset({"", "a"})
 _UNLIMITED_HUGEPAGES: Final = 1 << 63
 """Where runc's "unlimited" begins; kubelet never writes it."""
 
@@ -67,12 +82,17 @@ def pod_from(message: pb.PodSandbox) -> Pod:
         labels=_mapping(message.labels),
         cgroup_parent=linux.cgroup_parent,
         resources=resources_from(linux.pod_resources, f"pod {message.id}"),
+        network_namespace=_network_namespace(linux.namespaces, message.pid),
     )
 
 
 def container_from(message: pb.Container) -> Container:
-    """A container with the resources of its OCI spec."""
+    """A container with the resources of its OCI spec.
+
+    Of its devices, nothing is kept or even looked at that most containers do not have.
+    """
     linux = message.linux
+    every_device = any(map(_allows_everything, linux.resources.devices))
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
@@ -84,6 +104,14 @@ def container_from(message: pb.Container) -> Container:
         oom_score_adj=linux.oom_score_adj.value if linux.HasField("oom_score_adj") else None,
         cgroups_path=linux.cgroups_path,
         pid=message.pid,
+        devices=() if every_device else _device_nodes(linux.devices),
+        device_mounts=tuple(
+            Mount(mount.source, mount.type)
+            for mount in message.mounts
+            if mount.source.startswith(_DEVICE_TREES)
+        ),
+        cdi_devices=_cdi_devices(message),
+        every_device=every_device,
     )
 
 
@@ -105,6 +133,41 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
         hugepage_limits_bytes=_hugepages(message.hugepage_limits, owner),
         unified=_mapping(message.unified),
     )
+
+
+def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str:
+    """The path of a pod's own network namespace. A pod without a path for it got a new one, that of its first
+    process; one that does not list it at all shares the host's."""
+    for namespace in namespaces:
+        if namespace.type == "network":
+            return namespace.path or (f"/proc/{pid}/ns/net" if pid else "")
+    return ""
+
+
+def _allows_everything(rule: pb.LinuxDeviceCgroup) -> bool:
+    """Whether a rule of the device cgroup opens all devices, as those of privileged containers do."""
+    any_number = all(
+        not rule.HasField(field) or getattr(rule, field).value < 0 for field in ("major", "minor")
+    )
+    return rule.allow and rule.type in _EVERY_TYPE and any_number
+
+
+def _device_nodes(devices: Iterable[pb.LinuxDevice]) -> tuple[DeviceNode, ...]:
+    return tuple(
+        DeviceNode(device.path, _DEVICE_TYPES[device.type], device.major, device.minor)
+        for device in devices
+        if device.type in _DEVICE_TYPES
+    )
+
+
+def _cdi_devices(message: pb.Container) -> tuple[str, ...]:
+    """CDI names as the runtime lists them, and those in annotations, where clients put them before CRI had a
+    field for them; each once."""
+    names = [device.name for device in message.CDI_devices]
+    for key in message.annotations:
+        if key.startswith(_CDI_ANNOTATION):
+            names += [name.strip() for name in message.annotations[key].split(",")]
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _mapping(message: Mapping[str, str]) -> dict[str, str]:

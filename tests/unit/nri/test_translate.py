@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
+from bayplan.domain.workload import (
+    Adjustment,
+    Container,
+    ContainerState,
+    DeviceNode,
+    DeviceType,
+    Mount,
+    Pod,
+    Resources,
+    Update,
+)
 from bayplan.nri import EmptySetError
 from bayplan.nri.translate import (
     adjustment_to,
@@ -66,6 +76,69 @@ class TestPod:
         pod = pod_from(make_pod())
         assert pod.resources.memory_limit_bytes is None
         assert pod.resources.cpu_quota_us is None
+
+
+class TestDevices:
+    """What a runtime shows of devices; most containers have none."""
+
+    def test_device_nodes_with_their_numbers(self):
+        message = make_container(make_pod())
+        for path, kind, minor in (("/dev/vdb", "b", 16), ("/dev/rtc", "u", 0), ("/run/fifo", "p", 0)):
+            message.linux.devices.add(path=path, type=kind, major=254, minor=minor)
+        assert container_from(message).devices == (
+            DeviceNode("/dev/vdb", DeviceType.BLOCK, 254, 16),
+            DeviceNode("/dev/rtc", DeviceType.CHARACTER, 254, 0),
+        )
+
+    def test_of_all_mounts_those_that_can_be_about_devices(self):
+        message = make_container(make_pod(), ballast_bytes=5000)
+        message.mounts.add(destination="/dev", type="tmpfs", source="tmpfs")
+        message.mounts.add(destination="/gpu", type="bind", source="/dev/dri/card0")
+        message.mounts.add(destination="/data", type="ext4", source="/dev/vdc1")
+        message.mounts.add(destination="/nic", type="bind", source="/sys/class/net/eth1")
+        assert container_from(message).device_mounts == (
+            Mount("/dev/dri/card0"),
+            Mount("/dev/vdc1", "ext4"),
+            Mount("/sys/class/net/eth1"),
+        )
+
+    def test_cdi_names_of_the_field_and_of_annotations_each_once(self):
+        message = make_container(make_pod())
+        message.CDI_devices.add(name="vendor.com/gpu=0")
+        message.annotations["cdi.k8s.io/claim"] = "vendor.com/gpu=0, vendor.com/nic=a"
+        assert container_from(message).cdi_devices == ("vendor.com/gpu=0", "vendor.com/nic=a")
+
+    @pytest.mark.parametrize(
+        ("rule", "every"),
+        [
+            (pb.LinuxDeviceCgroup(allow=True, access="rwm"), True),
+            (pb.LinuxDeviceCgroup(allow=True, type="a", major={"value": -1}, access="rwm"), True),
+            (pb.LinuxDeviceCgroup(allow=False, access="rwm"), False),
+            (pb.LinuxDeviceCgroup(allow=True, type="c", access="m"), False),
+            (pb.LinuxDeviceCgroup(allow=True, type="a", major={"value": 10}), False),
+        ],
+    )
+    def test_whoever_may_use_every_device_shows_none(self, rule, every):
+        message = make_container(make_pod())
+        message.linux.devices.add(path="/dev/vdb", type="b", major=254, minor=16)
+        message.linux.resources.devices.append(rule)
+        found = container_from(message)
+        assert (found.every_device, len(found.devices)) == (every, 0 if every else 1)
+
+    @pytest.mark.parametrize(
+        ("namespaces", "pid", "path"),
+        [
+            ((("network", "/var/run/netns/cni-1"), ("ipc", "")), 7, "/var/run/netns/cni-1"),
+            ((("network", ""),), 7, "/proc/7/ns/net"),
+            ((("network", ""),), 0, ""),
+            ((("ipc", "/proc/7/ns/ipc"),), 7, ""),
+        ],
+    )
+    def test_the_pods_own_network_namespace(self, namespaces, pid, path):
+        message = pb.PodSandbox(id="p1", pid=pid)
+        for kind, where in namespaces:
+            message.linux.namespaces.add(type=kind, path=where)
+        assert pod_from(message).network_namespace == path
 
 
 class TestContainer:

@@ -1,0 +1,89 @@
+"""What a container's devices say about its nodes: found by the host, corrected by annotations, explained.
+
+Pure: `bayplan.host` looks at devices, engines use the hints. A hint never invents a node: what points to a
+node that is not online is no hint.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from bayplan.domain.decision import Decision, DeviceHint, Reason
+from bayplan.domain.wishes import ALL, Wishes
+from bayplan.errors import Problem
+from bayplan.sets import NodeSet
+
+HINTS: Final = "device-hints"
+IGNORED: Final = "device-hints-ignored"
+NOT_FOUND: Final = "no-device-hint"
+ELSEWHERE: Final = "devices-elsewhere"
+"""Codes of the reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The hints of a container's devices, and what could not be found out, each a sentence."""
+
+    hints: tuple[DeviceHint, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def looks_at_devices(wishes: Wishes) -> bool:
+    """Whether it matters where the devices are."""
+    return wishes.replaced_hints is None and ALL not in wishes.ignored_hints
+
+
+def unknown_nodes(wishes: Wishes, node_ids: NodeSet) -> tuple[Problem, ...]:
+    """The hints of annotations that name nodes which the machine does not have."""
+    asked = (*wishes.added_hints, *(wishes.replaced_hints or ()))
+    return tuple(
+        Problem(f"device hint {hint.device}", f"node {hint.nodes}", f"some of {node_ids}")
+        for hint in asked
+        if not hint.nodes <= node_ids
+    )
+
+
+def settle(
+    findings: Findings, wishes: Wishes, node_ids: NodeSet
+) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
+    """The hints that count on a machine with *node_ids*, and what is to be said about the others."""
+    if wishes.replaced_hints is not None:
+        return wishes.replaced_hints, (Reason(IGNORED, "an annotation replaces all device hints"),)
+    notes = [Reason(NOT_FOUND, problem) for problem in findings.problems]
+    if ALL in wishes.ignored_hints:
+        notes.append(Reason(IGNORED, "an annotation ignores all device hints"))
+        return wishes.added_hints, tuple(notes)
+    kept, ignored = [], []
+    for hint in findings.hints:
+        nodes = hint.nodes & node_ids
+        if hint.device in wishes.ignored_hints:
+            ignored.append(hint)
+        elif nodes:
+            kept.append(DeviceHint(hint.device, nodes, hint.required))
+        else:
+            where = f"{hint.device} is on node {hint.nodes}, which is not online"
+            notes.append(Reason(NOT_FOUND, where))
+    if ignored:
+        notes.append(Reason(IGNORED, f"ignored by annotation: {listed(ignored)}"))
+    return (*kept, *wishes.added_hints), tuple(notes)
+
+
+def device_reasons(decision: Decision) -> tuple[Reason, ...]:
+    """Where the devices are, and which of them the container's memory is not close to."""
+    hints, mems = decision.request.hints, decision.placement.mems
+    if not hints:
+        return ()
+    reasons = [Reason(HINTS, f"its devices: {listed(hints)}")]
+    if mems is not None:
+        far = [hint for hint in hints if hint.nodes.isdisjoint(mems)]
+        if far:
+            reasons.append(Reason(ELSEWHERE, f"not on node {mems}: {listed(far)}"))
+    return tuple(reasons)
+
+
+def listed(hints: Iterable[DeviceHint]) -> str:
+    """Devices with their nodes, those on the same nodes together: ``/dev/vdb, net/eth0 on node 1``."""
+    by_nodes: dict[NodeSet, list[str]] = {}
+    for hint in hints:
+        by_nodes.setdefault(hint.nodes, []).append(hint.device)
+    return "; ".join(f"{', '.join(names)} on node {nodes}" for nodes, names in by_nodes.items())
