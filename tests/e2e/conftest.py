@@ -26,16 +26,20 @@ class Nodes:
 
     def get(self, wanted: Wanted, versions: frozenset[str]) -> Node:
         node = self.current
-        fits = node is not None and node.topology == wanted.topology and wanted.version in node.versions
-        if node is None or not fits or not node.guest.alive():
+        if node is None or not _fits(node, wanted) or not node.guest.alive():
             self.shut_down()
-            node = self.current = Node(wanted.topology, *sorted(versions | {wanted.version}))
+            node = self.current = Node(wanted.topology, *sorted(versions), systemd=wanted.systemd)
         return node
 
     def shut_down(self) -> None:
         if self.current is not None:
             self.current.shut_down()
             self.current = None
+
+
+def _fits(node: Node, wanted: Wanted) -> bool:
+    same_machine = (node.topology, node.systemd) == (wanted.topology, wanted.systemd)
+    return same_machine and (wanted.version is None or wanted.version in node.versions)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +54,11 @@ def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
     """A clean node as `@on(...)` wants it: containerd serves, no pods, bayplan is down and has no state."""
     wanted: Wanted = request.param
     all_wanted = [other for item in request.session.items if (other := _wanted(item)) is not None]
-    versions = frozenset(other.version for other in all_wanted if other.topology == wanted.topology)
+    versions = frozenset(
+        other.version
+        for other in [*all_wanted, wanted]
+        if (other.topology, other.systemd) == (wanted.topology, wanted.systemd) and other.version is not None
+    )
     booted = nodes.get(wanted, versions)
     booted.prepare(wanted.version)
     return booted
@@ -80,8 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def key(item: pytest.Item) -> tuple[object, ...]:
         wanted = _wanted(item)
         if wanted is None:
-            return (0, "", "", order[id(item)])
-        return (1, wanted.topology.name, wanted.version, order[id(item)])
+            return (0, False, "", "", order[id(item)])
+        return (1, wanted.systemd, wanted.topology.name, wanted.version or "", order[id(item)])
 
     others = [item for item in items if HERE not in item.path.parents]
     items[:] = others + sorted(ours, key=key)

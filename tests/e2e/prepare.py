@@ -16,6 +16,8 @@ def main(versions: list[str]) -> int:
     started = time.monotonic()
     try:
         disks(*(versions or DEFAULT_VERSIONS), with_bayplan=False)
+        if not versions:
+            disks(with_bayplan=False, systemd=True)
         acceleration()
     except TestBedError as error:
         print(f"prepare: {error}", file=sys.stderr)

@@ -20,9 +20,10 @@ GUEST_FILES = Path(__file__).parent / "guest"
 BOOT_MODULES = ("virtio_blk",)
 
 
-def root_disk() -> Path:
-    """The guest's root: the Debian tree and the modules of the kernel that boots it."""
-    tree, kernel_tree = debian.root_tree(), debian.tools()
+def root_disk(*, systemd: bool = False) -> Path:
+    """A guest's root: the Debian tree and the modules of the kernel that boots it."""
+    tree = debian.systemd_root_tree() if systemd else debian.root_tree()
+    kernel_tree = debian.tools()
 
     def build(path: Path) -> None:
         modules = kernel_tree / "usr/lib/modules"
@@ -33,10 +34,12 @@ def root_disk() -> Path:
             build_command("The guest's module list", [require("depmod"), "-b", merged, version.name])
         (merged / "etc/resolv.conf").unlink(missing_ok=True)
         (merged / "etc/hostname").write_text("node\n")
+        # Without an identity systemd takes every boot for the first one, and sets the machine up.
+        (merged / "etc/machine-id").write_text(f"{1:032x}\n")
         (merged / "opt/bayplan").mkdir(parents=True)
         make_ext4(merged, path, free_mib=ROOT_FREE_MIB)
 
-    return artefact("root-disk", {"tree": str(tree), "kernel": str(kernel_tree), "format": 2}, build, keep=2)
+    return artefact("root-disk", {"tree": str(tree), "kernel": str(kernel_tree), "format": 3}, build, keep=4)
 
 
 def tree_disk(name: str, tree: Path) -> Path:
@@ -87,7 +90,7 @@ def initramfs() -> Path:
             if file.is_file():
                 shutil.copy2(file, root / "guest" / file.name)
         shutil.copy2(GUEST_FILES / "initramfs-init", root / "init")
-        for script in ("init", "guest/init"):
+        for script in ("init", "guest/init", "guest/prepare"):
             (root / script).chmod(0o755)
         names = "\0".join(sorted(str(entry.relative_to(root)) for entry in root.rglob("*")))
         packed = subprocess.run(

@@ -1,4 +1,4 @@
-"""A whole node: guest, containerd, crictl, bayplan and the kernel's view, as one value for scenarios.
+"""A whole node: guest, containerd, crictl, podman, bayplan and the kernel's view, as one value for scenarios.
 
 A node boots once per topology and lives through many scenarios; `prepare` gives each of them a clean one.
 """
@@ -11,6 +11,7 @@ from testbed.crictl import Crictl, Running
 from testbed.errors import TestBedError
 from testbed.guest import Guest
 from testbed.kernel import ContainerView, Kernel
+from testbed.podman import Podman
 from testbed.pods import Pod
 from testbed.supplies import disks
 from testbed.topology import Topology
@@ -23,21 +24,27 @@ for log in /var/log/containerd.log /var/log/bayplan.log; do : >"$log"; done
 
 
 class Node:
-    """`versions` are those that can be started without booting again."""
+    """`versions` of containerd can be started without booting again; podman wants `systemd`."""
 
-    def __init__(self, topology: Topology, *versions: str, with_bayplan: bool = True) -> None:
+    def __init__(
+        self, topology: Topology, *versions: str, with_bayplan: bool = True, systemd: bool = False
+    ) -> None:
         self.topology = topology
         self.versions = frozenset(versions)
-        self.guest = Guest(topology, disks=disks(*versions, with_bayplan=with_bayplan))
+        self.systemd = systemd
+        supplied = disks(*versions, with_bayplan=with_bayplan, systemd=systemd)
+        self.guest = Guest(topology, disks=supplied, systemd=systemd)
         self.containerd = Containerd(self.guest)
         self.crictl = Crictl(self.guest)
+        self.podman = Podman(self.guest)
         self.bayplan = Bayplan(self.guest)
         self.kernel = Kernel(self.guest)
 
-    def prepare(self, version: str) -> None:
-        """A node without pods, decisions and logs, with this containerd serving and bayplan down."""
+    def prepare(self, version: str | None) -> None:
+        """A node without pods, decisions and logs, with this containerd serving, if any, and bayplan down."""
         if self.bayplan.running():
             self.bayplan.kill()
+        self.podman.remove_everything()
         if self.containerd.version == version and self.containerd.running():
             try:
                 self.crictl.remove_everything()
@@ -46,13 +53,14 @@ class Node:
         elif self.containerd.version is not None:
             self.containerd.erase()
         self.guest.run("sh", "-c", LEFT_BEHIND)
-        if self.containerd.version != version:
+        if version is not None and self.containerd.version != version:
             self.containerd.start(version)
 
     def view(self, running: Running | str) -> ContainerView:
         """The kernel's view of a container: of its id, or of a pod with one container."""
         container_id = running if isinstance(running, str) else running.container_id
-        return self.kernel.view(self.crictl.pid(container_id))
+        engine = self.podman if self.podman.made(container_id) else self.crictl
+        return self.kernel.view(engine.pid(container_id))
 
     def launch(self, pod: Pod) -> Running:
         return self.crictl.launch(pod)
@@ -70,9 +78,11 @@ class Node:
             "containerd.log": self.containerd.log,
             "bayplan.log": self.bayplan.log,
             "dmesg.log": lambda: self.guest.run("dmesg", check=False).stdout,
-            "containers.txt": lambda: self.crictl("ps", "--all", check=False).stdout,
+            "containers.txt": lambda: self._engine("ps", "--all", check=False).stdout,
             "status.json": lambda: self.bayplan.command("status", "--output", "json", check=False).stdout,
         }
+        if self.systemd:
+            asked["journal.log"] = lambda: self.guest.run("journalctl", "--boot", "--no-pager").stdout
         for name, ask in asked.items():
             try:
                 text = ask()
@@ -82,6 +92,10 @@ class Node:
                 (directory / name).write_text(text)
                 saved.append(directory / name)
         return saved
+
+    @property
+    def _engine(self) -> Crictl | Podman:
+        return self.crictl if self.containerd.version is not None else self.podman
 
     def shut_down(self) -> None:
         self.guest.shut_down()

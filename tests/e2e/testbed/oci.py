@@ -1,7 +1,7 @@
 """The two container images of the scenarios, made here: nothing is pulled.
 
 One archive in OCI image layout, with one uncompressed layer (unpacking a compressed one under emulation takes
-seconds) that both names share.
+seconds) that both names share; and that layer alone, for `podman import`.
 """
 
 import hashlib
@@ -22,14 +22,31 @@ FORMAT = 1
 
 def image_archive() -> Path:
     """The OCI archive with both images."""
-    busybox, program = tools() / "usr/bin/busybox", workload()
-    recipe = {
+    busybox, program = _programs()
+    return artefact("images", _recipe(busybox, program), lambda path: _write_archive(path, busybox, program))
+
+
+def root_archive() -> Path:
+    """A tar file with the files of the images."""
+    busybox, program = _programs()
+
+    def build(path: Path) -> None:
+        path.write_bytes(_layer(busybox, program))
+
+    return artefact("image-root", _recipe(busybox, program), build)
+
+
+def _programs() -> tuple[Path, Path]:
+    return tools() / "usr/bin/busybox", workload()
+
+
+def _recipe(busybox: Path, program: Path) -> dict[str, object]:
+    return {
         "busybox": digest_files(busybox),
         "workload": digest_files(program),
         "applets": APPLETS,
         "format": FORMAT,
     }
-    return artefact("images", recipe, lambda path: _write_archive(path, busybox, program))
 
 
 def _write_archive(path: Path, busybox: Path, program: Path) -> None:

@@ -61,9 +61,18 @@ def op_run(request):
     return {"exit_code": process.returncode, "stdout": encode(out), "stderr": encode(err)}
 
 
+def cgroup_of_services():
+    """The directory below which services get cgroups: the parent of the agent's own, where systemd gave it
+    one, else /system.
+    """
+    with open("/proc/self/cgroup") as file:
+        own = file.read().strip().removeprefix("0::")
+    return "/sys/fs/cgroup" + (os.path.dirname(own) if own.endswith("/agent") else "/system")
+
+
 def enter_cgroup(name):
-    """The path of a service's own cgroup, made on demand below /system."""
-    parent = "/sys/fs/cgroup/system"
+    """The path of a service's own cgroup, made on demand."""
+    parent = cgroup_of_services()
     os.makedirs(f"{parent}/{name}", exist_ok=True)
     return f"{parent}/{name}/cgroup.procs"
 
