@@ -34,6 +34,7 @@ from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
+from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
 from bayplan.host.sysfs import read_machine
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
@@ -118,6 +119,7 @@ class _Daemon:
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
             verify_soon=self._verify_now.set,
+            weighted_interleave=has_weighted_interleave(),
         )
         await self.controller.restore()
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)

@@ -15,6 +15,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.domain.decision import Decision, Outcome, Reason
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.memory_policy import PolicyAbility, with_memory_policy
 from bayplan.domain.origin import Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
@@ -22,7 +23,6 @@ from bayplan.domain.request import (
     carried_oom_score_adj,
     changed_request,
     changed_resources,
-    container_name,
     derive_request,
 )
 from bayplan.domain.rewrite import (
@@ -33,7 +33,7 @@ from bayplan.domain.rewrite import (
     wanted_oom_score_adj,
 )
 from bayplan.domain.topology import Machine
-from bayplan.domain.wishes import Wishes, read_wishes
+from bayplan.domain.wishes import Wishes, read_wishes, readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.errors import BayplanError, ConfigError, PlacementError
 from bayplan.nri import Event, Runtime
@@ -97,6 +97,7 @@ class Controller:
         cgroup_v2: bool,
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
         verify_soon: Callable[[], None],
+        weighted_interleave: bool = True,
     ) -> None:
         self.machine = machine
         self.policy = policy
@@ -109,6 +110,7 @@ class Controller:
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
         self._verify_soon = verify_soon
+        self._weighted_interleave = weighted_interleave
         self._background: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
@@ -173,7 +175,10 @@ class Controller:
             pod, container, self.machine.memory_bytes, wishes, self.policy.default_memory_limit_bytes
         )
         base = self.ledger.without(container.id)
+        if complaint is not None and self.policy.refuse_wrong_annotations:
+            await self._refuse(Decision(request, Outcome.REFUSED, reasons=(complaint,)))
         decision = self.engine.decide(self.machine, self.policy, base, request)
+        decision = with_memory_policy(self.machine, self._policy_ability(origin), decision)
         if complaint is not None:
             decision = replace(decision, reasons=(*decision.reasons, complaint))
         if decision.outcome is Outcome.REFUSED:
@@ -253,9 +258,10 @@ class Controller:
         elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
             await self._started(event, pod, container)
 
-    def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:  # noqa: ARG002
+    def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
-        if container.resources.cpuset_cpus is not None:
+        opted_out = readable_wishes(pod.annotations, container.name).opted_out
+        if opted_out or container.resources.cpuset_cpus is not None:
             return Adjustment()
         return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus))
 
@@ -339,13 +345,17 @@ class Controller:
         raise PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
 
     def _wishes(self, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
+        """What the annotations ask for, and what is wrong with them: then they count for nothing."""
         try:
-            return read_wishes(pod.annotations, container.name), None
+            return read_wishes(pod.annotations, container.name, self.machine), None
         except ConfigError as error:
-            if self.policy.refuse_wrong_annotations:
-                raise PlacementError(container_name(pod, container), str(error)) from error
-            logger.warning("wrong annotation", extra={"problem": str(error)})
-            return Wishes(), Reason("wrong-annotation", f"ignored: {error}")
+            ignored = "" if self.policy.refuse_wrong_annotations else "ignored: "
+            return Wishes(), Reason("wrong-annotation", f"{ignored}{error}")
+
+    def _policy_ability(self, origin: Origin | None) -> PolicyAbility:
+        runtime = None if origin is not None else self.runtime
+        able = runtime is not None and runtime.capabilities.memory_policy
+        return PolicyAbility(able, self._weighted_interleave)
 
     def _can_adjust_oom_score(self) -> bool:
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj

@@ -4,12 +4,16 @@ Shared by all engines and by the reconciliation: what somebody else pinned stays
 are not Guaranteed share the CPUs and may use every node. Nothing here looks for room.
 """
 
+from typing import Final
+
 from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request
 from bayplan.domain.engine import free_bytes
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.node_choice import book
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import MEMORY, Machine
+
+OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
 
 def memory_need(request: Request) -> dict[str, int]:
@@ -24,6 +28,8 @@ def memory_need(request: Request) -> dict[str, int]:
 
 def undisputed(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision | None:
     """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned."""
+    if request.opted_out and request.pinned_cpus is None and request.pinned_mems is None:
+        return Decision(request, Outcome.PLACED, Placement(), (OPTED_OUT,))
     if request.pinned_cpus is not None or request.pinned_mems is not None:
         return _respect_pins(machine, policy, ledger, request)
     if request.qos is not QosClass.GUARANTEED:

@@ -15,6 +15,7 @@ from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
 from bayplan.domain.rewrite import shared_pool_updates
 from bayplan.domain.topology import Machine
+from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Container, ContainerState, Pod, Update
 from bayplan.sets import CpuSet
 
@@ -90,7 +91,8 @@ def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container:
     them free, are taken to be its exclusive CPUs, which is what our own looks like after a lost state store.
     What it claims is booked where its spec lets it go.
     """
-    request = derive_request(pod, container, machine.memory_bytes)
+    wishes = readable_wishes(pod.annotations, container.name)
+    request = derive_request(pod, container, machine.memory_bytes, wishes)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
     booked = book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)

@@ -63,6 +63,10 @@ def derive_request(
         pinned_mems=resources.cpuset_mems,
         pod_totals=_pod_totals(pod.resources, qos),
         hints=hints,
+        nodes=wishes.nodes,
+        tier=wishes.tier,
+        memory_policy=wishes.memory_policy,
+        opted_out=wishes.opted_out,
     )
 
 

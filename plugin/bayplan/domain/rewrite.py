@@ -32,8 +32,8 @@ class Ability:
 
 
 def wanted_oom_score_adj(request: Request, container: Container, machine: Machine) -> int | None:
-    """The oom_score_adj to set; None when the spec carries one."""
-    if carried_oom_score_adj(container) is not None:
+    """The oom_score_adj to set; None when the spec carries one, or the container opted out."""
+    if request.opted_out or carried_oom_score_adj(container) is not None:
         return None
     return oom_score_adj(request.qos, request.memory.low_bytes, machine.memory_bytes)
 
@@ -48,9 +48,12 @@ def adjustment_for(
 ) -> Adjustment:
     """What to change in the spec of *container*, which is being created.
 
-    *shared* is the shared pool as it will be once the container exists.
+    *shared* is the shared pool as it will be once the container exists. A container that opted out is left
+    as it is.
     """
     request, placement = decision.request, decision.placement
+    if request.opted_out:
+        return Adjustment()
     limit_bytes = None if container.resources.memory_limit_bytes is not None else request.memory_limit_bytes
     return Adjustment(
         cpuset_cpus=cpus_for(decision, shared),
@@ -60,12 +63,13 @@ def adjustment_for(
         if ability.oom_score_adj and policy.set_oom_score_adj
         else None,
         unified=_unified(machine, policy, request, container.resources.unified) if ability.cgroup_v2 else {},
+        memory_policy=placement.memory_policy,
     )
 
 
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     """The cpuset.cpus that a container should have; None when somebody else decides that."""
-    if decision.request.pinned_cpus is not None:
+    if decision.request.pinned_cpus is not None or decision.request.opted_out:
         return None
     return decision.placement.exclusive_cpus or shared
 

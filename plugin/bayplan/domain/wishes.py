@@ -2,14 +2,22 @@
 
 ``bayplan.dev/KEY`` holds for every container of the pod, ``CONTAINER.bayplan.dev/KEY`` for one container
 and wins over the other. The container's name goes into the prefix, because the part after the slash is
-limited to 63 characters and a container's name alone may have as many.
+limited to 63 characters and a container's name alone may have as many. To add a key: a reader, a row in
+`KEYS`, a field of `Wishes`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bayplan.domain.decision import DeviceHint
+from bayplan.domain.decision import (
+    DeviceHint,
+    MemoryPolicyMode,
+    MemoryPolicyWish,
+    NodeWish,
+    TierWish,
+)
+from bayplan.domain.topology import Machine
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet
@@ -20,6 +28,9 @@ ALL: Final = "all"
 
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
+
+POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": "relative_nodes"}
+"""The kernel's words for the flags in a tmpfs ``mpol=`` option, and their names in set_mempolicy(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,18 @@ class Wishes:
     added_hints: tuple[DeviceHint, ...] = ()
     ignored_hints: frozenset[str] = frozenset()
     replaced_hints: tuple[DeviceHint, ...] | None = None
+    nodes: NodeWish | None = None
+    tier: TierWish | None = None
+    memory_policy: MemoryPolicyWish | None = None
+    opted_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One annotation: the field of `Wishes` that it sets, and how its text is read (raises ParseError)."""
+
+    field: str
+    read: Callable[[str], object]
 
 
 def _positive_bytes(text: str) -> int:
@@ -64,38 +87,113 @@ def _device_names(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "memory-limit": ("memory_limit_bytes", _positive_bytes),
-    "add-device-hints": ("added_hints", _device_hints),
-    "ignore-device-hints": ("ignored_hints", _device_names),
-    "replace-device-hints": ("replaced_hints", _device_hints),
+def _nodes(text: str) -> NodeSet:
+    nodes = NodeSet.parse(text)
+    if not nodes:
+        raise ParseError("NUMA node list", text, "at least one node, such as 0 or 0-1")
+    return nodes
+
+
+def _tier(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ParseError("memory tier", text, "a rank: 0 for the fastest tier, 1 for the next one")
+    return int(text)
+
+
+def _memory_policy(text: str) -> MemoryPolicyWish:
+    """``MODE[=FLAG][:NODES]``, as the kernel writes it in tmpfs' mpol option (``interleave=static:0-3``)."""
+    head, colon, nodes = text.partition(":")
+    mode, equals, flag = head.partition("=")
+    modes = [one.value for one in MemoryPolicyMode]
+    local = mode == MemoryPolicyMode.LOCAL.value
+    if mode not in modes or (equals and flag not in POLICY_FLAGS) or (local and (colon or equals)):
+        expected = f"MODE[=FLAG][:NODES], MODE one of {', '.join(modes)}, FLAG static or relative"
+        raise ParseError("memory policy", text, f"{expected}; local has neither flag nor nodes")
+    return MemoryPolicyWish(
+        MemoryPolicyMode(mode),
+        _nodes(nodes) if colon else None,
+        (POLICY_FLAGS[flag],) if equals else (),
+    )
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ParseError("switch", text, "true or false")
+    return text == "true"
+
+
+KEYS: Final[Mapping[str, Key]] = {
+    "memory-limit": Key("memory_limit_bytes", _positive_bytes),
+    "preferred-nodes": Key("nodes", lambda text: NodeWish(_nodes(text))),
+    "required-nodes": Key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
+    "preferred-tier": Key("tier", lambda text: TierWish(_tier(text))),
+    "required-tier": Key("tier", lambda text: TierWish(_tier(text), required=True)),
+    "memory-policy": Key("memory_policy", _memory_policy),
+    "opt-out": Key("opted_out", _yes_or_no),
+    "add-device-hints": Key("added_hints", _device_hints),
+    "ignore-device-hints": Key("ignored_hints", _device_names),
+    "replace-device-hints": Key("replaced_hints", _device_hints),
 }
-"""Key -> the field of `Wishes` that it sets, and how its text is read."""
 
 
-def read_wishes(annotations: Mapping[str, str], container_name: str) -> Wishes:
+def read_wishes(
+    annotations: Mapping[str, str], container_name: str, machine: Machine | None = None
+) -> Wishes:
     """The wishes for *container_name* in a pod's *annotations*; other prefixes are none of our business.
 
+    With a *machine* they are held against it too.
+
     Raises:
-        ConfigError: unknown keys or wrong values under our prefix, all of them, for this container.
+        ConfigError: unknown keys, wrong values and contradictions under our prefix, and nodes and tiers that
+            the machine lacks: all of them, for this container.
     """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    own_prefix = f"{container_name}.{PREFIX}"
-    for wanted_prefix in (PREFIX, own_prefix):
+    for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
+        found: dict[str, str] = {}
         for annotation, text in sorted(annotations.items()):
-            prefix, slash, key = annotation.partition("/")
-            if not slash or prefix != wanted_prefix:
+            own, slash, name = annotation.partition("/")
+            if not slash or own != prefix:
                 continue
-            if key not in _KEYS:
-                known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(_KEYS))
-                problems.append(Problem(f"annotation {annotation}", "an unknown key", f"one of {known}"))
+            path, key = f"annotation {annotation}", KEYS.get(name)
+            if key is None:
+                known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(KEYS))
+                problems.append(Problem(path, "an unknown key", f"one of {known}"))
                 continue
-            field, read = _KEYS[key]
+            if key.field in found:
+                expected = f"only one of {found[key.field]} and {annotation}"
+                problems.append(Problem(path, "a contradiction", expected))
+                continue
+            found[key.field] = annotation
             try:
-                values[field] = read(text)
+                values[key.field] = key.read(text)
             except ParseError as error:
-                problems.append(Problem(f"annotation {annotation}", repr(text), error.expected))
+                problems.append(Problem(path, repr(text), error.expected))
+                continue
+            if machine is not None:
+                problems += _lacking(machine, path, text, values[key.field])
     if problems:
         raise ConfigError(f"annotations for container {container_name}", tuple(problems))
     return Wishes(**values)
+
+
+def readable_wishes(annotations: Mapping[str, str], container_name: str) -> Wishes:
+    """The same, or no wishes at all where an annotation is wrong: for containers that exist already."""
+    try:
+        return read_wishes(annotations, container_name)
+    except ConfigError:
+        return Wishes()
+
+
+def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Problem]:
+    """What *wish* asks for and *machine* does not have."""
+    if isinstance(wish, TierWish):
+        tiers = sorted({node.tier for node in machine.nodes if node.tier is not None})
+        if wish.tier in tiers:
+            return []
+        known = ", ".join(map(str, tiers)) or "none, as its kernel names no memory tiers"
+        return [Problem(path, repr(text), f"a tier of this machine: {known}")]
+    nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
+    if nodes is None or nodes <= machine.memory_nodes:
+        return []
+    return [Problem(path, repr(text), f"nodes of this machine with memory: {machine.memory_nodes}")]

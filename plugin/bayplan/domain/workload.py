@@ -8,6 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bayplan.domain.decision import MemoryPolicySetting
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -111,6 +112,7 @@ class Adjustment:
     memory_limit_bytes: int | None = None
     oom_score_adj: int | None = None
     unified: Mapping[str, str] = field(default_factory=dict)
+    memory_policy: MemoryPolicySetting | None = None
 
 
 @dataclass(frozen=True, slots=True)

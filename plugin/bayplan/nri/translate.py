@@ -11,6 +11,7 @@ from sys import intern
 from typing import Final, TypeVar
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.domain.decision import MemoryPolicySetting
 from bayplan.domain.workload import (
     Adjustment,
     Container,
@@ -212,6 +213,8 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
     _write(message.linux.resources, container_id, adjustment)
     if adjustment.oom_score_adj is not None:
         message.linux.oom_score_adj.value = adjustment.oom_score_adj
+    if adjustment.memory_policy is not None:
+        _write_memory_policy(message.linux.memory_policy, adjustment.memory_policy)
     return message
 
 
@@ -244,6 +247,13 @@ def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | U
         message.memory.limit.value = change.memory_limit_bytes
     for key, value in change.unified.items():
         message.unified[key] = value
+
+
+def _write_memory_policy(message: pb.LinuxMemoryPolicy, setting: MemoryPolicySetting) -> None:
+    """NRI's names are the kernel's: MPOL_WEIGHTED_INTERLEAVE, MPOL_F_STATIC_NODES."""
+    message.mode = pb.MpolMode.Value(f"MPOL_{setting.mode.value.replace('-', '_').upper()}")
+    message.nodes = str(setting.nodes)
+    message.flags.extend(pb.MpolFlag.Value(f"MPOL_F_{flag.upper()}") for flag in setting.flags)
 
 
 def _text(ids: IdSet, container_id: str, field: str) -> str:

@@ -12,10 +12,10 @@ import pytest
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
-from bayplan.domain.decision import Outcome, QosClass
+from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
 from bayplan.errors import PlacementError, StateError
 from bayplan.nri import Capabilities, Event, Runtime, Version
 from bayplan.quantity import GIB, MIB
@@ -274,6 +274,57 @@ def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) 
 
     run(ignored)
     run(refused)
+
+
+def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
+    wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/required-nodes": "7"})
+
+    async def scenario() -> None:
+        async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+            with pytest.raises(PlacementError) as raised:
+                await one.controller.create_container(wrong, container("d", wrong))
+            assert one.controller.ledger.entries == {}
+        (item,) = Store.open(tmp_path).history(name="d")
+        assert item.decision.outcome is Outcome.REFUSED
+        assert str(raised.value).endswith(item.decision.explanation())
+
+    run(scenario)
+
+
+def test_a_container_that_opted_out_is_recorded_and_left_alone(tmp_path: Path) -> None:
+    out = pod("o", QosClass.GUARANTEED, {"bayplan.dev/opt-out": "true"})
+
+    async def scenario() -> None:
+        async with rig(tmp_path, nri="0.6.1") as one:
+            left = container("c", out, memory_bytes=GIB // 2, milli_cpus=1000)
+            assert await one.controller.create_container(out, left) == (Adjustment(), [])
+            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+            _, updates = await one.controller.create_container(GUARANTEED, exclusive)
+            assert updates == []
+            await one.controller.state_changed(Event.START_CONTAINER, out, left)
+            assert one.oom_score_adj == []
+            assert one.controller.fallback_adjustment(out, left) == Adjustment()
+            decision = one.controller.ledger.entries["c"].decision
+            assert decision.request.opted_out
+            assert [reason.code for reason in decision.reasons] == ["opted-out"]
+        assert recorded(tmp_path) == {"c", "x"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("nri", "outcome"), [("0.12.0", Outcome.PLACED), ("0.11.0", Outcome.DEGRADED)])
+def test_a_memory_policy_is_set_where_the_runtime_has_it(tmp_path: Path, nri: str, outcome: Outcome) -> None:
+    wishing = pod("m", QosClass.GUARANTEED, {"bayplan.dev/memory-policy": "interleave"})
+
+    async def scenario() -> None:
+        async with rig(tmp_path, nri=nri) as one:
+            spread = container("c", wishing, memory_bytes=GIB + MIB, milli_cpus=1500)
+            adjustment, _ = await one.controller.create_container(wishing, spread)
+            wanted = MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
+            assert adjustment.memory_policy == (wanted if outcome is Outcome.PLACED else None)
+            assert one.controller.ledger.entries["c"].decision.outcome is outcome
+
+    run(scenario)
 
 
 def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.domain.workload import (
     Adjustment,
     Container,
@@ -44,6 +45,15 @@ def resources(**fields) -> pb.LinuxResources:
         else:
             getattr(target, field).value = value
     return message
+
+
+@pytest.mark.parametrize("mode", MemoryPolicyMode)
+def test_memory_policies_go_out_by_the_kernels_names(mode):
+    setting = MemoryPolicySetting(mode, NodeSet([0, 1, 3]), ("static_nodes", "relative_nodes"))
+    written = adjustment_to("c1", Adjustment(memory_policy=setting)).linux.memory_policy
+    assert pb.MpolMode.Name(written.mode) == f"MPOL_{mode.name}"
+    assert written.nodes == "0-1,3"
+    assert list(written.flags) == [pb.MPOL_F_STATIC_NODES, pb.MPOL_F_RELATIVE_NODES]
 
 
 class TestPod:
@@ -291,6 +301,7 @@ class TestAdjustment:
 
     def test_only_what_is_set_is_claimed(self):
         linux = adjustment_to("c1", Adjustment(cpuset_mems=NodeSet([0]))).linux
+        assert not linux.HasField("memory_policy")
         assert not linux.HasField("oom_score_adj")
         assert not linux.resources.HasField("memory")
         assert linux.resources.SerializeToString() == bytes.fromhex("1203 3a01 30")
