@@ -106,9 +106,10 @@ def _cpus(container: dict[str, Any]) -> str:
 
 
 def _memory(container: dict[str, Any]) -> str:
-    """The request (an interval where it is not known exactly), the limit if it is another, huge pages."""
+    """The request (an interval where it is not known exactly, as it is for ordinary containers), the limit if
+    it is another, huge pages."""
     memory = container["memory"]
-    low, high, limit = memory["requestLowBytes"], memory["requestHighBytes"], memory["limitBytes"]
+    low, high, limit = memory["requestUsualLowBytes"], memory["requestHighBytes"], memory["limitBytes"]
     parts = []
     if high:
         parts.append(format_bytes(low) if low == high else f"{format_bytes(low)}..{format_bytes(high)}")

@@ -33,11 +33,19 @@ class Interval:
     """A memory request known to lie in [low_bytes, high_bytes], and the signal that says so.
 
     The OCI spec carries no memory request; only where low and high are equal is it exact.
+    ``usual_low_bytes`` is the low end for all but the containers that kubelet scores by more than their own
+    request (sidecars, pods with pod-level requests), which a spec does not tell apart; None: ``low_bytes``.
     """
 
     low_bytes: int
     high_bytes: int
     source: str
+    usual_low_bytes: int | None = None
+
+    @property
+    def likely_low_bytes(self) -> int:
+        """The low end to work with where an error harms nobody: right for all ordinary containers."""
+        return self.low_bytes if self.usual_low_bytes is None else self.usual_low_bytes
 
     @property
     def exact(self) -> bool:
@@ -119,6 +127,8 @@ class Request:
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
     None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
     are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
+    ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
+    limits are not its requests, whatever the class.
     """
 
     container_id: str
@@ -139,6 +149,7 @@ class Request:
     tier: TierWish | None = None
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
+    pod_level: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ INFEASIBLE: Final = "Infeasible"
 
 _NO_RESIZE: Final = "Resize is infeasible for Guaranteed Pods alongside"
 _REST: Final = "the rest of the pod"
+_POD_LEVEL: Final = Reason(
+    "pod-level",
+    "the pod has resources as a whole; kubelet's managers leave such pods alone, it shares the CPUs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class KubeletNodeEngine:
         answer = undisputed(machine, policy, ledger, request)
         if answer is not None:
             return answer
+        if request.pod_level:
+            return Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
         site = self._site
         if site is None or site.machine is not machine or site.policy is not policy:
             site = self._site = _Site.of(machine, policy, self.managers)

@@ -71,6 +71,28 @@ def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tup
     return _infer(resources), QosSource.INFERRED
 
 
+def has_pod_level_resources(pod: Pod, resources: Resources) -> bool:
+    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``).
+
+    In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
+    protects all of its limit, if anything, and throttles nothing. False says nothing: a container that asks
+    for nothing itself gets the pod's limits and the shares that belong to them. The shortest quota that the
+    kernel takes stands for several requests, and is no evidence.
+    """
+    if qos_from_cgroup_parent(pod.cgroup_parent) is not QosClass.GUARANTEED:
+        return False
+    protected = resources.unified.get("memory.min", "")
+    if protected.isdigit() and (
+        "memory.high" in resources.unified or 0 < int(protected) < (resources.memory_limit_bytes or 0)
+    ):
+        return True
+    quota_us = resources.cpu_quota_us
+    if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
+        return False
+    quota_milli = milli_from_quota(quota_us, resources.cpu_period_us) or 0
+    return resources.cpu_shares < shares_from_milli(quota_milli)
+
+
 def _infer(resources: Resources) -> QosClass:
     quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
     shares = resources.cpu_shares or 0
@@ -100,10 +122,8 @@ def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int
     return max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ)
 
 
-def request_from_oom_score_adj(
-    adjustment: int, capacity_bytes: int, *, own_request: bool = True
-) -> Interval | None:
-    """All memory requests by which kubelet gives *adjustment* to a Burstable container.
+def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval | None:
+    """All memory requests with which kubelet gives *adjustment* to a Burstable container.
 
     The resolution is a thousandth of the machine: 262 MiB on 256 GiB. The clamps of the formula widen both
     ends: 999 stands for 999 and 1000, 3 for everything from 99.7 % of the machine upwards. None when
@@ -111,9 +131,9 @@ def request_from_oom_score_adj(
 
     kubelet scores two kinds of containers by more than they request themselves: a sidecar by the smallest
     request of the pod's containers if that is more than its own, and containers in a pod with pod-level
-    requests by a share of what is left of those. A runtime is not told which these are. With *own_request*
-    False the interval begins at 0, so that it holds the container's own request in these cases too; by
-    default it holds what the container counts for.
+    requests by a share of what is left of those. A runtime is not told which these are, and each of them can
+    look exactly like an ordinary container. So the interval begins at 0; the low end of what the container
+    counts for is ``usual_low_bytes``.
     """
     if not MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ:
         return None
@@ -122,7 +142,7 @@ def request_from_oom_score_adj(
     high = _ceil_div((thousandths + 1) * capacity_bytes, 1000) - 1
     if adjustment == MIN_BURSTABLE_OOM_SCORE_ADJ:
         high = max(high, capacity_bytes)
-    return Interval(low if own_request else 0, high, "oom_score_adj")
+    return Interval(0, high, "oom_score_adj", usual_low_bytes=low)
 
 
 def milli_from_shares(shares: int) -> int:

@@ -10,7 +10,14 @@ from types import MappingProxyType
 from typing import Final
 
 from bayplan.domain.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
-from bayplan.domain.qos import derive_qos, milli_from_quota, milli_from_shares, request_from_oom_score_adj
+from bayplan.domain.kubelet.cgroup_values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN
+from bayplan.domain.qos import (
+    derive_qos,
+    has_pod_level_resources,
+    milli_from_quota,
+    milli_from_shares,
+    request_from_oom_score_adj,
+)
 from bayplan.domain.topology import hugepages
 from bayplan.domain.wishes import Wishes
 from bayplan.domain.workload import Container, Pod, Resources
@@ -47,6 +54,7 @@ def derive_request(
     qos, source = derive_qos(pod, resources, adjustment)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     limit_bytes = resources.memory_limit_bytes or added_bytes
+    pod_level = has_pod_level_resources(pod, resources)
     cpu_milli = _cpu_milli(resources, qos)
     return Request(
         container_id=container.id,
@@ -54,10 +62,12 @@ def derive_request(
         name=container_name(pod, container),
         qos=qos,
         qos_source=source,
-        memory=_memory_interval(resources, qos, source, adjustment, capacity_bytes),
+        memory=_memory_interval(
+            resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
+        ),
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=_whole_cpus(qos, cpu_milli),
+        exclusive_cpus=0 if pod_level else _whole_cpus(qos, cpu_milli),
         hugepages_bytes=_hugepages(resources),
         pinned_cpus=resources.cpuset_cpus,
         pinned_mems=resources.cpuset_mems,
@@ -67,6 +77,7 @@ def derive_request(
         tier=wishes.tier,
         memory_policy=wishes.memory_policy,
         opted_out=wishes.opted_out,
+        pod_level=pod_level,
     )
 
 
@@ -79,16 +90,18 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
     merged = changed_resources(spec, change)
     limit_bytes, memory = merged.memory_limit_bytes, request.memory
     if limit_bytes is not None and limit_bytes != request.memory_limit_bytes:
-        low_bytes = limit_bytes if memory.source == _LIMIT else min(memory.low_bytes, limit_bytes)
-        high_bytes = limit_bytes if memory.source == _LIMIT else min(memory.high_bytes, limit_bytes)
-        memory = replace(memory, low_bytes=low_bytes, high_bytes=high_bytes)
+        memory = (
+            Interval(limit_bytes, limit_bytes, _LIMIT)
+            if memory.source == _LIMIT and memory.exact
+            else _up_to(memory, limit_bytes)
+        )
     cpu_milli = _cpu_milli(merged, request.qos)
     return replace(
         request,
         memory=memory,
         memory_limit_bytes=limit_bytes or request.memory_limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=_whole_cpus(request.qos, cpu_milli),
+        exclusive_cpus=0 if request.pod_level else _whole_cpus(request.qos, cpu_milli),
         pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
         pinned_mems=change.cpuset_mems or request.pinned_mems,
     )
@@ -142,23 +155,46 @@ def _cpu_milli(resources: Resources, qos: QosClass) -> int:
 
 
 def _memory_interval(
-    resources: Resources, qos: QosClass, source: QosSource, adjustment: int | None, capacity_bytes: int
+    resources: Resources,
+    qos: QosClass,
+    source: QosSource,
+    adjustment: int | None,
+    capacity_bytes: int,
+    *,
+    limit_is_request: bool,
 ) -> Interval:
+    """The container's own memory request. *limit_is_request*: in a Guaranteed pod it is, but for pods with
+    pod-level resources."""
     limit_bytes = resources.memory_limit_bytes
     if qos is QosClass.BEST_EFFORT:
         return Interval(0, 0, "QoS class")
-    if qos is QosClass.GUARANTEED and limit_bytes is not None:
+    if qos is QosClass.GUARANTEED and limit_bytes is not None and limit_is_request:
         return Interval(limit_bytes, limit_bytes, _LIMIT)
-    for key in ("memory.low", "memory.min"):
+    for key in (MEMORY_LOW, MEMORY_MIN):
         protected = resources.unified.get(key, "")
         if protected.isdigit() and int(protected) > 0:
             return Interval(int(protected), int(protected), key)
     ceiling_bytes = limit_bytes if limit_bytes is not None else capacity_bytes
+    throttled_from = resources.unified.get(MEMORY_HIGH, "")
+    if throttled_from.isdigit() and int(throttled_from) > 0:
+        # kubelet writes it only where it is more than the request.
+        ceiling_bytes = min(ceiling_bytes, int(throttled_from) - 1)
     known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
     if known is not None:
-        low_bytes = min(known.low_bytes, ceiling_bytes)
-        return Interval(low_bytes, max(low_bytes, min(known.high_bytes, ceiling_bytes)), known.source)
+        return _up_to(known, ceiling_bytes)
     if source is QosSource.INFERRED:
         request_bytes = limit_bytes or 0
         return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else "no limit")
-    return Interval(0, ceiling_bytes, "no signal")
+    by_limit = limit_bytes is not None and not limit_is_request
+    return Interval(0, ceiling_bytes, _LIMIT if by_limit else "no signal")
+
+
+def _up_to(known: Interval, ceiling_bytes: int) -> Interval:
+    """The part of an interval that is not above *ceiling_bytes*; a request above that is that."""
+    usual_bytes = known.usual_low_bytes
+    return replace(
+        known,
+        low_bytes=min(known.low_bytes, ceiling_bytes),
+        high_bytes=min(known.high_bytes, ceiling_bytes),
+        usual_low_bytes=None if usual_bytes is None else min(usual_bytes, ceiling_bytes),
+    )

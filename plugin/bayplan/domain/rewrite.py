@@ -35,7 +35,7 @@ def wanted_oom_score_adj(request: Request, container: Container, machine: Machin
     """The oom_score_adj to set; None when the spec carries one, or the container opted out."""
     if request.opted_out or carried_oom_score_adj(container) is not None:
         return None
-    return oom_score_adj(request.qos, request.memory.low_bytes, machine.memory_bytes)
+    return oom_score_adj(request.qos, request.memory.likely_low_bytes, machine.memory_bytes)
 
 
 def adjustment_for(
@@ -104,10 +104,10 @@ def memory_qos_values(
     """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
 
     memory.high is what kubelet sets; None as a limit is none. With TieredReservation a Guaranteed request is
-    protected by memory.min, a Burstable one by memory.low. Where the request is an interval, its low end is
-    protected and its high end throttled, so that neither is overdone.
+    protected by memory.min, a Burstable one by memory.low. Where the request is an interval, its usual low
+    end is protected and its high end throttled, so that neither is overdone.
     """
-    values = memory_protection(qos, request.qos, request.memory.low_bytes)
+    values = memory_protection(qos, request.qos, request.memory.likely_low_bytes)
     if qos.throttling_factor is not None:
         high_bytes = memory_high_bytes(
             request.memory.high_bytes, limit_bytes or 0, allocatable_bytes, qos.throttling_factor

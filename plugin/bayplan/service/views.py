@@ -175,6 +175,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot) -> View:
         "cpuMilli": request.cpu_milli,
         "memory": {
             "requestLowBytes": request.memory.low_bytes,
+            "requestUsualLowBytes": request.memory.likely_low_bytes,
             "requestHighBytes": request.memory.high_bytes,
             "requestExact": request.memory.exact,
             "requestSource": request.memory.source,

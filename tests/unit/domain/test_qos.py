@@ -107,9 +107,10 @@ def test_the_true_request_always_lies_in_the_interval(capacity: int, part: float
 def test_the_interval_is_no_wider_than_it_must_be(capacity: int, adjustment: int) -> None:
     interval = request_from_oom_score_adj(adjustment, capacity)
     assert interval is not None
-    assert oom_score_adj(QosClass.BURSTABLE, interval.low_bytes, capacity) == adjustment
+    low_bytes = interval.likely_low_bytes
+    assert oom_score_adj(QosClass.BURSTABLE, low_bytes, capacity) == adjustment
     assert oom_score_adj(QosClass.BURSTABLE, interval.high_bytes, capacity) == adjustment
-    assert oom_score_adj(QosClass.BURSTABLE, interval.low_bytes - 1, capacity) != adjustment
+    assert oom_score_adj(QosClass.BURSTABLE, low_bytes - 1, capacity) != adjustment
     assert oom_score_adj(QosClass.BURSTABLE, interval.high_bytes + 1, capacity) != adjustment
 
 

@@ -131,7 +131,7 @@ def test_a_smaller_limit_cuts_a_known_interval() -> None:
         BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=500), CAPACITY
     )
     cut = changed_request(request, spec, Resources(memory_limit_bytes=GIB))
-    assert cut.memory == Interval(GIB, GIB, "oom_score_adj")
+    assert cut.memory == Interval(0, GIB, "oom_score_adj", usual_low_bytes=GIB)
 
 
 def test_annotations_for_one_container_win() -> None:

@@ -38,6 +38,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "cpuMilli": 2000,
         "memory": {
             "requestLowBytes": GIB,
+            "requestUsualLowBytes": GIB,
             "requestHighBytes": GIB,
             "requestExact": True,
             "requestSource": "limit",
