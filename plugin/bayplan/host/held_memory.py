@@ -1,0 +1,109 @@
+"""What the kernel and processes outside of containers hold of each node's memory, and will not give back.
+
+That is what is used, without huge pages (their pools are not ordinary memory), page cache and other memory
+that can be reclaimed, free pages that CPUs keep at hand, and the unreclaimable memory of the containers. What
+remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from bayplan.errors import ParseError
+from bayplan.host.cgroup import NodeBytes
+from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.quantity import KIB
+
+_NODES: Final = "sys/devices/system/node"
+_TOTAL: Final = "MemTotal"
+_FREE: Final = "MemFree"
+_CACHE: Final = ("Active(file)", "Inactive(file)")
+_RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
+"""The newer one (Linux 4.20) contains the older one."""
+
+_UNRECLAIMABLE: Final = (
+    "inactive_anon",
+    "active_anon",
+    "unevictable",
+    "kernel_stack",
+    "pagetables",
+    "sec_pagetables",
+    "slab_unreclaimable",
+)
+_LEGACY_UNRECLAIMABLE: Final = ("anon", "unevictable")
+"""cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
+
+_ZONE: Final = re.compile(r"^Node (\d+), zone|^ +count: +(\d+)", re.MULTILINE)
+
+
+def read_held_memory(
+    containers: Iterable[NodeBytes], hugepages_bytes: Mapping[int, int], root: Path = Path("/")
+) -> dict[int, int]:
+    """Bytes held outside of *containers*, by node.
+
+    *containers* is memory.numa_stat of each container; *hugepages_bytes* the size of all huge page pools
+    together, for each node that is asked for.
+
+    The files are not read at one moment: the result is good to a few MiB, and never below 0.
+
+    Raises:
+        HostError: a file is missing or garbled.
+    """
+    inside = _unreclaimable_bytes(containers)
+    at_hand = _free_at_hand_bytes(root)
+    held = {}
+    for node, pools_bytes in hugepages_bytes.items():
+        amounts = _amounts(root, node)
+        reclaimable_bytes = sum(amounts.get(name, 0) for name in _CACHE)
+        reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
+        used_bytes = amounts[_TOTAL] - amounts[_FREE] - pools_bytes - at_hand.get(node, 0)
+        held[node] = max(0, used_bytes - reclaimable_bytes - inside.get(node, 0))
+    return held
+
+
+def _unreclaimable_bytes(containers: Iterable[NodeBytes]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for stat in containers:
+        kinds = _UNRECLAIMABLE if _UNRECLAIMABLE[0] in stat else _LEGACY_UNRECLAIMABLE
+        for kind in kinds:
+            for node, amount_bytes in stat.get(kind, {}).items():
+                total[node] = total.get(node, 0) + amount_bytes
+    return total
+
+
+def _amounts(root: Path, node: int) -> dict[str, int]:
+    """The lines of a node's meminfo that are in kB, in bytes; of the whole machine's without NUMA."""
+    path = str(root / _NODES / f"node{node}/meminfo")
+    text = read_optional(path)
+    if text is None:
+        path = str(root / "proc/meminfo")
+    return parse_file(path, _parse_amounts, text)
+
+
+def _parse_amounts(text: str) -> dict[str, int]:
+    amounts = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        number, _, unit = value.strip().partition(" ")
+        if unit == "kB":
+            amounts[name.rpartition(" ")[2]] = parse_number(number) * KIB
+    if not {_TOTAL, _FREE} <= amounts.keys():
+        raise ParseError("meminfo", text, f"lines {_TOTAL} and {_FREE} in kB")
+    return amounts
+
+
+def _free_at_hand_bytes(root: Path) -> dict[int, int]:
+    """Free pages in the lists of single CPUs, which MemFree leaves out: since Linux 6.7 up to an eighth of a
+    zone. Nothing where /proc/zoneinfo is absent."""
+    text = read_optional(str(root / "proc/zoneinfo"))
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    found: dict[int, int] = {}
+    node = 0
+    for zone, count in _ZONE.findall(text or ""):
+        if zone:
+            node = int(zone)
+        else:
+            found[node] = found.get(node, 0) + int(count) * page_bytes
+    return found

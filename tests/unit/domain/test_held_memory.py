@@ -1,0 +1,113 @@
+"""A learned reservation rises at once, falls late, and never takes what was promised."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayplan.domain.decision import (
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
+from bayplan.domain.engine import allocatable_bytes
+from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES, Learned, learn, within_promises
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.shortfall import overclaims
+from bayplan.domain.topology import MEMORY
+from bayplan.quantity import GIB, MIB
+from bayplan.testing.machines import machine
+
+MACHINE = machine(2, memory_bytes=4 * GIB)
+BAND = SMALLEST_BAND_BYTES
+
+
+def after(*held_bytes, start=None):
+    """What is known of node 0 after these measurements, one a second."""
+    known = {} if start is None else {0: start}
+    for second, amount in enumerate(held_bytes):
+        known = learn(known, {0: amount}, MACHINE, second)
+    return known[0]
+
+
+def test_the_first_measurement_counts_with_a_band_above_it():
+    assert after(100 * MIB) == Learned(100 * MIB, 0, 100 * MIB + BAND)
+
+
+def test_within_the_band_nothing_changes():
+    known = after(100 * MIB, 100 * MIB + BAND, 70 * MIB, 80 * MIB)
+    assert known == Learned(80 * MIB, 3, 100 * MIB + BAND)
+
+
+def test_above_the_band_it_rises_at_once():
+    assert after(100 * MIB, 200 * MIB).reserved_bytes == 200 * MIB + BAND
+
+
+def test_it_falls_after_patience_to_the_highest_of_the_lower_ones():
+    lower = [10 * MIB] * (PATIENCE - 2) + [30 * MIB]
+    assert after(500 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
+    assert after(500 * MIB, *lower, 20 * MIB).reserved_bytes == 30 * MIB + BAND
+
+
+def test_one_high_measurement_among_the_lower_ones_starts_the_wait_again():
+    lower = [10 * MIB] * (PATIENCE - 1)
+    assert after(500 * MIB, *lower, 490 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
+
+
+def test_the_band_grows_with_the_node():
+    large = machine(1, memory_bytes=1024 * GIB)
+    assert learn({}, {0: GIB}, large, 7)[0].reserved_bytes == 5 * GIB
+
+
+def test_nodes_that_are_gone_are_forgotten_and_new_ones_learned():
+    before = {5: Learned(GIB, 0, GIB)}
+    assert set(learn(before, {0: 0, 5: GIB}, MACHINE, 1)) == {0}
+
+
+@given(st.lists(st.integers(0, 4 * GIB), min_size=1, max_size=60))
+def test_the_reservation_always_covers_what_is_held(amounts):
+    known = {}
+    for second, amount in enumerate(amounts):
+        known = learn(known, {0: amount}, MACHINE, second)
+        assert known[0].reserved_bytes >= amount
+
+
+@given(st.integers(0, 4 * GIB), st.lists(st.integers(-BAND, BAND), max_size=60))
+def test_noise_within_the_band_changes_a_capacity_once_at_most(level, noise):
+    known, seen = {}, set()
+    for second, shift in enumerate(noise):
+        known = learn(known, {0: max(0, level + shift // 2)}, MACHINE, second)
+        seen.add(known[0].reserved_bytes)
+    assert len(seen) <= 2
+
+
+def booked(amount_bytes):
+    request = Request("c", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit"))
+    return Ledger.of(
+        [Entry(Decision(request, Outcome.PLACED, Placement(booked_bytes={0: {MEMORY: amount_bytes}})))]
+    )
+
+
+def test_a_reservation_leaves_what_was_promised():
+    kept = within_promises({0: 2 * GIB, 1: 2 * GIB}, {0: GIB}, MACHINE, booked(3 * GIB))
+    assert kept == {0: GIB, 1: 2 * GIB}
+
+
+def test_what_is_configured_stays_even_so():
+    assert within_promises({0: 2 * GIB}, {0: 2 * GIB}, MACHINE, booked(3 * GIB)) == {0: 2 * GIB}
+
+
+def test_of_a_node_that_is_gone_only_the_configured_part_stays():
+    assert within_promises({9: GIB}, {}, MACHINE, Ledger()) == {9: 0}
+
+
+@given(st.integers(0, 4 * GIB), st.integers(0, 8 * GIB))
+def test_no_measurement_makes_promises_infeasible(booked_bytes, wanted_bytes):
+    ledger = booked(booked_bytes)
+    kept = within_promises({0: wanted_bytes}, {}, MACHINE, ledger)
+    policy = Policy(reserved_bytes={node: {MEMORY: amount} for node, amount in kept.items()})
+    assert overclaims(MACHINE, policy, ledger) == ()
+    assert allocatable_bytes(MACHINE, policy)[0][MEMORY] >= booked_bytes
