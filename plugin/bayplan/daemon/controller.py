@@ -12,18 +12,17 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from bayplan.daemon.recorder import Recorder
-from bayplan.domain.decision import Decision, Outcome, Reason
+from bayplan.domain.deciding import decide_change, decide_creation
+from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.memory_policy import PolicyAbility, with_memory_policy
+from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
 from bayplan.domain.request import (
     carried_oom_score_adj,
-    changed_request,
     changed_resources,
-    derive_request,
 )
 from bayplan.domain.rewrite import (
     Ability,
@@ -33,9 +32,9 @@ from bayplan.domain.rewrite import (
     wanted_oom_score_adj,
 )
 from bayplan.domain.topology import Machine
-from bayplan.domain.wishes import Wishes, read_wishes, readable_wishes
+from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.errors import BayplanError, ConfigError, PlacementError
+from bayplan.errors import BayplanError, PlacementError
 from bayplan.nri import Event, Runtime
 from bayplan.sets import CpuSet
 
@@ -170,17 +169,10 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow any placement that is left.
         """
-        wishes, complaint = self._wishes(pod, container)
-        request = derive_request(
-            pod, container, self.machine.memory_bytes, wishes, self.policy.default_memory_limit_bytes
-        )
         base = self.ledger.without(container.id)
-        if complaint is not None and self.policy.refuse_wrong_annotations:
-            await self._refuse(Decision(request, Outcome.REFUSED, reasons=(complaint,)))
-        decision = self.engine.decide(self.machine, self.policy, base, request)
-        decision = with_memory_policy(self.machine, self._policy_ability(origin), decision)
-        if complaint is not None:
-            decision = replace(decision, reasons=(*decision.reasons, complaint))
+        decision = decide_creation(
+            self.machine, self.policy, self.engine, base, pod, container, self._policy_ability(origin)
+        )
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
         after = base.with_entry(Entry(decision))
@@ -211,11 +203,12 @@ class Controller:
         if entry is None:
             return await self._adopt(pod, container)
         old = entry.decision
-        request = changed_request(old.request, container.resources, resources)
-        if request == old.request:
-            return ()
         base = self.ledger.without(container.id)
-        decision = self.engine.decide(self.machine, self.policy, base, request, old.placement)
+        decision = decide_change(
+            self.machine, self.policy, self.engine, base, old, container.resources, resources
+        )
+        if decision is None:
+            return ()
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
         changed = replace(entry, decision=decision, origin=self._resized(entry.origin, decision, resources))
@@ -260,7 +253,7 @@ class Controller:
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
-        opted_out = readable_wishes(pod.annotations, container.name).opted_out
+        opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
         if opted_out or container.resources.cpuset_cpus is not None:
             return Adjustment()
         return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus))
@@ -343,14 +336,6 @@ class Controller:
         await self.recorder.refused(decision)
         self._log("refused", decision)
         raise PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
-
-    def _wishes(self, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
-        """What the annotations ask for, and what is wrong with them: then they count for nothing."""
-        try:
-            return read_wishes(pod.annotations, container.name, self.machine), None
-        except ConfigError as error:
-            ignored = "" if self.policy.refuse_wrong_annotations else "ignored: "
-            return Wishes(), Reason("wrong-annotation", f"{ignored}{error}")
 
     def _policy_ability(self, origin: Origin | None) -> PolicyAbility:
         runtime = None if origin is not None else self.runtime

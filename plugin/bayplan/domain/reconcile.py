@@ -91,7 +91,7 @@ def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container:
     them free, are taken to be its exclusive CPUs, which is what our own looks like after a lost state store.
     What it claims is booked where its spec lets it go.
     """
-    wishes = readable_wishes(pod.annotations, container.name)
+    wishes = readable_wishes(pod.annotations, container.name, machine)
     request = derive_request(pod, container, machine.memory_bytes, wishes)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}

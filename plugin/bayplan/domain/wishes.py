@@ -17,6 +17,7 @@ from bayplan.domain.decision import (
     NodeWish,
     TierWish,
 )
+from bayplan.domain.memory_kinds import tier_rank
 from bayplan.domain.topology import Machine
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.quantity import parse_bytes
@@ -53,10 +54,11 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One annotation: the field of `Wishes` that it sets, and how its text is read (raises ParseError)."""
+    """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
+    one (raises ParseError)."""
 
     field: str
-    read: Callable[[str], object]
+    read: Callable[[str, Machine | None], object]
 
 
 def _positive_bytes(text: str) -> int:
@@ -94,7 +96,9 @@ def _nodes(text: str) -> NodeSet:
     return nodes
 
 
-def _tier(text: str) -> int:
+def _tier(text: str, machine: Machine | None) -> int:
+    if machine is not None:
+        return tier_rank(machine, text)
     if not (text.isascii() and text.isdigit()):
         raise ParseError("memory tier", text, "a rank: 0 for the fastest tier, 1 for the next one")
     return int(text)
@@ -122,17 +126,22 @@ def _yes_or_no(text: str) -> bool:
     return text == "true"
 
 
+def _key(field: str, read: Callable[[str], object]) -> Key:
+    """A key whose text means the same on every machine."""
+    return Key(field, lambda text, _: read(text))
+
+
 KEYS: Final[Mapping[str, Key]] = {
-    "memory-limit": Key("memory_limit_bytes", _positive_bytes),
-    "preferred-nodes": Key("nodes", lambda text: NodeWish(_nodes(text))),
-    "required-nodes": Key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
-    "preferred-tier": Key("tier", lambda text: TierWish(_tier(text))),
-    "required-tier": Key("tier", lambda text: TierWish(_tier(text), required=True)),
-    "memory-policy": Key("memory_policy", _memory_policy),
-    "opt-out": Key("opted_out", _yes_or_no),
-    "add-device-hints": Key("added_hints", _device_hints),
-    "ignore-device-hints": Key("ignored_hints", _device_names),
-    "replace-device-hints": Key("replaced_hints", _device_hints),
+    "memory-limit": _key("memory_limit_bytes", _positive_bytes),
+    "preferred-nodes": _key("nodes", lambda text: NodeWish(_nodes(text))),
+    "required-nodes": _key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
+    "preferred-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine))),
+    "required-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine), required=True)),
+    "memory-policy": _key("memory_policy", _memory_policy),
+    "opt-out": _key("opted_out", _yes_or_no),
+    "add-device-hints": _key("added_hints", _device_hints),
+    "ignore-device-hints": _key("ignored_hints", _device_names),
+    "replace-device-hints": _key("replaced_hints", _device_hints),
 }
 
 
@@ -166,7 +175,7 @@ def read_wishes(
                 continue
             found[key.field] = annotation
             try:
-                values[key.field] = key.read(text)
+                values[key.field] = key.read(text, machine)
             except ParseError as error:
                 problems.append(Problem(path, repr(text), error.expected))
                 continue
@@ -177,22 +186,16 @@ def read_wishes(
     return Wishes(**values)
 
 
-def readable_wishes(annotations: Mapping[str, str], container_name: str) -> Wishes:
+def readable_wishes(annotations: Mapping[str, str], container_name: str, machine: Machine) -> Wishes:
     """The same, or no wishes at all where an annotation is wrong: for containers that exist already."""
     try:
-        return read_wishes(annotations, container_name)
+        return read_wishes(annotations, container_name, machine)
     except ConfigError:
         return Wishes()
 
 
 def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Problem]:
-    """What *wish* asks for and *machine* does not have."""
-    if isinstance(wish, TierWish):
-        tiers = sorted({node.tier for node in machine.nodes if node.tier is not None})
-        if wish.tier in tiers:
-            return []
-        known = ", ".join(map(str, tiers)) or "none, as its kernel names no memory tiers"
-        return [Problem(path, repr(text), f"a tier of this machine: {known}")]
+    """The nodes that *wish* names and *machine* does not have."""
     nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
     if nodes is None or nodes <= machine.memory_nodes:
         return []

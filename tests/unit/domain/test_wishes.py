@@ -12,7 +12,8 @@ from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 from bayplan.testing.machines import machine
 
-TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in machine(4).nodes), machine(4).cpus)
+PLAIN = machine(2, cpu_less={2: GIB, 3: GIB})
+TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes), PLAIN.cpus)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in machine(4).n
         ("preferred-nodes", "0-1,3", Wishes(nodes=NodeWish(NodeSet([0, 1, 3])))),
         ("required-nodes", "2", Wishes(nodes=NodeWish(NodeSet([2]), required=True))),
         ("preferred-tier", "1", Wishes(tier=TierWish(1))),
+        ("preferred-tier", "cxl", Wishes(tier=TierWish(1))),
         ("required-tier", "0", Wishes(tier=TierWish(0, required=True))),
         ("memory-policy", "local", Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.LOCAL))),
         (
@@ -55,7 +57,7 @@ def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
         ("preferred-nodes", "", "at least one node"),
         ("required-nodes", "1-0", "rising ranges"),
         ("required-nodes", "0,9", "nodes of this machine with memory: 0-3"),
-        ("preferred-tier", "fast", "a rank: 0 for the fastest tier"),
+        ("preferred-tier", "fast", "a tier of this machine: 0, 1, dram, slow, cxl"),
         ("required-tier", "2", "a tier of this machine: 0, 1"),
         ("memory-policy", "interleaved", "MODE one of preferred, preferred-many, bind, interleave"),
         ("memory-policy", "interleave=strict", "FLAG static or relative"),
@@ -71,7 +73,7 @@ def test_a_wrong_annotation_is_named_with_what_was_expected(key: str, text: str,
     (problem,) = caught.value.problems
     assert problem.path == f"annotation bayplan.dev/{key}"
     assert expected in problem.expected
-    assert readable_wishes({f"bayplan.dev/{key}": "?"}, "main") == Wishes()
+    assert readable_wishes({f"bayplan.dev/{key}": "?"}, "main", TIERED) == Wishes()
 
 
 def test_contradictions_count_on_one_level_and_containers_override_their_pod() -> None:
@@ -86,7 +88,7 @@ def test_contradictions_count_on_one_level_and_containers_override_their_pod() -
 
 
 def test_a_machine_without_tiers_says_so() -> None:
-    with pytest.raises(ConfigError, match="names no memory tiers"):
+    with pytest.raises(ConfigError, match="shows no memory tiers"):
         read_wishes({"bayplan.dev/required-tier": "0"}, "main", machine(2))
 
 

@@ -1,0 +1,74 @@
+"""One decision about a container from beginning to end: wishes, request, engine, memory policy.
+
+The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
+"""
+
+from dataclasses import replace
+
+from bayplan.domain.decision import Decision, DeviceHint, Outcome, Placement, Reason
+from bayplan.domain.engine import Engine
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.memory_policy import PolicyAbility, with_memory_policy
+from bayplan.domain.policy import Policy
+from bayplan.domain.request import changed_request, derive_request
+from bayplan.domain.topology import Machine
+from bayplan.domain.wishes import Wishes, read_wishes
+from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.errors import ConfigError
+
+
+def decide_creation(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    pod: Pod,
+    container: Container,
+    ability: PolicyAbility,
+    hints: tuple[DeviceHint, ...] = (),
+) -> Decision:
+    """Where *container*, which is about to be created and is not in *ledger*, goes. *hints* are those of its
+    devices."""
+    wishes, complaint = _wishes(machine, policy, pod, container)
+    request = derive_request(
+        pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
+    )
+    if complaint is not None and policy.refuse_wrong_annotations:
+        return Decision(request, Outcome.REFUSED, reasons=(complaint,))
+    decision = engine.decide(machine, policy, ledger, request)
+    decision = with_memory_policy(machine, ability, decision)
+    if complaint is not None:
+        decision = replace(decision, reasons=(*decision.reasons, complaint))
+    return decision
+
+
+def decide_change(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    old: Decision,
+    spec: Resources,
+    change: Resources,
+) -> Decision | None:
+    """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
+    it asks for the same as before."""
+    request = changed_request(old.request, spec, change)
+    if request == old.request:
+        return None
+    current: Placement = old.placement
+    decision = engine.decide(machine, policy, ledger, request, current)
+    if decision.outcome is Outcome.REFUSED or current.memory_policy is None:
+        return decision
+    # Nobody can change the policy of processes that run.
+    placement = replace(decision.placement, memory_policy=current.memory_policy)
+    return replace(decision, placement=placement)
+
+
+def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
+    """What the annotations ask for, and what is wrong with them: then they count for nothing."""
+    try:
+        return read_wishes(pod.annotations, container.name, machine), None
+    except ConfigError as error:
+        ignored = "" if policy.refuse_wrong_annotations else "ignored: "
+        return Wishes(), Reason("wrong-annotation", f"{ignored}{error}")
