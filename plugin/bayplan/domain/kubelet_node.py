@@ -12,6 +12,7 @@ from typing import Final
 from bayplan.domain.claims import memory_need, undisputed
 from bayplan.domain.decision import Affinity, Decision, Outcome, Placement, QosClass, Reason, Request
 from bayplan.domain.engine import reserved_cpus
+from bayplan.domain.kubelet.attached_devices import AttachedDevices
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_options import CpuOptions
 from bayplan.domain.kubelet.cpu_topology import CpuTopology
@@ -93,13 +94,15 @@ class KubeletNodeEngine:
     ) -> Decision:
         """See `Engine.decide`. The policy must be one that `bayplan.daemon.reservations` found good."""
         answer = undisputed(machine, policy, ledger, request)
-        if answer is not None:
+        if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer
         if request.pod_level:
             return Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
         site = self._site
         if site is None or site.machine is not machine or site.policy is not policy:
             site = self._site = _Site.of(machine, policy, self.managers)
+        if answer is not None:
+            return _Choice(self.managers, site, ledger, EngineState(), request).refusal() or answer
         state = books(self.managers.memory, site.empty, site.engine.cpus, ledger)
         if current is not None:
             return _Resize(self.managers, site, state, request, current).decide()
@@ -118,19 +121,28 @@ class _Choice:
         self.managers, self.site, self.ledger, self.state = managers, site, ledger, state
         self.request = request
         pod_name, _, name = request.name.rpartition("/")
-        self.container = _container(name, request.cpu_milli, memory_need(request))
-        self.pod = PodSpec(request.pod_id, (self.container,), qos=QosClass.GUARANTEED, name=pod_name)
+        guaranteed = request.qos is QosClass.GUARANTEED
+        self.container = (
+            _container(name, request.cpu_milli, memory_need(request)) if guaranteed else ContainerSpec(name)
+        )
+        self.pod = PodSpec(request.pod_id, (self.container,), qos=request.qos, name=pod_name)
+        attached = AttachedDevices(name, request.hints, site.machine.node_ids) if request.hints else None
+        self.engine = replace(site.engine, attached=attached)
+
+    def refusal(self) -> Decision | None:
+        """The refusal of a container that asks for no resources of its own, only has devices that are too far
+        apart for the policy; None if it is admitted. kubelet aligns devices in all classes."""
+        admission = self.engine.admit(self.state, self.pod)
+        return None if admission.admitted else self._refused(self.pod, admission)
 
     def decide(self) -> Decision:
-        engine = self.site.engine
+        engine = self.engine
         if self._pod_by_pod():
             pod, admission = self._admit_in_pod()
         else:
             pod, admission = self.pod, engine.admit(self.state, self.pod)
         if not admission.admitted:
-            why = reasons(engine, pod, replace(admission, state=self.state))
-            plain = tuple(_without_kind(reason, admission.reason) for reason in why)
-            return Decision(self.request, Outcome.REFUSED, reasons=plain, refused_as=admission.reason)
+            return self._refused(pod, admission)
         hint = admission.hint(self.container.name)
         affinity = None
         if self._pod_by_pod() or self.managers.memory is MemoryPolicy.BEST_EFFORT:
@@ -138,17 +150,21 @@ class _Choice:
         placed = placement(self.state, admission.state, self.pod.uid, self.container.name, affinity)
         return Decision(self.request, self._outcome(hint, placed), placed, tuple(self._why(hint, placed)))
 
+    def _refused(self, pod: PodSpec, admission: Admission[EngineState]) -> Decision:
+        why = reasons(self.engine, pod, replace(admission, state=self.state))
+        plain = tuple(_without_kind(reason, admission.reason) for reason in why)
+        return Decision(self.request, Outcome.REFUSED, reasons=plain, refused_as=admission.reason)
+
     def _pod_by_pod(self) -> bool:
         return self.managers.scope is Scope.POD and self.site.policy.topology is not TopologyPolicy.NONE
 
     def _admit_in_pod(self) -> tuple[PodSpec, Admission[EngineState]]:
         """Align the pod's first container together with the rest of the pod, later ones as the first."""
-        engine = self.site.engine
         affinity = self._affinity_of_pod()
         if affinity is not None:
             return self.pod, self._allocated(Hint(affinity.nodes, affinity.preferred))
         whole = replace(self.pod, containers=(self.container, *self._rest()))
-        admission = engine.admit(self.state, whole)
+        admission = self.engine.admit(self.state, whole)
         if not admission.admitted or len(whole.containers) == 1:
             return whole, admission
         return whole, self._allocated(admission.hint(self.container.name))
@@ -176,7 +192,7 @@ class _Choice:
     def _allocated(self, hint: Hint) -> Admission[EngineState]:
         """This container with its resources by a hint that is settled."""
         admission = Admission(self.state, admitted=True, hints={self.container.name: hint})
-        for provider in self.site.engine.providers():
+        for provider in self.engine.providers():
             try:
                 state = provider.allocate(admission.state, self.pod, self.container, hint)
             except BayplanError as error:
@@ -262,6 +278,12 @@ class _Resize:
     def _refused(self, whose: str, why: str) -> Decision:
         reason = Reason(REFUSED, f"{_NO_RESIZE} {whose} ({why})")
         return Decision(self.request, Outcome.REFUSED, reasons=(reason,), refused_as=INFEASIBLE)
+
+
+def _aligns_devices(policy: Policy, request: Request) -> bool:
+    """Whether kubelet would align the devices of a container for which nothing else is aligned."""
+    pinned = request.pinned_cpus is not None or request.pinned_mems is not None
+    return bool(request.hints) and not pinned and policy.topology is not TopologyPolicy.NONE
 
 
 def _container(name: str, cpu_milli: int, need: Mapping[str, int]) -> ContainerSpec:

@@ -65,7 +65,7 @@ class _Choice:
         need = {**self.memory, CPU: count} if count and aligned else self.memory
         if not need:
             return Decision(self.request, Outcome.PLACED, Placement(), (_NOTHING_ASKED,))
-        nodes = self._keep(current, need) or choose_nodes(self.machine, self.near, need, self._overlaps)
+        nodes = self._keep(current, need) or choose_nodes(self.machine, self.near, need, self._penalty)
         if self.strict:
             refusal = self._refusal(nodes, need)
             if refusal is not None:
@@ -108,11 +108,11 @@ class _Choice:
     def _as_well_as_possible(self, need: Amounts) -> tuple[NodeSet | None, list[Reason]]:
         """A place for what fits nowhere as asked: CPUs elsewhere, on CPU-less nodes, or everywhere."""
         why = f"no set of nodes has {self._amounts(need)} free: {self._free_text(need)}"
-        nodes = choose_nodes(self.machine, self.near, self.memory, self._overlaps)
+        nodes = choose_nodes(self.machine, self.near, self.memory, self._penalty)
         if nodes is not None:
             return nodes, [Reason("cpus-elsewhere", f"{why}; memory alone fits on node {nodes}")]
         everywhere = {node: self.free[node] for node in self.machine.memory_nodes}
-        nodes = choose_nodes(self.machine, everywhere, self.memory, self._overlaps)
+        nodes = choose_nodes(self.machine, everywhere, self.memory, self._penalty)
         if nodes is not None:
             return nodes, [Reason("cpu-less-nodes", f"{why}; with CPU-less nodes it fits on node {nodes}")]
         return None, [Reason("overcommitted", f"{why}; it may use every node, without a guarantee")]
@@ -128,6 +128,11 @@ class _Choice:
             text = f"{count} exclusive CPUs asked for, {len(self.cpus)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
         return take_cpus(self.machine, self.cpus, count, nodes), None
+
+    def _penalty(self, nodes: NodeSet) -> int:
+        """First the devices that are elsewhere, then the overlaps."""
+        far = sum(hint.nodes.isdisjoint(nodes) for hint in self.request.hints)
+        return far * (1 + len(self.ledger.entries)) + self._overlaps(nodes)
 
     def _overlaps(self, nodes: NodeSet) -> int:
         """How many containers are on a different set that shares nodes with this one.

@@ -1,9 +1,10 @@
 """The sysfs tree of a Machine, printed as the kernel prints it, so that tests can garble it and read it back.
 
-Only what `bayplan.host.sysfs` reads, and a little that it must ignore. Offline CPUs have no topology and no
-caches, as on a real machine; caches other than the L3 are one L1 each.
+Only what `bayplan.host.sysfs` and `bayplan.host.devices` read, and a little that they must ignore. Offline
+CPUs have no topology and no caches, as on a real machine; caches other than the L3 are one L1 each.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,10 +21,12 @@ SYSTEM = "sys/devices/system"
 class SysfsTree:
     """Files by path relative to the root, to be changed freely before they are written.
 
-    A path that ends in ``/`` is an empty directory.
+    A path that ends in ``/`` is an empty directory. ``links`` are symbolic links: path -> where it leads,
+    both relative to the root.
     """
 
     def __init__(self, machine: Machine) -> None:
+        self.links: dict[str, str] = {}
         self.files = {
             "proc/meminfo": f"MemTotal: {machine.memory_bytes >> 10:14} kB\nMemFree: 0 kB\n",
         }
@@ -49,6 +52,20 @@ class SysfsTree:
         """Drop the file *prefix*, or everything below it."""
         self.files = {path: text for path, text in self.files.items() if not path.startswith(prefix)}
 
+    def add_device(
+        self, directory: str, *, node: int | None = None, numbers: str = "", bus: str = ""
+    ) -> None:
+        """A device with its *directory* below ``sys/devices``: its NUMA *node* if it says one, its *numbers*
+        (``block/8:0``, ``char/226:1``) if it has a device node, and the *bus* that lists it."""
+        path = f"sys/devices/{directory}"
+        self.files[f"{path}/uevent"] = ""
+        if node is not None:
+            self.files[f"{path}/numa_node"] = f"{node}\n"
+        if numbers:
+            self.links[f"sys/dev/{numbers}"] = path
+        if bus:
+            self.links[f"sys/bus/{bus}/devices/{directory.rpartition('/')[2]}"] = path
+
     def write(self, root: Path) -> Path:
         """Write the tree below *root*, and return *root*."""
         unpack(
@@ -59,6 +76,10 @@ class SysfsTree:
             ),
             root,
         )
+        for path, target in self.links.items():
+            link = root / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(root / target, link.parent))
         return root
 
     def _node(self, machine: Machine, node: Node) -> None:

@@ -7,6 +7,7 @@ state, as in kubelet, until `KubeletEngine.without_pod` takes it back.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from bayplan.domain.kubelet.attached_devices import AttachedDevices
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_state import CpuState
 from bayplan.domain.kubelet.device_manager import DeviceManager, DeviceState
@@ -33,16 +34,20 @@ class EngineState:
 @dataclass(frozen=True, slots=True)
 class KubeletEngine:
     """The managers of one machine. ``cpus`` None is the CPU Manager's policy none; the Memory Manager is part
-    of the state, because it is a value with its books; ``devices`` None are no devices."""
+    of the state, because it is a value with its books; ``devices`` None are no devices to choose from, and
+    ``attached`` are those that the container in question has already."""
 
     topology: TopologyManager
     cpus: StaticCpuPolicy | None = None
     devices: DeviceManager | None = None
+    attached: AttachedDevices | None = None
 
     def providers(self) -> Iterator[Provider[EngineState]]:
         """The managers in the order in which kubelet asks them."""
         if self.devices is not None:
             yield _Devices(self.devices)
+        if self.attached is not None:
+            yield self.attached
         if self.cpus is not None:
             yield _Cpus(self.cpus)
         yield _Memory()

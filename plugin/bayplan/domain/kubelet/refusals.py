@@ -108,6 +108,8 @@ def _needs(
             yield Demand(free, needed), Demand(allocatable, needed)
     if engine.devices is not None:
         yield from engine.devices.needs(state.devices, pod, container)
+    if engine.attached is not None:
+        yield from engine.attached.needs(container)
 
 
 def _cpu_need(

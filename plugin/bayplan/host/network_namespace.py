@@ -1,0 +1,87 @@
+"""Sockets in other network namespaces.
+
+A thread is started for each, enters the namespace, opens the socket and ends: a thread that lived on would
+keep a namespace alive whose pod is gone, and one that is stuck holds up nobody else. The process itself, and
+every other thread, stays where it is.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from bayplan.errors import HostError
+from bayplan.host.kernelfs import refusal
+
+_CLONE_NEWNET: Final = 0x40000000
+_OWN_NAMESPACES: Final = ("/proc/self/ns/net", "/proc/1/ns/net")
+"""The host's, as seen from the host, and from a container with the host's process ids."""
+
+
+async def socket_in(path: str, make: Callable[[], socket.socket]) -> socket.socket | None:
+    """What *make* returns when it is called inside the network namespace *path*; None if that is the host's.
+
+    Raises:
+        HostError: there is no such namespace (any more), or entering it is not permitted.
+    """
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[socket.socket | None] = loop.create_future()
+
+    def settle(result: socket.socket | None, error: HostError | None) -> None:
+        if made.done():
+            _close(result)
+        elif error is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = _make_inside(path, make)
+        except HostError as caught:
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            _close(result)
+
+    threading.Thread(target=work, name="network-namespace", daemon=True).start()
+    return await made
+
+
+def _make_inside(path: str, make: Callable[[], socket.socket]) -> socket.socket | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if _is_own(os.fstat(descriptor)):
+                return None
+            if _libc().setns(descriptor, _CLONE_NEWNET) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.close(descriptor)
+        return make()
+    except OSError as error:
+        raise refusal(path, "cannot be entered as a network namespace", error) from error
+
+
+def _is_own(status: os.stat_result) -> bool:
+    for path in _OWN_NAMESPACES:
+        with contextlib.suppress(OSError):  # without CAP_SYS_PTRACE the second one may be hidden
+            if os.path.samestat(status, os.stat(path)):  # noqa: PTH116
+                return True
+    return False
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _close(result: socket.socket | None) -> None:
+    if result is not None:
+        result.close()
