@@ -85,6 +85,7 @@ def daemon(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A baypland that connects to the runtime in *directory*."""
     argv = [sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", directory / "nri.sock"]
     argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
+    argv += ["--oci-socket", "none"]
     with (directory / "daemon.log").open("wb") as log:
         process = subprocess.Popen([*map(str, argv), "--log-format", "json"], stderr=log)
     try:

@@ -22,6 +22,7 @@ from bayplan import __version__
 from bayplan.daemon import logs
 from bayplan.daemon.config import engine_of, resolve_policy
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
@@ -39,6 +40,7 @@ from bayplan.host.netlink import watch_hotplug
 from bayplan.host.sysfs import read_machine
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.service.admin import AdminServer
+from bayplan.service.oci_socket import OciServer
 from bayplan.service.views import Snapshot
 from bayplan.state import Store
 
@@ -77,6 +79,11 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         admin = AdminServer(settings.admin_socket, daemon.snapshot, _log_level)
         await admin.start()
         stack.push_async_callback(admin.close)
+        if settings.oci_socket is not None:
+            stack.push_async_callback(daemon.desk.close)
+            oci = OciServer(settings.oci_socket, daemon.desk.serve)
+            await oci.start()
+            stack.push_async_callback(oci.close)
         # A full collection of all that start-up made takes 20 ms, and comes in the middle of some reply.
         gc.collect()
         gc.freeze()
@@ -122,6 +129,14 @@ class _Daemon:
             weighted_interleave=has_weighted_interleave(),
         )
         await self.controller.restore()
+        self.desk = OciDesk(
+            self.controller,
+            self.turn,
+            self.hierarchy,
+            self._expectations,
+            self._verify_now.set,
+            _desk_rules(self.settings),
+        )
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
@@ -176,6 +191,7 @@ class _Daemon:
             else:
                 self.settings, self.controller.policy = settings, policy
                 self.controller.engine = engine_of(settings)
+                self.desk.rules = _desk_rules(settings)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)
@@ -263,6 +279,10 @@ class _Daemon:
             },
         )
         self._verify_now.set()
+
+
+def _desk_rules(settings: Settings) -> DeskRules:
+    return DeskRules(settings.oci_deadline_ms / 1000, settings.oci_undecided)
 
 
 def _hold(directory: Path) -> DirectoryLock:

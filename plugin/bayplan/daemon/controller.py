@@ -8,10 +8,11 @@ handed in.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.residents import Residents
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.engine import Engine
@@ -20,10 +21,7 @@ from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
-from bayplan.domain.request import (
-    carried_oom_score_adj,
-    changed_resources,
-)
+from bayplan.domain.request import changed_resources
 from bayplan.domain.rewrite import (
     Ability,
     adjustment_for,
@@ -51,36 +49,6 @@ _EVENTS = frozenset(
         Event.REMOVE_POD_SANDBOX,
     }
 )
-
-
-@dataclass(slots=True)
-class Residents:
-    """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
-
-    ``found`` maps the ids of containers that were created without a decision to their names,
-    ``oom_score_adj`` ids to the value in force, ours or the spec's.
-    """
-
-    pods: dict[str, Pod] = field(default_factory=dict)
-    containers: dict[str, Container] = field(default_factory=dict)
-    found: dict[str, str] = field(default_factory=dict)
-    oom_score_adj: dict[str, int] = field(default_factory=dict)
-
-    def see(self, pod: Pod, container: Container) -> None:
-        """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
-        self.pods[pod.id] = pod
-        self.containers[container.id] = container
-        carried = carried_oom_score_adj(container)
-        if carried is not None:
-            self.oom_score_adj[container.id] = carried
-
-    def drop(self, container_id: str) -> None:
-        """Forget a container, and its pod with its last container."""
-        gone = self.containers.pop(container_id, None)
-        self.found.pop(container_id, None)
-        self.oom_score_adj.pop(container_id, None)
-        if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
-            self.pods.pop(gone.pod_id, None)
 
 
 class Controller:
@@ -115,7 +83,7 @@ class Controller:
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         self.ledger = Ledger.of(await self.recorder.entries())
-        self._see_recorded(())
+        self.residents.see_recorded(self.ledger.entries)
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -144,7 +112,7 @@ class Controller:
         self.residents = Residents(found=still_found | found)
         for container in containers:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
-        self._see_recorded({container.id for container in containers})
+        self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
         self.counters["found_containers"] += len(result.found)
         for entry in result.found:
             logger.warning("container was created without us", extra=_fields(entry.decision))
@@ -234,6 +202,12 @@ class Controller:
         _after_the_reply(lambda: logger.info("released", extra=fields))
         return updates
 
+    async def amend(self, entry: Entry) -> None:
+        """Record what became known of a container that came without NRI; its promises stay the same."""
+        await self.recorder.record((), told=[entry])
+        self.ledger = self.ledger.with_entry(entry)
+        self.residents.see_recorded({entry.container_id: entry})
+
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. No update can be sent from here; what is due is written to the kernel."""
         if event is Event.REMOVE_POD_SANDBOX:
@@ -282,16 +256,6 @@ class Controller:
         shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
         applied = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
         return replace(origin, container=container, applied=applied)
-
-    def _see_recorded(self, seen: Collection[str]) -> None:
-        """Remember the containers that no session lists: all that is known of them is in the ledger."""
-        for container_id, entry in self.ledger.entries.items():
-            if entry.origin is None or container_id in seen:
-                continue
-            self.residents.see(entry.origin.pod, entry.origin.container)
-            applied = entry.origin.applied.oom_score_adj
-            if applied is not None:
-                self.residents.oom_score_adj[container_id] = applied
 
     async def _started(self, event: Event, pod: Pod, container: Container) -> None:
         self.residents.see(pod, container)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import Threshold, positive_bytes, reserved_memory, reserved_resources, threshold
-from bayplan.daemon.settings import KUBELET, NARROWEST, Settings
+from bayplan.daemon.settings import KUBELET, NARROWEST, Settings, Undecided
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -21,6 +21,7 @@ from bayplan.daemon.values import (
     policy_options,
     share_or_none,
     socket_path,
+    socket_path_or_none,
     table,
     text_like,
 )
@@ -222,6 +223,22 @@ CONNECTION: Final = (
         "pluginIndex", "plugin_index", "plugin-index", "NN",
         text_like(r"[0-9]{2}", "a text of two digits such as '90'"), syntax.text, "90",
         "its place among the runtime's plugins, two digits; a higher one sees the changes of the lower ones",
+    ),
+    Key(
+        "ociSocket", "oci_socket", "oci-socket", "PATH",
+        socket_path_or_none, syntax.text, "/run/bayplan/oci.sock",
+        "the socket that OCI hooks and the runtime wrapper talk to; none serves neither",
+    ),
+    Key(
+        "ociDeadline", "oci_deadline_ms", "oci-deadline", "DURATION",
+        duration_ms(10, 60_000), syntax.text, "1500ms",
+        "after this time a hook or wrapper is told that there is no decision; less than it waits itself (2s)",
+    ),
+    Key(
+        "ociUndecided", "oci_undecided", "oci-undecided", "WHAT",
+        one_of({what.value: what for what in Undecided}), syntax.text, "client",
+        "what hooks and wrappers are told when no decision can be made or carried out: client leaves it to "
+        "their own --on-failure, refuse fails the container, allow starts it unplaced",
     ),
     Key(
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",

@@ -6,6 +6,7 @@ Nothing here reads or checks: `bayplan.daemon.keys` says how each field is spell
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,22 @@ from bayplan.domain.kubelet.pod import Amounts
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.quantity import MIB
-from bayplan.service.protocol import DEFAULT_SOCKET
+from bayplan.service.protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.sets import CpuSet
 
 NARROWEST: Final = "narrowest"
 KUBELET: Final = "kubelet"
 """The engines, by their names in the configuration."""
+
+
+class Undecided(Enum):
+    """What the client of the OCI socket is told about a container for which no decision could be made or
+    carried out: its own configuration says (CLIENT), it must not start (REFUSE), it may start (ALLOW)."""
+
+    CLIENT = "client"
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
 
 DEFAULT_EVICTION: Final = Threshold(100 * MIB, text="100Mi")
 """Kubelet's own default for memory.available on Linux."""
@@ -61,6 +72,9 @@ class Settings:
     request_deadline_ms: int = 1000
     state_directory: Path = Path("/var/lib/bayplan")
     admin_socket: Path = DEFAULT_SOCKET
+    oci_socket: Path | None = DEFAULT_OCI_SOCKET
+    oci_deadline_ms: int = 1500
+    oci_undecided: Undecided = Undecided.CLIENT
     log_level: str = "info"
     log_format: str = "auto"
     sources: tuple[str, ...] = ()

@@ -135,6 +135,11 @@ def socket_path(path: str, value: object) -> Path:
     return socket
 
 
+def socket_path_or_none(path: str, value: object) -> Path | None:
+    """A path that fits into a unix socket's address; the word none for None."""
+    return None if value == "none" else socket_path(path, value)
+
+
 def duration_ms(low_ms: int, high_ms: int) -> Reader[int]:
     """A duration such as 800ms or 1.5s, in whole milliseconds."""
     expected = f"a duration from {low_ms}ms to {high_ms}ms, such as 800ms or 1s"

@@ -5,17 +5,18 @@ it is seen twice in a row: right after a reply the runtime may still be carrying
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from bayplan.domain.ledger import Ledger
+from bayplan.domain.origin import Origin
 from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.topology import Machine
-from bayplan.domain.workload import Container, Pod, Update
+from bayplan.domain.workload import Adjustment, Container, Pod, Update
 from bayplan.errors import BayplanError
-from bayplan.host.container import ContainerCgroup
+from bayplan.host.container import ContainerCgroup, Readings
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.sets import CpuSet, NodeSet
@@ -34,11 +35,64 @@ class Expectation:
     name: str
     cpus: CpuSet | None
     mems: NodeSet | None
+    origin: Origin | None = None
 
     @property
     def update(self) -> Update:
         """The change that makes it so."""
-        return Update(self.container.id, cpuset_cpus=self.cpus, cpuset_mems=self.mems)
+        amounts = self.amounts
+        return Update(
+            self.container.id,
+            cpuset_cpus=self.cpus,
+            cpuset_mems=self.mems,
+            memory_limit_bytes=amounts.memory_limit_bytes,
+            unified=amounts.unified,
+        )
+
+    @property
+    def amounts(self) -> Adjustment:
+        """What we set beside the cpusets, where nobody but us can restore it."""
+        return _NOTHING if self.origin is None else self.origin.applied
+
+    def differences(self, found: Readings) -> Mapping[str, str]:
+        """What the cgroup shows otherwise: texts by the name of what differs.
+
+        An amount counts only where the kernel's default is back: that is what systemd and runtimes leave when
+        they write their own idea of a container. Another amount is somebody's wish, and it stays.
+        """
+        pairs: list[tuple[str, object, object]] = [
+            ("cpus", found.cpus_effective, self.cpus),
+            ("mems", found.mems_effective, self.mems),
+        ]
+        if found.memory_max_bytes is None:
+            pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
+        for key, value in sorted(self.amounts.unified.items()):
+            shown, default = _shown(found, key)
+            if shown == default != value:
+                pairs.append((key, shown, value))
+        return {
+            name: f"{name} is {is_now}, decided was {expected}"
+            for name, is_now, expected in pairs
+            if expected is not None and is_now != expected
+        }
+
+
+_NOTHING: Final = Adjustment()
+
+
+def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
+    """A value as its cgroup file shows it, and the kernel's default; (None, None) for a file we never set."""
+    if key == "memory.oom.group":
+        return str(int(found.memory_oom_group)), "0"
+    amounts = {
+        "memory.high": (found.memory_high_bytes, None),
+        "memory.low": (found.memory_low_bytes, 0),
+        "memory.min": (found.memory_min_bytes, 0),
+    }
+    if key not in amounts:
+        return None, None
+    shown, default = ("max" if amount is None else str(amount) for amount in amounts[key])
+    return shown, default
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +100,22 @@ class Drift:
     """A container whose cgroup shows something else than was decided."""
 
     expectation: Expectation
-    cpus: CpuSet
-    mems: NodeSet
+    differences: Mapping[str, str]
 
     def __str__(self) -> str:
-        wanted = self.expectation
-        parts = [
-            f"{name} is {found}, decided was {expected}"
-            for name, found, expected in (("cpus", self.cpus, wanted.cpus), ("mems", self.mems, wanted.mems))
-            if expected is not None and found != expected
-        ]
-        return f"{wanted.name}: {'; '.join(parts)}"
+        return f"{self.expectation.name}: {'; '.join(self.differences.values())}"
+
+    @property
+    def repair(self) -> Update:
+        """The change that undoes it, and nothing else."""
+        whole, names = self.expectation.update, self.differences
+        return Update(
+            whole.container_id,
+            cpuset_cpus=whole.cpuset_cpus if "cpus" in names else None,
+            cpuset_mems=whole.cpuset_mems if "mems" in names else None,
+            memory_limit_bytes=whole.memory_limit_bytes if "memory.max" in names else None,
+            unified={key: value for key, value in whole.unified.items() if key in names},
+        )
 
 
 def expectations(
@@ -76,8 +135,9 @@ def expectations(
             continue
         decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))
         cpus, mems = cpus_for(decision, shared), decision.placement.mems
-        if cpus is not None or mems is not None:
-            wanted.append(Expectation(container, pod.cgroup_parent, decision.request.name, cpus, mems))
+        if cpus is not None or mems is not None or entry.origin is not None:
+            name = decision.request.name
+            wanted.append(Expectation(container, pod.cgroup_parent, name, cpus, mems, entry.origin))
     return wanted
 
 
@@ -115,15 +175,15 @@ class Verifier:
                 logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
         wanted = self._still_expected(due)
         if wanted:
-            await self._in_thread(partial(repair, self._hierarchy, wanted))
-            logger.info("repaired", extra={"containers": [one.name for one in wanted]})
+            changes = [(one.expectation, one.repair) for one in wanted]
+            await self._in_thread(partial(write, self._hierarchy, changes))
+            logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
         return () if at_once else due
 
-    def _still_expected(self, due: Iterable[Drift]) -> list[Expectation]:
+    def _still_expected(self, due: Iterable[Drift]) -> list[Drift]:
         """The ledger may have changed while the kernel was read."""
-        current = {one.container.id: (one.cpus, one.mems) for one in self._expected()}
-        expected = [one.expectation for one in due]
-        return [one for one in expected if current.get(one.container.id) == (one.cpus, one.mems)]
+        current = {one.container.id: one.update for one in self._expected()}
+        return [one for one in due if current.get(one.expectation.container.id) == one.expectation.update]
 
 
 def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
@@ -138,18 +198,17 @@ def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drif
         except BayplanError as error:
             logger.warning("cannot verify", extra={"container": one.name, "problem": str(error)})
             continue
-        differs = one.cpus not in (None, found.cpus_effective) or one.mems not in (None, found.mems_effective)
-        if differs:
-            drifted.append(Drift(one, found.cpus_effective, found.mems_effective))
+        if differences := one.differences(found):
+            drifted.append(Drift(one, differences))
     return drifted
 
 
-def repair(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> None:
-    """Write what was decided into the cgroups. Blocks; what the kernel refuses is logged."""
-    for one in wanted:
+def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
+    """Write changes into the cgroups of their containers. Blocks; what the kernel refuses is logged."""
+    for one, change in changes:
         try:
             with _open(hierarchy, one) as cgroup:
-                cgroup.apply(one.update)
+                cgroup.apply(change)
         except AbsentError:
             continue
         except BayplanError as error:
@@ -157,4 +216,6 @@ def repair(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> None:
 
 
 def _open(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:
+    if one.origin is not None and one.origin.cgroups:
+        return ContainerCgroup(hierarchy, dict(one.origin.cgroups))
     return ContainerCgroup.find(hierarchy, one.container.cgroups_path, one.cgroup_parent, one.container.id)

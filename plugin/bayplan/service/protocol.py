@@ -9,6 +9,7 @@ from typing import Final
 
 API_VERSION: Final = "bayplan/v1"
 DEFAULT_SOCKET: Final = Path("/run/bayplan/admin.sock")
+DEFAULT_OCI_SOCKET: Final = Path("/run/bayplan/oci.sock")
 
 MAX_REQUEST_BYTES: Final = 64 << 10
 MAX_ANSWER_BYTES: Final = 64 << 20

@@ -50,6 +50,7 @@ async def _daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[subpro
     await runtime.listen(directory / "nri.sock")
     argv = [sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", directory / "nri.sock"]
     argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
+    argv += ["--oci-socket", "none"]
     log = (directory / "log").open("wb")
     process = subprocess.Popen([*map(str, argv), "--log-format", "json"], stderr=log)  # noqa: ASYNC220, S603
     try:

@@ -9,7 +9,7 @@ import pytest
 from bayplan.daemon.amounts import Threshold
 from bayplan.daemon.config import load_settings
 from bayplan.daemon.keys import KEYS
-from bayplan.daemon.settings import Settings
+from bayplan.daemon.settings import Settings, Undecided
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
@@ -41,6 +41,9 @@ nriSocket = "/run/other/nri.sock"
 pluginName = "bay-2"
 pluginIndex = "07"
 requestDeadline = "750ms"
+ociSocket = "/run/b/oci.sock"
+ociDeadline = "900ms"
+ociUndecided = "refuse"
 stateDirectory = "/srv/bayplan"
 adminSocket = "/run/b/admin.sock"
 logLevel = "debug"
@@ -77,6 +80,9 @@ FULL = Settings(
     plugin_name="bay-2",
     plugin_index="07",
     request_deadline_ms=750,
+    oci_socket=Path("/run/b/oci.sock"),
+    oci_deadline_ms=900,
+    oci_undecided=Undecided.REFUSE,
     state_directory=Path("/srv/bayplan"),
     admin_socket=Path("/run/b/admin.sock"),
     log_level="debug",

@@ -72,6 +72,9 @@ def test_every_flag() -> None:
         "--plugin-name=bay",
         "--plugin-index=11",
         "--request-deadline=1.5s",
+        "--oci-socket=none",
+        "--oci-deadline=2s",
+        "--oci-undecided=allow",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
         "--log-level=warning",
@@ -87,6 +90,7 @@ def test_every_flag() -> None:
     assert not settings.set_oom_score_adj
     assert settings.default_memory_limit_bytes == {"Burstable": 4 * GIB, "BestEffort": GIB}
     assert settings.request_deadline_ms == 1500
+    assert settings.oci_socket is None
     defaults = Settings()
     own = {key.field for key in KEYS.values()} - {"cpu_manager"}
     unchanged = [name for name in own if getattr(settings, name) == getattr(defaults, name)]

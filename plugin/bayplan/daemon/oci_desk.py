@@ -1,0 +1,218 @@
+"""What is done about the requests on the OCI socket: decide, record, apply, answer; and release.
+
+The same controller decides as for NRI, in turn with it. Once a decision is recorded the work is finished,
+also when the client is gone or its time is over: a container that comes to life then has what the ledger
+says, and one that never does is found to be gone. Only what could not be applied is released at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
+
+from bayplan.daemon import oci_host
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.oci_host import Arrival
+from bayplan.daemon.settings import Undecided
+from bayplan.daemon.turns import Turn
+from bayplan.daemon.verify import Expectation, write
+from bayplan.domain.ledger import Entry
+from bayplan.domain.origin import Form, Origin
+from bayplan.domain.workload import Container, Pod, Update
+from bayplan.errors import BayplanError, PlacementError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.oci.documents import State, check_id, parse_state
+from bayplan.oci.errors import OciError
+from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.service.unix_socket import Peer
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_DONE: Final = Answer(Status.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskRules:
+    """``deadline_s`` is how long a client waits at most for its answer."""
+
+    deadline_s: float = 1.5
+    undecided: Undecided = Undecided.CLIENT
+
+
+class OciDesk:
+    """Answers the requests. ``close`` it when no more are taken in."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        turn: Turn,
+        hierarchy: Hierarchy,
+        expected: Callable[[], list[Expectation]],
+        verify_soon: Callable[[], None],
+        rules: DeskRules = DeskRules(),
+    ) -> None:
+        self.rules = rules
+        self._controller = controller
+        self._turn = turn
+        self._hierarchy = hierarchy
+        self._expected = expected
+        self._verify_soon = verify_soon
+        # Not the thread that verifies: that one may be at it for a second, and a container waits here.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
+        self._works: set[asyncio.Task[Answer]] = set()
+
+    async def close(self) -> None:
+        """Finish what was begun."""
+        await asyncio.gather(*self._works, return_exceptions=True)
+        self._thread.shutdown()
+
+    async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        """The answer to a request, within the deadline; what was begun goes on after it."""
+        work = asyncio.get_running_loop().create_task(self._answer(verb, body, peer))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        try:
+            async with asyncio.timeout(self.rules.deadline_s):
+                return await asyncio.shield(work)
+        except TimeoutError:
+            return self._undecided(verb, f"no decision within {self.rules.deadline_s:g} s")
+
+    async def _answer(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        self._controller.counters[f"oci_{verb.value}"] += 1
+        try:
+            match verb:
+                case Verb.CREATE_RUNTIME:
+                    return await self._create_runtime(parse_state(body))
+                case Verb.POSTSTOP:
+                    return await self._ended(parse_state(body).id)
+                case Verb.DELETE:
+                    return await self._ended(check_id(body.decode("ascii", "backslashreplace")))
+                case _:
+                    return self._undecided(verb, f"{verb.value} is not served")
+        except PlacementError as error:
+            return Answer.saying(Status.REFUSED, str(error))
+        except BayplanError as error:
+            return self._undecided(verb, str(error))
+        except Exception:
+            logger.exception("an OCI request failed", extra={"verb": verb.value, "client": peer.pid})
+            return self._undecided(verb, "the request failed inside the daemon; its log says why")
+
+    async def _create_runtime(self, state: State) -> Answer:
+        """Place a container whose process exists and has not started. Body: the state, as hooks get it."""
+        if self._is_of_nri(state.id):
+            return _DONE
+        arrival = await self._in_thread(partial(oci_host.announced, self._hierarchy, state))
+        if arrival is None:
+            return _DONE
+        async with self._turn:
+            if self._is_of_nri(state.id):
+                return _DONE
+            known = self._controller.ledger.entries.get(state.id)
+            if known is not None and _was_rewritten(known, arrival):
+                # Its spec has what was decided; now we also know where it is.
+                await self._controller.amend(_met(known, arrival.origin))
+                return _DONE
+            entry, updates = await self._decide(arrival)
+        await self._carry_out(entry, updates)
+        return _DONE
+
+    async def _ended(self, container_id: str) -> Answer:
+        """Release what a container held that ended, unless it is still there: a deletion may fail."""
+        entry = self._controller.ledger.entries.get(container_id)
+        if entry is None or entry.origin is None:
+            return _DONE
+        if await self._in_thread(partial(oci_host.is_alive, self._hierarchy, entry.origin)):
+            return _DONE
+        await self.release(entry)
+        return _DONE
+
+    async def release(self, entry: Entry) -> None:
+        """Release what *entry* holds, if it is still the entry of its container."""
+        async with self._turn:
+            if self._controller.ledger.entries.get(entry.container_id) != entry:
+                return
+            pod = Pod(entry.decision.request.pod_id)
+            updates = await self._controller.stop_container(pod, Container(entry.container_id, pod.id))
+        if updates:
+            self._verify_soon()
+
+    async def _decide(self, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
+        """Decide and record, in turn; the new entry, and what is due for others."""
+        controller, container = self._controller, arrival.container
+        _, updates = await controller.create_container(arrival.pod, container, arrival.origin)
+        return controller.ledger.entries[container.id], updates
+
+    async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
+        """Make it so in the kernel: for the new container, then for the others. If it fails for the new one,
+        its decision is released."""
+        origin = _origin(entry)
+        try:
+            applied = await self._in_thread(partial(oci_host.place, self._hierarchy, origin))
+        except BaseException:
+            await self.release(entry)
+            raise
+        await self._update_others(updates)
+        async with self._turn:
+            present = self._controller.ledger.entries.get(entry.container_id)
+            if present == entry and applied != origin.applied:
+                await self._controller.amend(replace(entry, origin=replace(origin, applied=applied)))
+            elif present is not None and present.told_cpus != entry.told_cpus:
+                # The shared pool changed while its former CPUs were being written.
+                self._verify_soon()
+
+    async def _update_others(self, updates: Iterable[Update]) -> None:
+        """Write what a decision means for other containers; what fails is found by verification."""
+        due = {one.container_id: one for one in updates}
+        if not due:
+            return
+        changes = [(one, due[one.container.id]) for one in self._expected() if one.container.id in due]
+        await self._in_thread(partial(write, self._hierarchy, changes))
+
+    def _is_of_nri(self, container_id: str) -> bool:
+        entry = self._controller.ledger.entries.get(container_id)
+        return entry is not None and entry.origin is None
+
+    def _undecided(self, verb: Verb, problem: str) -> Answer:
+        self._controller.counters["oci_undecided"] += 1
+        logger.error("no decision about a container", extra={"verb": verb.value, "problem": problem})
+        if verb in (Verb.POSTSTOP, Verb.DELETE) or self.rules.undecided is Undecided.CLIENT:
+            return Answer.saying(Status.ERROR, problem)
+        if self.rules.undecided is Undecided.REFUSE:
+            return Answer.saying(Status.REFUSED, problem)
+        return _DONE
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _origin(entry: Entry) -> Origin:
+    if entry.origin is None:
+        raise OciError(f"container {entry.container_id}", "came over NRI")
+    return entry.origin
+
+
+def _was_rewritten(entry: Entry, arrival: Arrival) -> bool:
+    """Whether the spec of this very start of the container was rewritten already."""
+    origin = entry.origin
+    if origin is None or origin.form is Form.HOOK:
+        return False
+    return origin.container.pid in (0, arrival.container.pid)
+
+
+def _met(entry: Entry, arrived: Origin) -> Entry:
+    """*entry*, with the process and the cgroup that are known by now."""
+    origin = _origin(entry)
+    container = replace(origin.container, pid=arrived.container.pid)
+    met = replace(
+        origin,
+        container=container,
+        bundle=arrived.bundle,
+        cgroups=arrived.cgroups,
+        start_ticks=arrived.start_ticks,
+    )
+    return replace(entry, origin=met)

@@ -1,0 +1,173 @@
+"""The kernel's side of a container that an OCI hook announces: is it what it claims to be, and making it so.
+
+Everything blocks and belongs into a thread. A container is announced by root, but from outside of this
+process: before anything is written, its process, its cgroup and its bundle must belong together.
+"""
+
+import errno
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bayplan.domain.origin import Form, Origin
+from bayplan.domain.workload import Adjustment, Container, Pod, Update
+from bayplan.errors import ParseError
+from bayplan.host import proc
+from bayplan.host.cgroup_paths import container_path, is_within
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.oci.bundle import CONFIG, read_config, sibling_config
+from bayplan.oci.documents import Spec, State, parse_spec
+from bayplan.oci.errors import OciError
+from bayplan.oci.workloads import container_from, is_sandbox, pod_from, sandbox_id
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A container that is about to start. ``pod`` and ``container`` have their annotations; ``origin`` is
+    what the ledger keeps; ``document`` is the text of its spec."""
+
+    pod: Pod
+    container: Container
+    origin: Origin
+    spec: Spec
+    document: bytes
+
+
+def described(form: Form, container_id: str, bundle: str, document: bytes, pid: int = 0) -> Arrival | None:
+    """The container that the spec in *document* describes; None for a pod's own container.
+
+    Raises:
+        OciError: not a spec of a Linux container.
+    """
+    spec = parse_spec(document, f"{bundle}/{CONFIG}" if bundle else "spec")
+    if is_sandbox(spec):
+        return None
+    pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
+    container = container_from(spec, container_id, pid)
+    return Arrival(pod, container, Origin.of(form, pod, container, bundle), spec, document)
+
+
+def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
+    """The container that a createRuntime hook announces with *state*; None for a pod's own container.
+
+    Raises:
+        OciError: state, bundle, process and cgroup are not those of one container.
+        HostError: the process is gone, or cannot be looked at.
+    """
+    pid = state.pid or 0
+    if pid <= 1:
+        problem = f"found the pid {pid}, expected one above 1: is it announced at createRuntime?"
+        raise OciError(f"state of container {state.id}", problem)
+    arrival = described(Form.HOOK, state.id, state.bundle, read_config(state.bundle), pid)
+    if arrival is None:
+        return None
+    process = proc.identify(pid, hierarchy.root)
+    cgroups = _checked(hierarchy, hierarchy.paths_of_process(pid), pid, arrival)
+    origin = replace(arrival.origin, cgroups=cgroups, start_ticks=process.start_ticks)
+    return replace(arrival, origin=origin)
+
+
+def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
+    """Set what ``origin.applied`` says for a container that has not started, and return what was set.
+
+    Setting oom_score_adj below the present value needs a capability that daemons in containers may lack: that
+    is reported and left out.
+
+    Raises:
+        OciError: the process has moved to another cgroup, or is not alone in it.
+        HostError: the kernel refuses a value; those before it stay.
+    """
+    wanted, pid = origin.applied, origin.container.pid
+    process = proc.Process(pid, origin.start_ticks)
+    with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
+        others = [other for other in cgroup.processes() if other != pid]
+        if hierarchy.paths_of_process(pid) != origin.cgroups or others:
+            problem = (
+                f"holds other processes than {pid}: {others}" if others else f"does not hold {pid} any more"
+            )
+            raise OciError(f"cgroup {cgroup.path}", problem)
+        cgroup.apply(
+            Update(
+                origin.container.id,
+                cpuset_cpus=wanted.cpuset_cpus,
+                cpuset_mems=wanted.cpuset_mems,
+                memory_limit_bytes=wanted.memory_limit_bytes,
+                unified=wanted.unified,
+            )
+        )
+    if wanted.oom_score_adj is None:
+        return wanted
+    try:
+        proc.write_oom_score_adj(process, wanted.oom_score_adj, hierarchy.root)
+    except RefusedError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise
+        extra = {"container_id": origin.container.id, "problem": str(error)}
+        logger.warning("oom_score_adj not set", extra=extra)
+        return replace(wanted, oom_score_adj=None)
+    return wanted
+
+
+def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
+    """Whether the container has a process: its first one, or any in its cgroup.
+
+    Raises:
+        HostError: the kernel does not say.
+    """
+    pid = origin.container.pid
+    if pid > 1:
+        try:
+            if proc.identify(pid, hierarchy.root).start_ticks == origin.start_ticks:
+                return True
+        except AbsentError:
+            pass
+    try:
+        with _cgroup(hierarchy, origin) as cgroup:
+            return bool(cgroup.processes())
+    except AbsentError:
+        return False
+
+
+def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:
+    if origin.cgroups:
+        return ContainerCgroup(hierarchy, dict(origin.cgroups))
+    container = origin.container
+    try:
+        return ContainerCgroup.find(hierarchy, container.cgroups_path, origin.pod.cgroup_parent, container.id)
+    except ParseError as error:
+        raise AbsentError(f"cgroup of {container.id}", f"is not known: {error}") from error
+
+
+def _checked(hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, arrival: Arrival) -> dict[str, str]:
+    """The *paths* of the process, once it is sure that they are the container's own."""
+    container = arrival.container
+    try:
+        expected = container_path(container.cgroups_path) if container.cgroups_path else None
+    except ParseError:
+        expected = None  # relative to the runtime's own cgroup, which nobody tells
+    for controller in (CPUSET, MEMORY):
+        path = paths[controller]
+        protected = hierarchy.why_protected(path)
+        if protected is not None:
+            raise OciError(f"cgroup {path} of process {pid}", f"will not be changed: {protected}")
+        own = is_within(path, expected) if expected is not None else container.id in path
+        if not own:
+            shown = container.cgroups_path or f"a path with {container.id} in it"
+            raise OciError(f"cgroup {path} of process {pid}", f"is not the container's, which is {shown}")
+    return dict(paths)
+
+
+def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mapping[str, str]:
+    sandbox = sandbox_id(spec)
+    document = sibling_config(bundle, sandbox, container_id) if sandbox and bundle else None
+    if document is None:
+        return {}
+    try:
+        return parse_spec(document, f"config.json of sandbox {sandbox}").annotations or {}
+    except OciError as error:
+        logger.warning("what the pod asks for is unknown", extra={"problem": str(error)})
+        return {}

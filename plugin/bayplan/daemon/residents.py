@@ -1,0 +1,48 @@
+"""What the daemon knows of running containers beside the ledger. Changed by the controller only."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from bayplan.domain.ledger import Entry
+from bayplan.domain.request import carried_oom_score_adj
+from bayplan.domain.workload import Container, Pod
+
+
+@dataclass(slots=True)
+class Residents:
+    """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
+
+    ``found`` maps the ids of containers that were created without a decision to their names,
+    ``oom_score_adj`` ids to the value in force, ours or the spec's.
+    """
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+    found: dict[str, str] = field(default_factory=dict)
+    oom_score_adj: dict[str, int] = field(default_factory=dict)
+
+    def see(self, pod: Pod, container: Container) -> None:
+        """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
+        self.pods[pod.id] = pod
+        self.containers[container.id] = container
+        carried = carried_oom_score_adj(container)
+        if carried is not None:
+            self.oom_score_adj[container.id] = carried
+
+    def drop(self, container_id: str) -> None:
+        """Forget a container, and its pod with its last container."""
+        gone = self.containers.pop(container_id, None)
+        self.found.pop(container_id, None)
+        self.oom_score_adj.pop(container_id, None)
+        if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
+            self.pods.pop(gone.pod_id, None)
+
+    def see_recorded(self, entries: Mapping[str, Entry], seen: Collection[str] = ()) -> None:
+        """Remember those *entries* that no session lists: all that is known of them is in the ledger."""
+        for container_id, entry in entries.items():
+            if entry.origin is None or container_id in seen:
+                continue
+            self.see(entry.origin.pod, entry.origin.container)
+            applied = entry.origin.applied.oom_score_adj
+            if applied is not None:
+                self.oom_score_adj[container_id] = applied

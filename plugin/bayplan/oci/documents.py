@@ -1,0 +1,132 @@
+"""OCI documents as typed values: the state that hooks get, the parts of a spec that placing needs, resources.
+
+Strict: a field of another type than the specification gives it is an error with its path. Fields that are not
+named here are skipped, and null counts as absent, as Go's decoder has it.
+"""
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from bayplan.oci.errors import OciError
+
+_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+"""What runc takes for a container id, but for a leading dot or dash."""
+
+
+class State(Struct, frozen=True):
+    """The state of a container (runtime.md). ``pid`` is 0 or absent where the container has no process."""
+
+    id: str
+    bundle: str = ""
+    pid: int | None = None
+    status: str = ""
+
+
+class Cpu(Struct, frozen=True):
+    """linux.resources.cpu."""
+
+    shares: int | None = None
+    quota: int | None = None
+    period: int | None = None
+    cpus: str | None = None
+    mems: str | None = None
+
+
+class Memory(Struct, frozen=True):
+    """linux.resources.memory."""
+
+    limit: int | None = None
+
+
+class HugepageLimit(Struct, frozen=True, rename="camel"):
+    """An item of linux.resources.hugepageLimits."""
+
+    page_size: str
+    limit: int = 0
+
+
+class LinuxResources(Struct, frozen=True, rename="camel"):
+    """linux.resources."""
+
+    cpu: Cpu | None = None
+    memory: Memory | None = None
+    hugepage_limits: list[HugepageLimit] | None = None
+    unified: dict[str, str] | None = None
+
+
+class Linux(Struct, frozen=True, rename="camel"):
+    """linux."""
+
+    cgroups_path: str | None = None
+    resources: LinuxResources | None = None
+
+
+class Process(Struct, frozen=True, rename="camel"):
+    """process."""
+
+    oom_score_adj: int | None = None
+
+
+class Spec(Struct, frozen=True):
+    """config.json. ``linux`` is absent in bundles of other systems and of virtual machines."""
+
+    annotations: dict[str, str] | None = None
+    process: Process | None = None
+    linux: Linux | None = None
+
+
+Document = TypeVar("Document", State, Spec, LinuxResources)
+
+
+def parse_state(document: bytes) -> State:
+    """The state in *document*.
+
+    Raises:
+        OciError: not JSON, not a state, or without a usable id.
+    """
+    state = _decode(document, State, "state of the container")
+    check_id(state.id)
+    return state
+
+
+def parse_spec(document: bytes, source: str) -> Spec:
+    """The spec in *document*; *source* is its file, for messages.
+
+    Raises:
+        OciError: not JSON, not a spec, or not one of a Linux container.
+    """
+    spec = _decode(document, Spec, source)
+    if spec.linux is None:
+        raise OciError(source, "has no 'linux': only Linux containers can be placed")
+    return spec
+
+
+def parse_resources(document: bytes) -> LinuxResources:
+    """The resources in *document*, as ``runc update -r -`` takes them.
+
+    Raises:
+        OciError: not JSON, or not resources.
+    """
+    return _decode(document, LinuxResources, "resources of the update")
+
+
+def check_id(container_id: str) -> str:
+    """*container_id*, once it is sure that it is one, and safe in a path.
+
+    Raises:
+        OciError: it is not.
+    """
+    if _ID.fullmatch(container_id) is None:
+        expected = "letters, digits and _.+-, at most 255"
+        raise OciError("container id", f"found {container_id[:80]!r}, expected {expected}")
+    return container_id
+
+
+def _decode(document: bytes, kind: type[Document], source: str) -> Document:
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise OciError(source, f"cannot be read: {error}") from error

@@ -1,0 +1,198 @@
+"""From a spec to a pod and a container: what CRI-O, podman, containerd and docker leave in it. Pure.
+
+The names of annotations are theirs (CRI-O pkg/annotations, containerd internal/cri/annotations). What one
+of them does not tell stays empty, and a wrong annotation of theirs is passed over: only the spec's own fields
+are errors.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.errors import ParseError
+from bayplan.oci.documents import LinuxResources, Spec
+from bayplan.oci.errors import OciError
+from bayplan.quantity import parse_page_size
+from bayplan.sets import CpuSet, IdSet, NodeSet
+
+Ids = TypeVar("Ids", bound=IdSet)
+
+_CRIO: Final = "io.kubernetes.cri-o."
+_CONTAINERD: Final = "io.kubernetes.cri."
+_TYPES: Final = (f"{_CRIO}ContainerType", f"{_CONTAINERD}container-type", "io.kubernetes.docker.type")
+_SANDBOXES: Final = frozenset({"sandbox", "podsandbox"})
+_SANDBOX_IDS: Final = (f"{_CRIO}SandboxID", f"{_CONTAINERD}sandbox-id")
+_POD_RESOURCES: Final = ("pod-linux-resources.crio.io", f"{_CRIO}PodLinuxResources")
+_MANAGER: Final = "io.container.manager"
+_ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
+_SYSTEMD_FIELDS: Final = 3
+_UNLIMITED_HUGEPAGES: Final = 1 << 63
+"""Where runc's "unlimited" begins."""
+
+
+def is_sandbox(spec: Spec) -> bool:
+    """Whether it is a pod's own container (pause, infra), which is nobody's work."""
+    annotations = spec.annotations or {}
+    return any(annotations.get(key) in _SANDBOXES for key in _TYPES)
+
+
+def sandbox_id(spec: Spec) -> str:
+    """The id of the pod's own container; empty outside of a pod."""
+    return _first(spec.annotations or {}, *_SANDBOX_IDS)
+
+
+def runtime_manager(spec: Spec) -> str:
+    """Who calls the OCI runtime: ``cri-o``, ``libpod``, ``containerd``; empty where nothing says so."""
+    annotations = spec.annotations or {}
+    if manager := annotations.get(_MANAGER, ""):
+        return manager
+    return "containerd" if any(key.startswith(_CONTAINERD) for key in annotations) else ""
+
+
+def id_in_cgroups_path(spec: Spec) -> str | None:
+    """The container's id as ``linux.cgroupsPath`` ends with it (``machine.slice:libpod:ID``,
+    ``/libpod_parent/libpod-ID``), for those who get the spec alone; None where it has none."""
+    path = spec.linux.cgroups_path if spec.linux is not None else None
+    last = re.split(r"[/:]", path or "")[-1].removesuffix(".scope")
+    candidate = last.rpartition("-")[2]
+    return candidate if _ID_AT_THE_END.fullmatch(candidate) else None
+
+
+def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
+    """The container that *spec* describes.
+
+    Raises:
+        OciError: a cpuset or a huge page limit of the spec cannot be read.
+    """
+    annotations, linux = spec.annotations or {}, spec.linux
+    labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
+    metadata = _texts(annotations.get(f"{_CRIO}Metadata", ""))
+    name = (
+        _first(annotations, "io.kubernetes.container.name", f"{_CONTAINERD}container-name")
+        or labels.get("io.kubernetes.container.name", "")
+        or metadata.get("name", "")
+    )
+    return Container(
+        id=container_id,
+        pod_id=sandbox_id(spec) or container_id,
+        name=name,
+        annotations=annotations,
+        labels=labels,
+        resources=resources_from((linux and linux.resources) or LinuxResources()),
+        oom_score_adj=spec.process.oom_score_adj if spec.process is not None else None,
+        cgroups_path=(linux and linux.cgroups_path) or "",
+        pid=pid,
+    )
+
+
+def pod_from(spec: Spec, container_id: str, sandbox: Mapping[str, str]) -> Pod:
+    """The pod of the container that *spec* describes, one of its own where it is in none; *sandbox* are the
+    annotations of the pod's own container, empty where they cannot be had.
+
+    CRI-O copies the pod's annotations into every container's spec, so that the containers' are the pod's; for
+    podman a container's own ``--annotation`` counts as one.
+    """
+    own = spec.annotations or {}
+    labels = _texts(sandbox.get(f"{_CRIO}Labels", ""))
+    metadata = _texts(sandbox.get(f"{_CRIO}Metadata", ""))
+    return Pod(
+        id=sandbox_id(spec) or container_id,
+        name=_first(own, "io.kubernetes.pod.name", f"{_CONTAINERD}sandbox-name") or metadata.get("name", ""),
+        namespace=_first(own, "io.kubernetes.pod.namespace", f"{_CONTAINERD}sandbox-namespace")
+        or metadata.get("namespace", ""),
+        uid=_first(own, "io.kubernetes.pod.uid", f"{_CONTAINERD}sandbox-uid") or metadata.get("uid", ""),
+        annotations={**_texts(sandbox.get(f"{_CRIO}Annotations", "")), **own},
+        labels=labels,
+        cgroup_parent=sandbox.get(f"{_CRIO}CgroupParent", "") or _parent_of(spec),
+        resources=_pod_resources(sandbox),
+    )
+
+
+def resources_from(resources: LinuxResources) -> Resources:
+    """Resources of a spec or an update. Zero and an empty text are "unset", as runtimes have them; a memory
+    limit below zero is no limit; a negative CPU quota stays, as an explicit one.
+
+    Raises:
+        OciError: a cpuset or a huge page limit cannot be read.
+    """
+    cpu, memory = resources.cpu, resources.memory
+    limit_bytes = (memory.limit if memory is not None else None) or 0
+    return Resources(
+        memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
+        cpu_shares=(cpu and cpu.shares) or None,
+        cpu_quota_us=(cpu and cpu.quota) or None,
+        cpu_period_us=(cpu and cpu.period) or None,
+        cpuset_cpus=_ids(CpuSet, (cpu and cpu.cpus) or "", "linux.resources.cpu.cpus"),
+        cpuset_mems=_ids(NodeSet, (cpu and cpu.mems) or "", "linux.resources.cpu.mems"),
+        hugepage_limits_bytes=_hugepages(resources),
+        unified=dict(resources.unified or {}),
+    )
+
+
+def _ids(kind: type[Ids], text: str, field: str) -> Ids | None:
+    try:
+        return kind.parse(text) or None
+    except ParseError as error:
+        raise OciError(field, str(error)) from error
+
+
+def _hugepages(resources: LinuxResources) -> dict[int, int]:
+    limits: dict[int, int] = {}
+    for number, one in enumerate(resources.hugepage_limits or ()):
+        try:
+            size_bytes = parse_page_size(one.page_size)
+        except ParseError as error:
+            raise OciError(f"linux.resources.hugepageLimits[{number}].pageSize", str(error)) from error
+        if 0 <= one.limit < _UNLIMITED_HUGEPAGES:
+            limits[size_bytes] = one.limit
+    return limits
+
+
+def _parent_of(spec: Spec) -> str:
+    """The cgroup parent in ``linux.cgroupsPath``: the slice in ``slice:prefix:name``, else the directory."""
+    path = (spec.linux.cgroups_path if spec.linux is not None else None) or ""
+    if not path.startswith("/") and len(path.split(":")) == _SYSTEMD_FIELDS:
+        return path.partition(":")[0]
+    return path.rpartition("/")[0]
+
+
+def _pod_resources(sandbox: Mapping[str, str]) -> Resources:
+    """The sums over the pod's containers, which CRI-O keeps as the CRI's message in JSON, and containerd as
+    one annotation each."""
+    told = _object(_first(sandbox, *_POD_RESOURCES))
+    found = {key: value for key, value in told.items() if isinstance(value, int)}
+    for key, annotation in (
+        ("memory_limit_in_bytes", "sandbox-memory"),
+        ("cpu_shares", "sandbox-cpu-shares"),
+        ("cpu_quota", "sandbox-cpu-quota"),
+        ("cpu_period", "sandbox-cpu-period"),
+    ):
+        text = sandbox.get(f"{_CONTAINERD}{annotation}", "")
+        if text.isascii() and text.isdigit():
+            found.setdefault(key, int(text))
+    limit_bytes = found.get("memory_limit_in_bytes", 0)
+    return Resources(
+        memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
+        cpu_shares=found.get("cpu_shares") or None,
+        cpu_quota_us=found.get("cpu_quota") or None,
+        cpu_period_us=found.get("cpu_period") or None,
+    )
+
+
+def _first(annotations: Mapping[str, str], *keys: str) -> str:
+    return next((annotations[key] for key in keys if annotations.get(key)), "")
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """The JSON object in an annotation; empty where there is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(text: str) -> dict[str, str]:
+    return {key: value for key, value in _object(text).items() if isinstance(value, str)}

@@ -1,0 +1,100 @@
+"""The OCI socket: takes requests of hooks and runtime wrappers to the daemon, one per connection.
+
+The form of requests and answers: `bayplan.oci.protocol`. Only root and the daemon's own user are answered.
+No client can block the daemon or fill its memory: sizes, times and the number of clients have limits.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final, Protocol
+
+from bayplan.oci.errors import OciError
+from bayplan.oci.protocol import MAX_HEADER_BYTES, Answer, Status, Verb, parse_header
+from bayplan.service.unix_socket import Peer, Place
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S: Final = 5.0
+"""For a client to send its request, and then for it to take the answer."""
+
+MAX_CLIENTS: Final = 64
+
+
+class Serve(Protocol):
+    """What the daemon does with a request. Raises nothing: what goes wrong is an Answer."""
+
+    async def __call__(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        """The answer to the request that *peer* made."""
+
+
+class OciServer:
+    """Serves the OCI socket at *path* from `start` to `close`."""
+
+    def __init__(self, path: Path, serve: Serve, client_timeout_s: float = CLIENT_TIMEOUT_S) -> None:
+        self._place = Place(path, "OCI socket")
+        self._serve = serve
+        self._client_timeout_s = client_timeout_s
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Take the socket's place and begin to serve.
+
+        Raises:
+            UnavailableError: a living daemon serves there.
+            HostError: the place cannot be taken.
+        """
+        listener = self._place.take()
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_HEADER_BYTES)
+
+    async def close(self) -> None:
+        """Stop serving, remove the socket file, and part from the clients."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        self._place.give_up()
+        for client in self._clients:
+            client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = asyncio.get_running_loop().create_task(self._meet(reader, writer))
+        self._clients.add(client)
+        client.add_done_callback(self._clients.discard)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answer = await self._answer(reader, writer)
+            async with asyncio.timeout(self._client_timeout_s):
+                writer.write(answer.encode())
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError) as error:
+            logger.info("an OCI client went away without its answer", extra={"problem": repr(error)})
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+        try:
+            peer = Peer.of(writer.get_extra_info("socket"))
+            async with asyncio.timeout(self._client_timeout_s):
+                header = parse_header(await reader.readuntil(b"\n"))
+                unwelcome = peer.why_unwelcome() or self._why_full()
+                if unwelcome is not None:
+                    return Answer.saying(Status.ERROR, unwelcome)
+                body = await reader.readexactly(header.body_bytes)
+        except OciError as error:
+            return Answer.saying(Status.ERROR, str(error))
+        except asyncio.LimitOverrunError:
+            problem = f"request: has no first line within {MAX_HEADER_BYTES} bytes"
+            return Answer.saying(Status.ERROR, problem)
+        except TimeoutError:
+            return Answer.saying(Status.ERROR, f"no request within {self._client_timeout_s:g} seconds")
+        return await self._serve(header.verb, body, peer)
+
+    def _why_full(self) -> str | None:
+        full = len(self._clients) > MAX_CLIENTS
+        return f"more than {MAX_CLIENTS} clients at once; try again" if full else None

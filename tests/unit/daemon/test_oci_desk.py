@@ -1,0 +1,437 @@
+"""OCI hooks over the real socket: what they get into the ledger, the kernel's files, and the answer."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayplan.daemon.oci_desk import DeskRules, OciDesk
+from bayplan.daemon.settings import Undecided
+from bayplan.daemon.turns import Turn
+from bayplan.daemon.verify import expectations
+from bayplan.domain.decision import Outcome, QosClass
+from bayplan.domain.origin import Form
+from bayplan.domain.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.quantity import GIB, MIB
+from bayplan.service.oci_socket import OciServer
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.machines import container, pod
+from bayplan.testing.oci_client import ask
+from bayplan.testing.oci_node import OWN_CGROUP, OciNode, guaranteed, spec, state
+
+ID = "c1" * 32
+OTHER = "d2" * 32
+SLICE = "kubepods-pod1.slice"
+SYSTEMD = f"{SLICE}:crio:{ID}"
+SCOPE = f"/kubepods.slice/{SLICE}/crio-{ID}.scope"
+BEST_EFFORT = f"kubepods-besteffort-pod2.slice:crio:{OTHER}"
+BEST_EFFORT_SCOPE = (
+    f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2.slice/crio-{OTHER}.scope"
+)
+CRIO = {
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.cri-o.SandboxID": "5a" * 32,
+    "io.kubernetes.pod.name": "web",
+    "io.kubernetes.pod.namespace": "default",
+    "io.kubernetes.pod.uid": "1",
+    "io.kubernetes.container.name": "main",
+}
+EXCLUSIVE = spec(SYSTEMD, resources=guaranteed(2, GIB // 2), annotations=CRIO)
+
+
+@dataclass
+class Desk:
+    """The desk behind its socket, and everything around it."""
+
+    node: OciNode
+    path: Path
+    desk: OciDesk
+    turn: Turn
+    around: Controlled
+
+    async def ask(self, verb: str, body: bytes) -> tuple[str, str]:
+        status, answer = await ask(self.path, verb, body)
+        return status, answer.decode()
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        return dict(self.around.controller.ledger.entries)
+
+
+@asynccontextmanager
+async def desk(
+    directory: Path, policy: Policy = Policy(), rules: DeskRules = DeskRules(deadline_s=60)
+) -> AsyncIterator[Desk]:
+    node = OciNode(directory / "root")
+    async with controlled(directory / "state", policy, nri=None) as around:
+        turn, controller = Turn(), around.controller
+
+        def expected() -> list[Any]:
+            residents = controller.residents
+            return expectations(
+                controller.machine,
+                controller.policy.withheld_cpus,
+                controller.ledger,
+                residents.pods,
+                residents.containers.values(),
+            )
+
+        one = OciDesk(controller, turn, node.hierarchy, expected, around.verify_soon, rules)
+        server = OciServer(directory / "oci.sock", one.serve)
+        await server.start()
+        try:
+            yield Desk(node, directory / "oci.sock", one, turn, around)
+        finally:
+            await server.close()
+            await one.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("crun", [False, True])
+@pytest.mark.parametrize(
+    ("cgroups_path", "scope"),
+    [(SYSTEMD, SCOPE), (f"/kubepods/pod1/crio-{ID}", f"/kubepods/pod1/crio-{ID}")],
+)
+def test_a_container_is_placed_before_it_starts(
+    tmp_path: Path, cgroups_path: str, scope: str, crun: bool
+) -> None:
+    child = crun and scope.endswith(".scope")
+
+    async def scenario() -> None:
+        async with desk(tmp_path, Policy(memory_qos=MemoryQos(0.9))) as one:
+            document = spec(cgroups_path, resources=guaranteed(2, GIB // 2), annotations=CRIO)
+            announced = one.node.begin(ID, document, 4242, child=child)
+            assert await one.ask("createRuntime", announced) == ("ok", "")
+            for path in (scope, f"{scope}/container") if child else (scope,):
+                shown = one.node.shown(path, "cpuset.cpus", "cpuset.mems", "memory.oom.group", "memory.max")
+                assert shown == ("1-2", "0", "1", "max")
+            assert one.node.oom_score_adj(4242) == -997
+            entry = one.entries[ID]
+            assert entry.decision.request.name == "default/web/main"
+            assert entry.decision.request.qos is QosClass.GUARANTEED
+            assert entry.decision.placement.mems == NodeSet([0])
+            assert entry.origin.form is Form.HOOK
+            assert entry.origin.cgroups["cpuset"] == (f"{scope}/container" if child else scope)
+            assert (entry.origin.container.pid, entry.origin.start_ticks) == (4242, 1000)
+
+            one.node.end(4242)
+            assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
+            assert one.entries == {}
+            assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
+
+    run(scenario)
+
+
+def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            shared = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77)
+            assert await one.ask("createRuntime", shared) == ("ok", "")
+            assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0-7",)
+            announced = one.node.begin(ID, EXCLUSIVE, 4242)
+            assert await one.ask("createRuntime", announced) == ("ok", "")
+            assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0,3-7",)
+            assert one.around.verifications == 0
+            one.node.end(4242)
+            assert await one.ask("poststop", announced) == ("ok", "")
+            assert one.around.verifications == 1
+
+    run(scenario)
+
+
+def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            owner = pod("g", QosClass.GUARANTEED)
+            await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=1000))
+            before = one.entries
+            announced = one.node.begin(ID, EXCLUSIVE, 4242)
+            assert await one.ask("createRuntime", announced) == ("ok", "")
+            assert await one.ask("poststop", announced) == ("ok", "")
+            assert await one.ask("delete", ID.encode()) == ("ok", "")
+            assert one.entries == before
+            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
+
+    run(scenario)
+
+
+def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            pause = spec(SYSTEMD, annotations={**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox"})
+            assert await one.ask("createRuntime", one.node.begin(ID, pause, 4242)) == ("ok", "")
+            assert one.entries == {}
+            assert one.node.shown(SCOPE, "cpuset.cpus") == ("",)
+
+    run(scenario)
+
+
+def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+            big = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
+            status, text = await one.ask("createRuntime", one.node.begin(ID, big, 4242))
+            assert status == "refused"
+            assert text.startswith("TopologyAffinityError: default/web/main: ")
+            assert one.entries == {}
+            assert one.node.shown(SCOPE, "cpuset.mems", "memory.max") == ("", "max")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("undecided", "answer"),
+    [(Undecided.CLIENT, "error"), (Undecided.REFUSE, "refused"), (Undecided.ALLOW, "ok")],
+)
+def test_what_cannot_be_applied_is_released_and_answered_as_configured(
+    tmp_path: Path, undecided: Undecided, answer: str
+) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path, rules=DeskRules(60, undecided)) as one:
+            announced = one.node.begin(ID, EXCLUSIVE, 4242)
+            (one.node.directory(SCOPE) / "cpuset.mems").unlink()
+            status, text = await one.ask("createRuntime", announced)
+            assert status == answer
+            assert ("cpuset.mems" in text) is (answer != "ok")
+            assert one.entries == {}
+            assert one.around.controller.counters["oci_undecided"] == 1
+
+    run(scenario)
+
+
+def _pid(pid: int | None) -> Callable[[OciNode], bytes]:
+    return lambda node: state(ID, node.write_spec(ID, EXCLUSIVE), pid)  # type: ignore[arg-type]
+
+
+def _in_cgroup(path: str, cgroups_path: str = SYSTEMD) -> Callable[[OciNode], bytes]:
+    def announce(node: OciNode) -> bytes:
+        node.make_cgroup(path)
+        node.make_process(4242, path)
+        return state(ID, node.write_spec(ID, {**EXCLUSIVE, "linux": spec(cgroups_path)["linux"]}), 4242)
+
+    return announce
+
+
+def _with_config(content: bytes) -> Callable[[OciNode], bytes]:
+    def announce(node: OciNode) -> bytes:
+        announced = node.begin(ID, EXCLUSIVE, 4242)
+        (node.bundle(ID) / "config.json").write_bytes(content)
+        return announced
+
+    return announce
+
+
+def _bundle_is_a_link(node: OciNode) -> bytes:
+    node.begin(ID, EXCLUSIVE, 4242)
+    link = node.root / "link"
+    link.symlink_to(node.bundle(ID))
+    return state(ID, link, 4242)
+
+
+def _config_is_a_link(node: OciNode) -> bytes:
+    announced = node.begin(ID, EXCLUSIVE, 4242)
+    config = node.bundle(ID) / "config.json"
+    config.rename(config.with_name("real.json"))
+    config.symlink_to("real.json")
+    return announced
+
+
+def _config_is_a_fifo(node: OciNode) -> bytes:
+    announced = node.begin(ID, EXCLUSIVE, 4242)
+    (node.bundle(ID) / "config.json").unlink()
+    os.mkfifo(node.bundle(ID) / "config.json", 0o600)
+    return announced
+
+
+def _config_is_writable_by_others(node: OciNode) -> bytes:
+    announced = node.begin(ID, EXCLUSIVE, 4242)
+    (node.bundle(ID) / "config.json").chmod(0o666)
+    return announced
+
+
+def _bundle_of_another_container(node: OciNode) -> bytes:
+    node.begin(ID, EXCLUSIVE, 4242)
+    foreign = node.write_spec(OTHER, spec(BEST_EFFORT, annotations=CRIO))
+    return state(ID, foreign, 4242)
+
+
+def _not_alone(node: OciNode) -> bytes:
+    announced = node.begin(ID, EXCLUSIVE, 4242)
+    node.make_process(4243, SCOPE)
+    return announced
+
+
+@pytest.mark.parametrize(
+    ("announce", "words"),
+    [
+        (_pid(1), "found the pid 1, expected one above 1"),
+        (_pid(0), "found the pid 0"),
+        (_pid(-5), "found the pid -5"),
+        (_pid(None), "found the pid 0"),
+        (_pid(999), "proc/999"),
+        (_in_cgroup("/"), "it is the root of the hierarchy"),
+        (_in_cgroup("/init.scope"), "the system's first process"),
+        (_in_cgroup(OWN_CGROUP), "this process is in it"),
+        (_in_cgroup("/system.slice"), "this process is in it"),
+        (_in_cgroup("/system.slice/sshd.service"), f"is not the container's, which is {SYSTEMD}"),
+        (_in_cgroup("/user.slice/x.scope", "relative/path"), "is not the container's"),
+        (_not_alone, "holds other processes than 4242: [4243]"),
+        (_bundle_is_a_link, "is not a bundle"),
+        (_bundle_of_another_container, "is not the container's"),
+        (lambda node: state(ID, "relative", 4242), "expected an absolute path"),
+        (lambda node: state(ID, "/a/../b", 4242), "without '.' and '..'"),
+        (lambda node: state(ID, "", 4242), "expected an absolute path"),
+        (lambda node: state(ID, "/run/nothing", 4242), "is not a bundle: No such file"),
+        (_config_is_a_link, "cannot be opened: it is a symbolic link"),
+        (_config_is_a_fifo, "is not a regular file"),
+        (_config_is_writable_by_others, "writable by others (mode 666)"),
+        (_with_config(b""), "cannot be read"),
+        (_with_config(b"\xff\xfe"), "cannot be read"),
+        (_with_config(b"[" * 100_000), "cannot be read"),
+        (_with_config(b"[]"), "cannot be read"),
+        (_with_config(b"{}"), "only Linux containers can be placed"),
+        (_with_config(b'{"linux": {"resources": {"cpu": {"shares": "x"}}}}'), "$.linux.resources.cpu.shares"),
+        (_with_config(b'{"linux": {"resources": {"cpu": {"mems": "0-"}}}}'), "linux.resources.cpu.mems"),
+        (_with_config(b" " * ((16 << 20) + 1)), "is longer than 16777216 bytes"),
+        (lambda node: b"{", "state of the container: cannot be read"),
+        (lambda node: b'{"bundle": "/b", "pid": 7}', "missing required field `id`"),
+        (lambda node: state("../../etc", "/b", 7), "container id: found '../../etc'"),
+        (lambda node: b'{"id": "x", "pid": "7"}', "$.pid"),
+    ],
+)
+def test_what_is_no_container_is_answered_clearly_and_nothing_is_written(
+    tmp_path: Path, announce: Callable[[OciNode], bytes], words: str
+) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            body = announce(one.node)
+            before = contents(one.node.root)
+            status, text = await one.ask("createRuntime", body)
+            assert status == "error"
+            assert words in text
+            assert contents(one.node.root) == before
+            assert one.entries == {}
+
+    run(scenario)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242)))[0] == "ok"
+            one.node.end(4242)
+            assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000)))[0] == "ok"
+            assert one.entries[ID].origin.container.pid == 5000
+            assert one.around.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+
+    run(scenario)
+
+
+def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+            assert await one.ask("delete", ID.encode()) == ("ok", "")
+            assert set(one.entries) == {ID}
+            one.node.end(4242)
+            assert await one.ask("delete", ID.encode()) == ("ok", "")
+            assert one.entries == {}
+            assert (await one.ask("delete", b"a/b"))[0] == "error"
+
+    run(scenario)
+
+
+def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path, rules=DeskRules(deadline_s=0.01)) as one:
+            announced = one.node.begin(ID, EXCLUSIVE, 4242)
+            async with one.turn:
+                status, text = await one.ask("createRuntime", announced)
+                assert (status, text) == ("error", "no decision within 0.01 s")
+                assert one.entries == {}
+            await one.desk.close()
+            assert set(one.entries) == {ID}
+            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
+
+    run(scenario)
+
+
+def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            body = one.node.begin(ID, EXCLUSIVE, 4242)
+            async with one.turn:
+                _, writer = await asyncio.open_unix_connection(str(one.path))
+                writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
+                await writer.drain()
+                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                writer.transport.abort()
+            await one.desk.close()
+            assert set(one.entries) == {ID}
+            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
+
+    run(scenario)
+
+
+def test_an_oom_score_adj_that_cannot_be_written_undoes_the_decision(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            announced = one.node.begin(ID, EXCLUSIVE, 4242)
+            file = one.node.root / "proc/4242/oom_score_adj"
+            file.unlink()
+            file.mkdir()
+            status, text = await one.ask("createRuntime", announced)
+            assert (status, "oom_score_adj" in text) == ("error", True)
+            assert one.entries == {}
+
+    run(scenario)
+
+
+def test_a_pinned_container_is_recorded_and_not_touched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            pinned = guaranteed(2, 64 * MIB)
+            pinned["cpu"] |= {"cpus": "5-6", "mems": "1"}
+            document = spec(SYSTEMD, resources=pinned, annotations=CRIO)
+            assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
+            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
+            decision = one.entries[ID].decision
+            assert decision.request.pinned_cpus == CpuSet([5, 6])
+            assert decision.outcome is Outcome.PLACED
+
+    run(scenario)
+
+
+def test_pod_wide_facts_come_from_the_sandbox(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            sandbox = {
+                "io.kubernetes.cri-o.Annotations": json.dumps({"bayplan.dev/memory-limit": "64Mi"}),
+                "pod-linux-resources.crio.io": json.dumps({"memory_limit_in_bytes": GIB, "cpu_shares": 512}),
+                "io.kubernetes.cri-o.CgroupParent": "kubepods-besteffort-pod2.slice",
+            }
+            one.node.write_spec("5a" * 32, spec("x:y:z", annotations=sandbox))
+            announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
+            assert (await one.ask("createRuntime", announced))[0] == "ok"
+            assert one.node.shown(BEST_EFFORT_SCOPE, "memory.max") == (str(64 * MIB),)
+            request = one.entries[OTHER].decision.request
+            assert request.pod_totals is not None
+            assert request.pod_totals.memory_bytes == GIB
+            assert request.qos is QosClass.BEST_EFFORT
+
+    run(scenario)
