@@ -128,6 +128,7 @@ class _Daemon:
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
         )
+        self.controller.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.desk = OciDesk(
             self.controller,
@@ -192,6 +193,7 @@ class _Daemon:
                 self.settings, self.controller.policy = settings, policy
                 self.controller.engine = engine_of(settings)
                 self.desk.rules = _desk_rules(settings)
+                self.controller.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)

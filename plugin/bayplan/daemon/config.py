@@ -16,6 +16,7 @@ from bayplan.daemon.managers import engine_of, wrong_options
 from bayplan.daemon.reservations import resolve_policy
 from bayplan.daemon.settings import KUBELET, NARROWEST, Settings
 from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
+from bayplan.domain.pins import KubeletManager
 from bayplan.domain.policy import MemoryReservationPolicy
 from bayplan.errors import ConfigError, ParseError, Problem
 
@@ -25,9 +26,9 @@ DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _SUFFIXES: Final = (".toml", ".yaml", ".yml")
 _FLAGS: Final = "command line"
 
-_KUBELET_NOTICES: Final[Mapping[tuple[str, str], str]] = {
-    ("memoryManagerPolicy", "Static"): "kubelet pins memory itself; what it pins stays as it is",
-    ("cpuManagerPolicy", "static"): "kubelet pins CPUs itself; what it pins stays as it is",
+_PINNING: Final[Mapping[tuple[str, str], KubeletManager]] = {
+    ("cpuManagerPolicy", "static"): KubeletManager.CPU,
+    ("memoryManagerPolicy", "Static"): KubeletManager.MEMORY,
 }
 _NARROWEST_NOTICES: Final[Mapping[tuple[str, str], str]] = {
     ("topologyManagerScope", "pod"): "containers are placed one by one, not pod by pod",
@@ -40,7 +41,7 @@ class _Source:
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
     ``of_managers`` are further values, and ``of_narrowest`` further notices, that count for the engine
-    `kubelet` only and for all others."""
+    `kubelet` only and for all others. ``pinning`` are the managers of kubelet that the file switches on."""
 
     name: str
     values: Mapping[str, tuple[str, object]]
@@ -48,6 +49,7 @@ class _Source:
     problems: tuple[Problem, ...] = ()
     of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     of_narrowest: tuple[str, ...] = ()
+    pinning: tuple[KubeletManager, ...] = ()
 
     def for_engine(self, engine: object) -> "_Source":
         """The source as it counts for an engine."""
@@ -95,6 +97,7 @@ def load_settings(
         **typed,
         sources=tuple(source.name for source in sources if source.name != _FLAGS),
         notices=tuple(f"{source.name}: {notice}" for source in sources for notice in source.notices),
+        kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
     problems += _contradictions(settings, origin)
     if problems:
@@ -191,9 +194,9 @@ def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
     return _Source(
         name,
         taken,
-        notices=tuple(text for (key, value), text in _KUBELET_NOTICES.items() if top.get(key) == value),
         of_managers=managers,
         of_narrowest=tuple(
             text for (key, value), text in _NARROWEST_NOTICES.items() if top.get(key) == value
         ),
+        pinning=tuple(manager for (key, value), manager in _PINNING.items() if top.get(key) == value),
     )

@@ -10,7 +10,9 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from bayplan.daemon.pin_watch import PinWatch
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
 from bayplan.domain.deciding import decide_change, decide_creation
@@ -73,6 +75,7 @@ class Controller:
         self.residents = Residents()
         self.runtime: Runtime | None = None
         self.counters: Counter[str] = Counter()
+        self.pins = PinWatch(self.counters)
         self.recorder = recorder
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
@@ -102,7 +105,14 @@ class Controller:
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """Make ledger and runtime agree on what exists."""
         by_id = {pod.id: pod for pod in pods}
-        result = reconcile(self.machine, self.policy, self.ledger, by_id, containers)
+        result = reconcile(
+            self.machine,
+            self.policy,
+            self.ledger,
+            by_id,
+            containers,
+            kubelet_pins_cpus=self.pins.kubelet_pins_cpus(self.ledger),
+        )
         await self.recorder.record((), gone=result.gone, told=result.changed)
         self.ledger = result.ledger
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
@@ -313,12 +323,8 @@ class Controller:
         self.counters[f"decisions_{decision.outcome.value}"] += 1
         level = logging.INFO if decision.outcome is Outcome.PLACED else logging.WARNING
         _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
-        if decision.request.pinned_cpus is None and decision.request.pinned_mems is None:
-            return
-        self.counters["pinned_by_others"] += 1
-        if self.counters["pinned_by_others"] == 1:
-            text = "somebody else pins containers, perhaps kubelet; what they set stays as it is"
-            _after_the_reply(lambda: logger.warning(text, extra=_fields(decision)))
+        for sentence in self.pins.note(decision.request):
+            _after_the_reply(partial(logger.warning, sentence, extra=_fields(decision)))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:

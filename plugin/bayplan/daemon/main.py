@@ -44,7 +44,7 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     machine = read_machine(root)
     policy = resolve_policy(settings, machine)
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
-    lines += [f"Note: {notice}." for notice in settings.notices]
+    lines += [f"Note: {remark}." for remark in settings.remarks]
     lines += [f"Engine {settings.engine}, policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
     for node, resources in sorted(policy.reserved_bytes.items()):
         kept = [f"{format_bytes(amount)} {resource}" for resource, amount in sorted(resources.items())]
@@ -57,8 +57,8 @@ def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:
 
     handler = logs.start(settings.log_level, settings.log_format)
     try:
-        for notice in settings.notices:
-            logger.warning(notice)
+        for remark in settings.remarks:
+            logger.warning(remark)
         return run(settings, read_again)
     except BayplanError as error:
         logger.critical("%s", error)

@@ -15,6 +15,7 @@ from bayplan.domain.kubelet.cpu_manager import STATIC
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.pod import Amounts
 from bayplan.domain.kubelet.topology_options import Scope
+from bayplan.domain.pins import KubeletManager, kubelet_sentence
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.quantity import MIB
 from bayplan.service.protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
@@ -45,6 +46,7 @@ class Settings:
     ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
     ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. ``sources`` are the
     files that were read; ``notices`` are what the operator should hear although it is not wrong.
+    ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
     """
 
     engine: str = NARROWEST
@@ -79,6 +81,13 @@ class Settings:
     log_format: str = "auto"
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+    kubelet_managers: Mapping[KubeletManager, str] = field(default_factory=dict)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Everything that the operator should hear at the start."""
+        managers = self.kubelet_managers.items()
+        return (*(kubelet_sentence(manager, file) for manager, file in managers), *self.notices)
 
     @property
     def memory_qos(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift
 from bayplan.domain.decision import Outcome
+from bayplan.domain.pins import sentences
 from bayplan.service.views import Drifted, RuntimeState, Snapshot, Unmanaged
 
 
@@ -41,10 +42,5 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
         yield controller.recorder.problem
     yield from notices
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
-    pinned = sum(
-        one.outcome is not Outcome.ADOPTED
-        and (one.request.pinned_cpus is not None or one.request.pinned_mems is not None)
-        for one in decisions
-    )
-    if pinned:
-        yield f"{pinned} containers are pinned by somebody else, perhaps by kubelet; that stays as it is"
+    decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
+    yield from sentences(decided, controller.pins.configured)

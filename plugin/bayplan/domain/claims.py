@@ -4,6 +4,7 @@ Shared by all engines and by the reconciliation: what somebody else pinned stays
 are not Guaranteed share the CPUs and may use every node. Nothing here looks for room.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request
@@ -12,6 +13,7 @@ from bayplan.domain.ledger import Ledger
 from bayplan.domain.node_choice import book
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import MEMORY, Machine
+from bayplan.sets import CpuSet, NodeSet
 
 OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
@@ -26,12 +28,17 @@ def memory_need(request: Request) -> dict[str, int]:
     return {resource: amount for resource, amount in need.items() if amount}
 
 
-def undisputed(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision | None:
-    """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned."""
+def undisputed(
+    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement | None = None
+) -> Decision | None:
+    """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned.
+
+    *current* is the placement of a running container: what nobody pinned of it stays promised.
+    """
     if request.opted_out and request.pinned_cpus is None and request.pinned_mems is None:
         return Decision(request, Outcome.PLACED, Placement(), (OPTED_OUT,))
     if request.pinned_cpus is not None or request.pinned_mems is not None:
-        return _respect_pins(machine, policy, ledger, request)
+        return _respect_pins(machine, policy, ledger, request, current or Placement())
     if request.qos is not QosClass.GUARANTEED:
         text = f"{request.qos.value} containers share the CPUs and may use every node"
         reason = Reason("shared-pool", text)
@@ -39,16 +46,24 @@ def undisputed(machine: Machine, policy: Policy, ledger: Ledger, request: Reques
     return None
 
 
-def _respect_pins(machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Decision:
-    """Keep what somebody else set in the spec, and book what it uses, so that nobody else is promised it."""
+def _respect_pins(
+    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement
+) -> Decision:
+    """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
     whose = " and ".join(
         f"{name} {pinned}"
         for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
         if pinned is not None
     )
-    reason = Reason("pinned", f"the spec already had {whose}; left as it is")
-    placement = Placement()
-    if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
-        free = free_bytes(machine, policy, ledger)
-        placement = Placement(booked_bytes=book(free, request.pinned_mems, memory_need(request)))
+    who = "an update set" if request.pinned_by_update else "the spec already had"
+    reason = Reason("pinned", f"{who} {whose}; left as it is")
+    placement = current if request.pinned_mems is None else replace(current, mems=None, claim=None)
+    if request.pinned_cpus is not None:
+        placement = replace(placement, exclusive_cpus=CpuSet())
+    nodes = request.pinned_mems or placement.mems or NodeSet(placement.booked_bytes)
+    if request.qos is QosClass.GUARANTEED:
+        need = memory_need(request)
+        claim = None if placement.claim is None else replace(placement.claim, amounts_bytes=need)
+        booked = book(free_bytes(machine, policy, ledger), nodes, need)
+        placement = replace(placement, booked_bytes=booked, claim=claim)
     return Decision(request, Outcome.PLACED, placement, (reason,))

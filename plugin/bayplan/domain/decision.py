@@ -128,7 +128,8 @@ class Request:
     None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
     are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
-    limits are not its requests, whatever the class.
+    limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
+    running container, not with its spec.
     """
 
     container_id: str
@@ -150,6 +151,7 @@ class Request:
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
     pod_level: bool = False
+    pinned_by_update: bool = False
 
 
 @dataclass(frozen=True, slots=True)

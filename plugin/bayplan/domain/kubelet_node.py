@@ -93,7 +93,7 @@ class KubeletNodeEngine:
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine.decide`. The policy must be one that `bayplan.daemon.reservations` found good."""
-        answer = undisputed(machine, policy, ledger, request)
+        answer = undisputed(machine, policy, ledger, request, current)
         if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer
         if request.pod_level:

@@ -41,7 +41,7 @@ class NarrowestEngine:
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine.decide`."""
-        answer = undisputed(machine, policy, ledger, request)
+        answer = undisputed(machine, policy, ledger, request, current)
         if answer is not None:
             return answer
         return _Choice(machine, policy, ledger, request).decide(current)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from bayplan.domain.claims import memory_need
-from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason
+from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, QosSource, Reason
 from bayplan.domain.engine import free_bytes
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.node_choice import book
@@ -41,11 +41,14 @@ def reconcile(
     ledger: Ledger,
     pods: Mapping[str, Pod],
     containers: Collection[Container],
+    *,
+    kubelet_pins_cpus: bool = False,
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
     A container that did not come over NRI may be another runtime's: that this one does not list it says
-    nothing.
+    nothing. *kubelet_pins_cpus*: kubelet's CPU Manager is known to be at work, so that CPUs which we did not
+    give to a container of kubelet's are its doing.
     """
     observed = {
         container.id: container for container in containers if container.state is not ContainerState.STOPPED
@@ -59,7 +62,8 @@ def reconcile(
     kept, repairs = [], []
     for container_id, entry in sorted(ledger.entries.items()):
         if container_id in observed:
-            seen, repair = _as_observed(entry, observed[container_id])
+            kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
+            seen, repair = _as_observed(entry, observed[container_id], kubelets=kubelets)
             kept.append(seen)
             repairs += [repair] if repair is not None else []
         elif container_id not in gone:
@@ -104,11 +108,12 @@ def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container:
     return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
 
 
-def _as_observed(entry: Entry, container: Container) -> tuple[Entry, Update | None]:
+def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple[Entry, Update | None]:
     """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
 
     An empty cpuset where we set one means that our answer never arrived: it is sent again. Another value
-    than ours was set by somebody else later and is respected from now on.
+    than ours was set by somebody else later and is respected from now on. Of a container on the shared CPUs
+    that is known only with *kubelets* (kubelet pins it); otherwise it can be an older pool of ours.
     """
     resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
     repair = None
@@ -119,8 +124,10 @@ def _as_observed(entry: Entry, container: Container) -> tuple[Entry, Update | No
             request = replace(request, pinned_mems=resources.cpuset_mems)
             placement = replace(placement, mems=None)
     overridden = resources.cpuset_cpus is not None and entry.told_cpus not in (None, resources.cpuset_cpus)
-    if overridden and placement.exclusive_cpus:
-        request = replace(request, pinned_cpus=resources.cpuset_cpus)
+    repinned = request.pinned_cpus is not None and resources.cpuset_cpus is not None
+    if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
+        later = request.pinned_by_update or not repinned
+        request = replace(request, pinned_cpus=resources.cpuset_cpus, pinned_by_update=later)
         placement = replace(placement, exclusive_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
     return replace(entry, decision=decision, told_cpus=resources.cpuset_cpus), repair

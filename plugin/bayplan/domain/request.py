@@ -104,6 +104,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
         exclusive_cpus=0 if request.pod_level else _whole_cpus(request.qos, cpu_milli),
         pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
         pinned_mems=change.cpuset_mems or request.pinned_mems,
+        pinned_by_update=bool(change.cpuset_cpus or change.cpuset_mems) or request.pinned_by_update,
     )
 
 

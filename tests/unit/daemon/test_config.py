@@ -12,6 +12,7 @@ from bayplan.daemon.keys import KEYS
 from bayplan.daemon.settings import Settings, Undecided
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import Scope
+from bayplan.domain.pins import KubeletManager
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.errors import ConfigError
 from bayplan.sets import CpuSet
@@ -134,7 +135,7 @@ def test_the_same_keys_in_yaml(write: Write) -> None:
 def _without_sources(settings: Settings) -> Settings:
     from dataclasses import replace
 
-    return replace(settings, sources=(), notices=())
+    return replace(settings, sources=(), notices=(), kubelet_managers={})
 
 
 # --- several sources ---
@@ -421,10 +422,15 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.reserved_cpus == CpuSet([4])
     assert settings.log_level == "debug"
     assert [one.split(": ", 1)[1] for one in settings.notices] == [
-        "kubelet pins memory itself; what it pins stays as it is",
-        "kubelet pins CPUs itself; what it pins stays as it is",
         "containers are placed one by one, not pod by pod",
     ]
+    file = settings.sources[0]
+    assert settings.kubelet_managers == {KubeletManager.CPU: file, KubeletManager.MEMORY: file}
+    assert settings.remarks == (
+        f"kubelet's CPU Manager pins containers itself (seen in {file}); what it sets stays as it is",
+        f"kubelet's Memory Manager pins containers itself (seen in {file}); what it sets stays as it is",
+        *settings.notices,
+    )
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
@@ -434,10 +440,8 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     assert settings.topology_scope is Scope.POD
     assert settings.memory_manager is MemoryPolicy.STATIC
     assert settings.cpu_options == {"full-pcpus-only": "true"}
-    assert [one.split(": ", 1)[1] for one in settings.notices] == [
-        "kubelet pins memory itself; what it pins stays as it is",
-        "kubelet pins CPUs itself; what it pins stays as it is",
-    ]
+    assert settings.notices == ()
+    assert list(settings.kubelet_managers) == [KubeletManager.CPU, KubeletManager.MEMORY]
     without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
     bare = load_settings([without, write('engine = "kubelet"')])
     assert (bare.memory_manager, bare.cpu_manager) == (MemoryPolicy.NONE, "none")
@@ -500,5 +504,5 @@ def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:
 def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
     path = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none\n", "c.yaml")
     settings = load_settings([path])
-    assert settings.notices == ()
+    assert settings.remarks == ()
     assert _without_sources(settings) == Settings()

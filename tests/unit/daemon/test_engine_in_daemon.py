@@ -1,7 +1,7 @@
 """The controller with the engine `kubelet`: refusals under kubelet's words, withheld CPUs, pins of others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,9 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.domain.decision import QosClass
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
+from bayplan.domain.pins import KubeletManager
 from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.domain.workload import Container, ContainerState, Pod, Resources
 from bayplan.errors import PlacementError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -103,24 +104,113 @@ def test_nobody_runs_on_withheld_cpus(tmp_path: Path) -> None:
 
 
 def test_pins_of_others_are_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = pod("plain")
+
     async def scenario() -> None:
         async with daemon(tmp_path) as one:
             assert snapshot_of(one, 0, ()).problems == ()
             pinned = Resources(memory_limit_bytes=MIB, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
             for name in ("p", "q"):
-                spec = container(name, GUARANTEED, resources=pinned)
-                adjustment, _ = await one.create_container(GUARANTEED, spec)
+                spec = container(name, plain, resources=pinned)
+                adjustment, _ = await one.create_container(plain, spec)
                 assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (None, None)
             await asyncio.sleep(0)
-            assert one.counters["pinned_by_others"] == 2
+            assert one.counters["pinned_by_others"] == one.counters["pinned_by_strangers"] == 2
             assert snapshot_of(one, 0, (), ("a notice",)).problems == (
                 "a notice",
-                "2 containers are pinned by somebody else, perhaps by kubelet; that stays as it is",
+                "2 containers are pinned by somebody else; that stays as it is",
             )
-            await one.stop_container(GUARANTEED, container("p", GUARANTEED))
-            await one.stop_container(GUARANTEED, container("q", GUARANTEED))
+            await one.stop_container(plain, container("p", plain))
+            await one.stop_container(plain, container("q", plain))
             assert snapshot_of(one, 0, ()).problems == ()
 
     run(scenario)
-    said = [record for record in caplog.records if "somebody else pins" in record.message]
-    assert len(said) == 1
+    assert _said(caplog) == [
+        "somebody else pins containers (seen in a spec that already carried a cpuset); that stays as it is"
+    ]
+
+
+def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kubelet was restarted with the static policy: its first reconcile reaches every container."""
+    own, shared = guaranteed("own", MIB, 1000), container("shared", BEST_EFFORT, resources=Resources())
+    pool = Resources(cpuset_cpus=CpuSet([0, 2, 3]))
+
+    async def first() -> None:
+        async with daemon(tmp_path) as one:
+            await one.create_container(GUARANTEED, own)
+            await one.create_container(BEST_EFFORT, shared)
+            assert await one.update_container(BEST_EFFORT, shared, pool) == []
+            kubelets = Resources(cpuset_cpus=CpuSet([3]))
+            assert await one.update_container(GUARANTEED, own, kubelets) == []
+            await asyncio.sleep(0)
+            assert one.counters["pinned_by_kubelet_cpu_manager"] == 2
+            held = one.ledger.entries["own"].decision
+            assert (held.placement.mems, held.placement.exclusive_cpus) == (NodeSet([0]), CpuSet())
+            assert one.ledger.booked_bytes == {0: {"memory": MIB}}
+            assert held.reasons[0].text == "an update set cpuset.cpus 3; left as it is"
+            # Exclusive CPUs of ours come and go; nobody of kubelet's is moved for them.
+            plain = pod("plain")
+            asks = Resources(MIB, 1024, 100_000, 100_000)
+            _, updates = await one.create_container(plain, container("new", plain, resources=asks))
+            assert updates == []
+
+    async def second() -> None:
+        async with daemon(tmp_path) as one:
+            # While we were away kubelet gave a third container another pool.
+            late = container("late", BEST_EFFORT, resources=Resources())
+            await one.create_container(BEST_EFFORT, late)
+            listed = [
+                _running(own, cpus=[3], mems=[0]),
+                _running(shared, cpus=[0, 1, 2]),
+                _running(late, cpus=[0, 1, 2]),
+            ]
+            assert await one.synchronize([GUARANTEED, BEST_EFFORT], listed) == ()
+            requests = {key: entry.decision.request for key, entry in one.ledger.entries.items()}
+            assert {str(request.pinned_cpus) for request in requests.values()} == {"3", "0-2"}
+            (said,) = snapshot_of(one, 0, ()).problems
+            assert said == _kubelet("CPU", "UpdateContainer; containers: 3")
+
+    run(first)
+    run(second)
+    assert _said(caplog) == [_kubelet("CPU", "UpdateContainer")]
+
+
+def test_kubelets_managers_are_named_once_with_every_way_they_were_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with daemon(tmp_path) as one:
+            one.pins.configured = (KubeletManager.CPU,)
+            spec = Resources(MIB, 1024, 100_000, 100_000, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
+            for name in ("p", "q"):
+                await one.create_container(GUARANTEED, container(name, GUARANTEED, resources=spec))
+            await asyncio.sleep(0)
+            spec_seen = "a spec that already carried a cpuset"
+            assert snapshot_of(one, 0, ()).problems == (
+                _kubelet("CPU", f"kubelet's configuration and {spec_seen}; containers: 2"),
+                _kubelet("Memory", f"{spec_seen}; containers: 2"),
+            )
+            counters = {name: value for name, value in one.counters.items() if name.startswith("pinned")}
+            assert counters == {
+                "pinned_by_others": 2,
+                "pinned_by_kubelet_cpu_manager": 2,
+                "pinned_by_kubelet_memory_manager": 2,
+            }
+
+    run(scenario)
+    assert _said(caplog) == [_kubelet("Memory", "a spec that already carried a cpuset")]
+
+
+def _running(spec: Container, *, cpus: Sequence[int], mems: Sequence[int] = ()) -> Container:
+    sets = replace(spec.resources, cpuset_cpus=CpuSet(cpus), cpuset_mems=NodeSet(mems) if mems else None)
+    return replace(spec, resources=sets, state=ContainerState.RUNNING)
+
+
+def _kubelet(manager: str, seen: str) -> str:
+    return f"kubelet's {manager} Manager pins containers itself (seen in {seen}); what it sets stays as it is"
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "pins containers" in record.message]
