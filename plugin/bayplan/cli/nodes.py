@@ -29,7 +29,13 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         shown.append(_distances(nodes))
     residents = tuple(row for node in nodes for row in _resident_rows(node))
     if residents:
-        columns = (_NODE, Column("CONTAINER"), Column("BOOKED HERE"), Column("EXCLUSIVE CPUS HERE"))
+        columns = (
+            _NODE,
+            Column("CONTAINER"),
+            Column("BOOKED HERE"),
+            Column("EXCLUSIVE CPUS HERE"),
+            Column("DEVICES HERE"),
+        )
         shown.append(Table(columns, residents))
     else:
         shown.append("No container is bound to a node.")
@@ -71,6 +77,7 @@ def _resident_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
             one["name"],
             ", ".join(f"{format_bytes(amount)} {name}" for name, amount in one["bookedBytes"].items()) or "-",
             one["exclusiveCpus"] or "-",
+            ", ".join(one["devices"]) or "-",
         )
         for one in node["containers"]
     ]

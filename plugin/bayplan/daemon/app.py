@@ -1,7 +1,7 @@
 """The daemon, put together: reads the machine, rebuilds the ledger, serves the runtime until told to stop.
 
-Wiring only. One event loop owns the ledger; blocking calls of the kernel run in one worker thread, commits
-in another. Stopping leaves every container as it is.
+Wiring only. One event loop owns the ledger; blocking calls of the kernel run in worker threads, commits in
+one of their own. Stopping leaves every container as it is.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from bayplan import __version__
 from bayplan.daemon import logs
 from bayplan.daemon.config import engine_of, resolve_policy
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
@@ -33,6 +34,7 @@ from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.devices import HostDevices
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
@@ -50,6 +52,9 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 
 VERIFY_INTERVAL_S: Final = 10.0
 """kubelet's cpuManagerReconcilePeriod."""
+
+DEVICES_SHARE: Final = 0.25
+"""Of the request deadline: so long may a creation wait for what its devices say."""
 
 Result = TypeVar("Result")
 
@@ -72,7 +77,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
         daemon = _Daemon(settings)
-        stack.callback(daemon.host_thread.shutdown, wait=False, cancel_futures=True)
+        for thread in (daemon.host_thread, daemon.device_thread):
+            stack.callback(thread.shutdown, wait=False, cancel_futures=True)
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
@@ -111,6 +117,8 @@ class _Daemon:
         self.policy = resolve_policy(settings, self.machine)
         self.hierarchy = Hierarchy.detect()
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
+        # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
+        self.device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devices")
         self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
         self.turn = Turn()
         self._verify_now = asyncio.Event()
@@ -118,6 +126,9 @@ class _Daemon:
 
     async def start(self, recorder: Recorder) -> None:
         """Make the controller, with the ledger that the store has, and the session with the runtime."""
+        deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
+        devices = DeviceSearch(HostDevices(), self.in_device_thread, deadline_s)
+        await devices.prepare()
         self.controller = Controller(
             self.machine,
             self.policy,
@@ -127,6 +138,7 @@ class _Daemon:
             write_oom_score_adj=self.write_oom_score_adj,
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
+            devices=devices,
         )
         self.controller.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
@@ -206,6 +218,10 @@ class _Daemon:
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""
         return await asyncio.get_running_loop().run_in_executor(self.host_thread, work)
+
+    async def in_device_thread(self, work: Callable[[], Result]) -> Result:
+        """The result of a blocking look at devices."""
+        return await asyncio.get_running_loop().run_in_executor(self.device_thread, work)
 
     async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
         """Set it for the processes of a container that was created and not yet started."""

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.pin_watch import PinWatch
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Outcome
+from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_policy import PolicyAbility
@@ -48,6 +50,7 @@ _EVENTS = frozenset(
         Event.UPDATE_CONTAINER,
         Event.STOP_CONTAINER,
         Event.REMOVE_CONTAINER,
+        Event.RUN_POD_SANDBOX,
         Event.REMOVE_POD_SANDBOX,
     }
 )
@@ -67,6 +70,7 @@ class Controller:
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
         verify_soon: Callable[[], None],
         weighted_interleave: bool = True,
+        devices: DeviceSearch | None = None,
     ) -> None:
         self.machine = machine
         self.policy = policy
@@ -81,6 +85,7 @@ class Controller:
         self._write_oom_score_adj = write_oom_score_adj
         self._verify_soon = verify_soon
         self._weighted_interleave = weighted_interleave
+        self._devices = devices
         self._background: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
@@ -123,6 +128,8 @@ class Controller:
         for container in containers:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
+        if self._devices is not None:
+            self._devices.keep(by_id)
         self.counters["found_containers"] += len(result.found)
         for entry in result.found:
             logger.warning("container was created without us", extra=_fields(entry.decision))
@@ -147,9 +154,10 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow any placement that is left.
         """
-        base = self.ledger.without(container.id)
+        findings = await self._findings(pod, container)
+        base, settable = self.ledger.without(container.id), self._policy_ability(origin)
         decision = decide_creation(
-            self.machine, self.policy, self.engine, base, pod, container, self._policy_ability(origin)
+            self.machine, self.policy, self.engine, base, pod, container, settable, findings
         )
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
@@ -205,10 +213,13 @@ class Controller:
         self.residents.drop(container.id)
         if container.id not in self.ledger.entries:
             return ()
-        name = self.ledger.entries[container.id].decision.request.name
+        entry = self.ledger.entries[container.id]
+        request = entry.decision.request
+        if self._devices is not None and entry.origin is not None:
+            self._devices.pod_gone(request.pod_id)  # no event tells of the end of a pod without NRI
         updates = await self._commit(self.ledger.without(container.id), gone=container.id)
         self.counters["released"] += 1
-        fields = {"container": name, "container_id": container.id}
+        fields = {"container": request.name, "container_id": container.id}
         _after_the_reply(lambda: logger.info("released", extra=fields))
         return updates
 
@@ -220,14 +231,8 @@ class Controller:
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. No update can be sent from here; what is due is written to the kernel."""
-        if event is Event.REMOVE_POD_SANDBOX:
-            left = [key for key, one in self.ledger.entries.items() if one.decision.request.pod_id == pod.id]
-            for container_id in left:
-                await self.stop_container(pod, Container(container_id, pod.id))
-            if left:
-                self._verify_soon()
-        elif container is None:
-            return
+        if container is None:
+            await self._pod_changed(event, pod)
         elif event is Event.REMOVE_CONTAINER:
             if container.id in self.ledger.entries:
                 await self.stop_container(pod, container)
@@ -256,6 +261,14 @@ class Controller:
             self._spawn(self.recorder.record((), gone=(container_id,)))
             self._verify_soon()
 
+    async def _findings(self, pod: Pod, container: Container) -> Findings:
+        """What the devices of a new container say, unless it has none or its annotations make that moot."""
+        if self._devices is None or not (pod.network_namespace or has_devices(container)):
+            return NOTHING_FOUND
+        if not looks_at_devices(readable_wishes(pod.annotations, container.name, self.machine)):
+            return NOTHING_FOUND
+        return await self._devices.find(pod, container)
+
     def _resized(self, origin: Origin | None, decision: Decision, change: Resources) -> Origin | None:
         """The origin of a container whose spec changed, with what is now to be set for it."""
         if origin is None:
@@ -266,6 +279,19 @@ class Controller:
         shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
         applied = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
         return replace(origin, container=container, applied=applied)
+
+    async def _pod_changed(self, event: Event, pod: Pod) -> None:
+        if event is Event.RUN_POD_SANDBOX and self._devices is not None:
+            self._devices.pod_started(pod)
+        if event is not Event.REMOVE_POD_SANDBOX:
+            return
+        if self._devices is not None:
+            self._devices.pod_gone(pod.id)
+        left = [key for key, one in self.ledger.entries.items() if one.decision.request.pod_id == pod.id]
+        for container_id in left:
+            await self.stop_container(pod, Container(container_id, pod.id))
+        if left:
+            self._verify_soon()
 
     async def _started(self, event: Event, pod: Pod, container: Container) -> None:
         self.residents.see(pod, container)

@@ -5,7 +5,8 @@ The daemon decides by this and then records; a rehearsal decides by this and the
 
 from dataclasses import replace
 
-from bayplan.domain.decision import Decision, DeviceHint, Outcome, Placement, Reason
+from bayplan.domain.decision import Decision, Outcome, Placement, Reason
+from bayplan.domain.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_policy import PolicyAbility, with_memory_policy
@@ -25,11 +26,12 @@ def decide_creation(
     pod: Pod,
     container: Container,
     ability: PolicyAbility,
-    hints: tuple[DeviceHint, ...] = (),
+    findings: Findings = NOTHING_FOUND,
 ) -> Decision:
-    """Where *container*, which is about to be created and is not in *ledger*, goes. *hints* are those of its
-    devices."""
+    """Where *container*, which is about to be created and is not in *ledger*, goes. *findings* are those
+    about its devices."""
     wishes, complaint = _wishes(machine, policy, pod, container)
+    hints, notes = settle(findings, wishes, machine.node_ids)
     request = derive_request(
         pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
     )
@@ -37,9 +39,8 @@ def decide_creation(
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = engine.decide(machine, policy, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
-    if complaint is not None:
-        decision = replace(decision, reasons=(*decision.reasons, complaint))
-    return decision
+    said = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
+    return replace(decision, reasons=(*decision.reasons, *said)) if said else decision
 
 
 def decide_change(

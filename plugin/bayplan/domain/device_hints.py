@@ -10,7 +10,7 @@ from typing import Final
 
 from bayplan.domain.decision import Decision, DeviceHint, Reason
 from bayplan.domain.wishes import ALL, Wishes
-from bayplan.errors import Problem
+from bayplan.domain.workload import Container
 from bayplan.sets import NodeSet
 
 HINTS: Final = "device-hints"
@@ -28,19 +28,17 @@ class Findings:
     problems: tuple[str, ...] = ()
 
 
+NOTHING_FOUND: Final = Findings()
+
+
+def has_devices(container: Container) -> bool:
+    """Whether the spec says anything about devices."""
+    return bool(container.devices or container.cdi_devices or container.device_mounts)
+
+
 def looks_at_devices(wishes: Wishes) -> bool:
     """Whether it matters where the devices are."""
-    return wishes.replaced_hints is None and ALL not in wishes.ignored_hints
-
-
-def unknown_nodes(wishes: Wishes, node_ids: NodeSet) -> tuple[Problem, ...]:
-    """The hints of annotations that name nodes which the machine does not have."""
-    asked = (*wishes.added_hints, *(wishes.replaced_hints or ()))
-    return tuple(
-        Problem(f"device hint {hint.device}", f"node {hint.nodes}", f"some of {node_ids}")
-        for hint in asked
-        if not hint.nodes <= node_ids
-    )
+    return not wishes.opted_out and wishes.replaced_hints is None and ALL not in wishes.ignored_hints
 
 
 def settle(

@@ -97,7 +97,7 @@ class KubeletNodeEngine:
         if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer
         if request.pod_level:
-            return Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
+            return answer or Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
         site = self._site
         if site is None or site.machine is not machine or site.policy is not policy:
             site = self._site = _Site.of(machine, policy, self.managers)
@@ -282,8 +282,8 @@ class _Resize:
 
 def _aligns_devices(policy: Policy, request: Request) -> bool:
     """Whether kubelet would align the devices of a container for which nothing else is aligned."""
-    pinned = request.pinned_cpus is not None or request.pinned_mems is not None
-    return bool(request.hints) and not pinned and policy.topology is not TopologyPolicy.NONE
+    left_alone = request.opted_out or request.pinned_cpus is not None or request.pinned_mems is not None
+    return bool(request.hints) and not left_alone and policy.topology is not TopologyPolicy.NONE
 
 
 def _container(name: str, cpu_milli: int, need: Mapping[str, int]) -> ContainerSpec:

@@ -196,6 +196,8 @@ def readable_wishes(annotations: Mapping[str, str], container_name: str, machine
 
 def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Problem]:
     """The nodes that *wish* names and *machine* does not have."""
+    if isinstance(wish, tuple) and not all(hint.nodes <= machine.node_ids for hint in wish):
+        return [Problem(path, repr(text), f"nodes of this machine: {machine.node_ids}")]
     nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
     if nodes is None or nodes <= machine.memory_nodes:
         return []

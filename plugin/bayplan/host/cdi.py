@@ -118,7 +118,8 @@ def _read(path: str, version: _Version) -> _File:
         spec = decode(Path(path).read_bytes(), type=_Spec)
     except OSError as error:
         return _File(version, {}, f"{path} cannot be read: {error.strerror}")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # The second one: what looks like a date to YAML, and is none.
         return _File(version, {}, f"{path} is no CDI spec: {error}")
     devices = {
         f"{spec.kind}={device.name}": device.container_edits.device_nodes or () for device in spec.devices

@@ -183,6 +183,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot) -> View:
         },
         "hugepagesBytes": dict(request.hugepages_bytes),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
+        "deviceHints": [{"device": hint.device, "nodes": str(hint.nodes)} for hint in request.hints],
         "oomScoreAdj": snapshot.oom_score_adj.get(entry.container_id),
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
     }
@@ -219,6 +220,7 @@ def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> Vie
                 "name": entry.decision.request.name,
                 "bookedBytes": dict(entry.decision.placement.booked_bytes.get(node.id, {})),
                 "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
+                "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
             }
             for entry in sorted(
                 ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)

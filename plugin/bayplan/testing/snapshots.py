@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bayplan.domain.decision import (
     Decision,
+    DeviceHint,
     Interval,
     Outcome,
     Placement,
@@ -44,6 +45,7 @@ GUARANTEED: Final = Decision(
         cpu_milli=2000,
         exclusive_cpus=2,
         hugepages_bytes={"hugepages-2Mi": 4 * MIB},
+        hints=(DeviceHint("/dev/vdb", NodeSet([0])),),
     ),
     Outcome.PLACED,
     Placement(NodeSet([0]), CpuSet([2, 3]), {0: {"memory": GIB, "hugepages-2Mi": 4 * MIB}}),

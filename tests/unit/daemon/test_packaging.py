@@ -46,7 +46,10 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     assert service["ReadWritePaths"] == "/sys/fs/cgroup"
     assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
     assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
-    assert "CAP_SYS_RESOURCE" in service["CapabilityBoundingSet"].split()
+    assert {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"} <= set(service["CapabilityBoundingSet"].split())
+    assert service["RestrictNamespaces"] == "net"
+    assert "PrivateDevices" not in service
+    assert service["DevicePolicy"] == "closed"
 
 
 @pytest.mark.interop

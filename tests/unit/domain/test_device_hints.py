@@ -12,10 +12,11 @@ from bayplan.domain.decision import (
     QosSource,
     Request,
 )
-from bayplan.domain.device_hints import Findings, device_reasons, looks_at_devices, settle, unknown_nodes
+from bayplan.domain.device_hints import Findings, device_reasons, looks_at_devices, settle
 from bayplan.domain.wishes import Wishes, read_wishes
 from bayplan.errors import ConfigError
 from bayplan.sets import NodeSet
+from bayplan.testing.machines import machine
 
 DISK = DeviceHint("/dev/vdb", NodeSet([1]))
 NIC = DeviceHint("net/eth0", NodeSet([0]))
@@ -70,11 +71,13 @@ def test_wrong_annotations_are_clear_errors(key: str, text: str, expected: str) 
 
 
 def test_nodes_that_the_machine_lacks_are_problems() -> None:
-    asked = wishes(add_device_hints="a=1; b=3-4", replace_device_hints="c=7")
-    assert [str(one) for one in unknown_nodes(asked, ONLINE)] == [
-        "device hint b: found node 3-4, expected some of 0-3",
-        "device hint c: found node 7, expected some of 0-3",
-    ]
+    asked = {"bayplan.dev/add-device-hints": "a=1; b=3-4", "bayplan.dev/replace-device-hints": "c=2"}
+    with pytest.raises(ConfigError) as caught:
+        read_wishes(asked, "main", machine(4))
+    assert str(caught.value) == (
+        "annotations for container main: annotation bayplan.dev/add-device-hints: found 'a=1; b=3-4', "
+        "expected nodes of this machine: 0-3"
+    )
 
 
 def test_found_and_added_hints_count_and_the_rest_is_said() -> None:
@@ -100,6 +103,7 @@ def test_nobody_looks_at_devices_that_do_not_count() -> None:
     everything = wishes(ignore_device_hints="all", add_device_hints="fpga=2")
     assert not looks_at_devices(everything)
     assert settle(Findings(), everything, ONLINE)[0] == (DeviceHint("fpga", NodeSet([2])),)
+    assert not looks_at_devices(wishes(opt_out="true"))
     replaced = wishes(replace_device_hints="gpu=1")
     assert not looks_at_devices(replaced)
     assert settle(Findings(), replaced, ONLINE)[0] == (DeviceHint("gpu", NodeSet([1])),)

@@ -46,6 +46,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         },
         "hugepagesBytes": {"hugepages-2Mi": 4 * MIB},
         "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
+        "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
         "oomScoreAdj": -997,
         "reasons": [{"code": "narrowest", "text": "one node has room for all of it"}],
     }
@@ -121,6 +122,7 @@ def test_nodes(snapshot: Snapshot) -> None:
     assert first["distances"] == {"0": 10, "1": 21}
     assert [one["id"] for one in first["containers"]] == ["aaa"]
     assert first["containers"][0]["exclusiveCpus"] == "2-3"
+    assert first["containers"][0]["devices"] == ["/dev/vdb"]
     assert second["distances"] == {"0": 31, "1": 10}
     assert [one["id"] for one in second["containers"]] == ["ccc"]
     assert second["resources"]["memory"]["freeBytes"] == 4 * GIB

@@ -1,0 +1,177 @@
+"""Devices over real NRI messages: the runtime describes them, its answer has the nodes they are on."""
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.device_search import DeviceSearch
+from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.snapshot import snapshot_of
+from bayplan.domain.kubelet_node import KubeletNodeEngine
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.errors import HostError
+from bayplan.host.devices import HostDevices
+from bayplan.host.netlink import Interface
+from bayplan.nri import UnixSocket
+from bayplan.service.views import nodes_view, status_view
+from bayplan.sets import CpuSet
+from bayplan.state import Store
+from bayplan.testing.flavors import ALL, CONTAINERD_2_3
+from bayplan.testing.machines import machine
+from bayplan.testing.plugin import serving
+from bayplan.testing.runtime import FakeRuntime, OperationError
+from bayplan.testing.sysfs import SysfsTree
+from bayplan.testing.workloads import GUARANTEED, make_container, make_pod
+
+MACHINE = machine(4)
+RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+NAMESPACE = "/var/run/netns/cni-1"
+MIB = 1 << 20
+
+
+async def in_this_thread(work):
+    return work()
+
+
+async def interfaces(namespace):
+    if namespace != NAMESPACE:
+        raise HostError(namespace, "cannot be entered")
+    return (Interface("eth0", "virtio", "virtio7"),)
+
+
+async def unused(*_):
+    raise AssertionError
+
+
+@asynccontextmanager
+async def daemon(runtime, directory):
+    """A controller with the engine kubelet, a disk on node 2 and a network card on node 3."""
+    tree = SysfsTree(MACHINE)
+    tree.add_device("pci0000:80/0000:81:00.0", node=2)
+    tree.add_device("pci0000:80/0000:81:00.0/virtio1/block/vdb", numbers="block/254:16")
+    tree.add_device("pci0000:c0/0000:c1:00.0", node=3)
+    tree.add_device("pci0000:c0/0000:c1:00.0/virtio7", bus="virtio")
+    search = DeviceSearch(HostDevices(tree.write(directory / "root")), in_this_thread, 10, interfaces)
+    recorder = await Recorder.open(partial(Store.open, directory))
+    controller = Controller(
+        MACHINE,
+        RESTRICTED,
+        KubeletNodeEngine(),
+        recorder,
+        cgroup_v2=True,
+        write_oom_score_adj=unused,
+        verify_soon=lambda: None,
+        devices=search,
+    )
+    path = directory / "nri.sock"
+    await runtime.listen(path)
+    async with serving(controller, UnixSocket(str(path))):
+        await runtime.synchronized()
+        yield controller
+    await runtime.stop()
+    await recorder.close()
+
+
+def pod_with(name="web", namespace="", **annotations):
+    keys = {f"bayplan.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    pod = make_pod(name, qos=GUARANTEED, annotations=keys)
+    if namespace:
+        pod.linux.namespaces.add(type="network", path=namespace)
+    return pod
+
+
+def container_of(pod, *, disk=False):
+    made = make_container(pod, memory_limit_bytes=64 * MIB, cpu_quota_us=50_000, oom_score_adj=-997)
+    if disk:
+        made.linux.devices.add(path="/dev/disk", type="b", major=254, minor=16)
+    return made
+
+
+def reasons(controller, container):
+    return {reason.code: reason.text for reason in controller.ledger.entries[container.id].decision.reasons}
+
+
+async def place(runtime, pod, *, disk=False):
+    """The nodes in the spec of a container of *pod*."""
+    await runtime.run_pod(pod)
+    made = container_of(pod, disk=disk)
+    await runtime.create_container(pod, made)
+    return runtime.containers[made.id].linux.resources.cpu.mems
+
+
+@pytest.mark.parametrize("flavor", ALL, ids=str)
+async def test_memory_goes_to_the_node_of_a_disk_or_an_interface(flavor, tmp_path):
+    runtime = FakeRuntime(flavor)
+    async with daemon(runtime, tmp_path) as controller:
+        assert await place(runtime, pod_with("plain")) == "0"
+        assert await place(runtime, pod_with("disk"), disk=True) == "2"
+        networked = pod_with("nic", NAMESPACE)
+        assert await place(runtime, networked) == "3"
+        assert reasons(controller, container_of(networked))["device-hints"] == (
+            "its devices: net/eth0 on node 3"
+        )
+    assert runtime.logged == []
+
+
+async def test_devices_apart_refuse_and_annotations_undo_it(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path) as controller:
+        with pytest.raises(OperationError) as caught:
+            await place(runtime, pod_with("apart", NAMESPACE), disk=True)
+        assert "TopologyAffinityError: default/apart/main" in str(caught.value)
+        assert "its devices: /dev/disk on node 2; net/eth0 on node 3" in str(caught.value)
+        chosen = pod_with("chosen", NAMESPACE, ignore_device_hints="/dev/disk")
+        assert await place(runtime, chosen, disk=True) == "3"
+        assert reasons(controller, container_of(chosen))["device-hints-ignored"] == (
+            "ignored by annotation: /dev/disk on node 2"
+        )
+        assert await place(runtime, pod_with("none", NAMESPACE, ignore_device_hints="all"), disk=True) == "0"
+        assert await place(runtime, pod_with("other", replace_device_hints="gpu=1"), disk=True) == "1"
+        assert await place(runtime, pod_with("added", add_device_hints="gpu=1")) == "1"
+        wrong = pod_with("wrong", add_device_hints="gpu=7")
+        assert await place(runtime, wrong) == "0"
+        assert (
+            "gpu=7', expected nodes of this machine: 0-3"
+            in reasons(controller, container_of(wrong))["wrong-annotation"]
+        )
+
+
+async def test_what_cannot_be_found_out_is_said_and_refuses_nobody(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path) as controller:
+        pod = pod_with("odd", "/run/netns/gone")
+        made = container_of(pod)
+        made.CDI_devices.add(name="vendor.com/gpu=0")
+        await runtime.run_pod(pod)
+        await runtime.create_container(pod, made)
+        said = [
+            reason.text
+            for reason in controller.ledger.entries[made.id].decision.reasons
+            if reason.code == "no-device-hint"
+        ]
+    assert said == [
+        "vendor.com/gpu=0: /etc/cdi and /var/run/cdi: no CDI spec there names vendor.com/gpu=0",
+        "/run/netns/gone: cannot be entered",
+    ]
+
+
+async def test_status_and_nodes_show_the_hints(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path) as controller:
+        await place(runtime, pod_with("disk"), disk=True)
+        snapshot = snapshot_of(controller, 0, ())
+    (entry,) = status_view(snapshot)["containers"]
+    assert entry["deviceHints"] == [{"device": "/dev/disk", "nodes": "2"}]
+    residents = {node["id"]: node["containers"] for node in nodes_view(snapshot)["nodes"]}
+    assert [one["devices"] for one in residents[2]] == [["/dev/disk"]]
+    assert residents[0] == []
+
+
+async def test_a_restart_keeps_the_hints(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path) as controller:
+        await place(runtime, pod_with("disk"), disk=True)
+        recorded = await controller.recorder.entries()
+    assert [str(hint.nodes) for hint in recorded[0].decision.request.hints] == ["2"]
