@@ -159,12 +159,14 @@ class Claim:
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
 
     Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
-    given other nodes for the sake of a later request.
+    given other nodes for the sake of a later request. ``short_bytes`` is what was asked for beyond that and
+    could not be promised.
     """
 
     nodes: NodeSet
     amounts_bytes: Mapping[str, int] = field(default_factory=dict)
     flexible: bool = False
+    short_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class Placement:
     With a ``claim`` (engine `exact`) the promise is the claim, and ``booked_bytes`` is the witness as it was
     at the decision: later decisions may route it otherwise. ``overlapping``: the nodes are shared with a set
     that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
+    ``home`` are the nodes it was placed on, if it had to move over since; ``left`` those before its last
+    move.
     """
 
     mems: NodeSet | None = None
@@ -197,6 +201,8 @@ class Placement:
     claim: Claim | None = None
     overlapping: bool = False
     memory_policy: MemoryPolicySetting | None = None
+    home: NodeSet | None = None
+    left: NodeSet | None = None
 
 
 @dataclass(frozen=True, slots=True)

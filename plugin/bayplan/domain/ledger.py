@@ -1,7 +1,7 @@
 """The ledger: which container was promised what. An immutable value; changes return a new ledger.
 
-The totals per node are kept beside the entries, so that a decision does not walk all containers.
-Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
+The totals per node and per set of nodes are kept beside the entries, so that a decision does not walk all
+containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,13 +31,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All entries by container id, with the totals that decisions need: what is booked on each node, which
-    CPUs are exclusive, and how many containers are bound to each set of nodes."""
+    """All entries by container id, with the totals that decisions need: what is booked on each node by
+    placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
+    and how many containers are bound to each set of nodes."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     exclusive_cpus: CpuSet = CpuSet()
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
+    claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -56,6 +58,7 @@ class Ledger:
             booked_bytes=_booked(base.booked_bytes, placement, 1),
             exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
             bound=_bound(base.bound, placement, 1),
+            claimed_bytes=_claimed(base.claimed_bytes, placement, 1),
         )
 
     def without(self, container_id: str) -> "Ledger":
@@ -71,7 +74,33 @@ class Ledger:
             booked_bytes=_booked(self.booked_bytes, placement, -1),
             exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
             bound=_bound(self.bound, placement, -1),
+            claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
         )
+
+    def with_sets(self, sets: Mapping[str, NodeSet]) -> "Ledger":
+        """The ledger after containers got other nodes (container id -> the nodes of its claim).
+
+        Who gets nodes other than those it was placed on remembers these as its home, until it is back.
+        """
+        ledger = self
+        for container_id, nodes in sets.items():
+            entry = ledger.entries[container_id]
+            placement, claim = entry.decision.placement, entry.decision.placement.claim
+            if claim is None or claim.nodes == nodes:
+                continue
+            home = placement.home or claim.nodes
+            # Nodes beside the claim's, such as a device's memory, stay.
+            beside = NodeSet() if placement.mems is None else placement.mems - claim.nodes
+            moved = replace(
+                placement,
+                mems=nodes | beside,
+                claim=replace(claim, nodes=nodes),
+                home=None if home == nodes else home,
+                left=placement.mems,
+            )
+            decision = replace(entry.decision, placement=moved)
+            ledger = ledger.with_entry(replace(entry, decision=decision))
+        return ledger
 
     def shared_cpus(self, machine: Machine, withheld: CpuSet = CpuSet()) -> CpuSet:
         """The CPUs that no container has to itself, without those *withheld* from all of them.
@@ -96,7 +125,7 @@ def _booked(
     totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
 ) -> Mapping[int, Mapping[str, int]]:
     """The totals after *placement* came (+1) or went (-1)."""
-    if not placement.booked_bytes:
+    if not placement.booked_bytes or placement.claim is not None:
         return totals
     changed = dict(totals)
     for node, resources in placement.booked_bytes.items():
@@ -104,6 +133,24 @@ def _booked(
         for resource, amount_bytes in resources.items():
             row[resource] = row.get(resource, 0) + sign * amount_bytes
         changed[node] = row
+    return changed
+
+
+def _claimed(
+    totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[NodeSet, Mapping[str, int]]:
+    """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
+    claim = placement.claim
+    if claim is None or not claim.amounts_bytes:
+        return totals
+    row = dict(totals.get(claim.nodes, {}))
+    for resource, amount_bytes in claim.amounts_bytes.items():
+        row[resource] = row.get(resource, 0) + sign * amount_bytes
+    changed = dict(totals)
+    if any(row.values()):
+        changed[claim.nodes] = row
+    else:
+        changed.pop(claim.nodes, None)
     return changed
 
 

@@ -23,6 +23,9 @@ from bayplan.domain.wishes import Wishes
 from bayplan.domain.workload import Container, Pod, Resources
 
 MILLI: Final = 1000
+NO_SIGNAL: Final = "no signal"
+"""The source of an interval that nothing at all says anything about."""
+
 _LIMIT: Final = "limit"
 _NO_WISHES: Final = Wishes()
 
@@ -187,7 +190,7 @@ def _memory_interval(
         request_bytes = limit_bytes or 0
         return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else "no limit")
     by_limit = limit_bytes is not None and not limit_is_request
-    return Interval(0, ceiling_bytes, _LIMIT if by_limit else "no signal")
+    return Interval(0, ceiling_bytes, _LIMIT if by_limit else NO_SIGNAL)
 
 
 def _up_to(known: Interval, ceiling_bytes: int) -> Interval:

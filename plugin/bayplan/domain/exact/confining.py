@@ -1,0 +1,370 @@
+"""A set of nodes for one container: wishes first, then the best ordinary set, then moves, then the second
+best.
+
+What is tried, in this order: the nodes it has already, if it runs; those of its pod, under the scope pod;
+those it wishes; the ordinary ones. Where the policy is strict or the wish is required, other containers
+become wider for it; if that does not help it is refused. Otherwise it is placed as well as possible, and the
+decision says why.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from bayplan.domain.cpus import take_cpus
+from bayplan.domain.decision import (
+    Affinity,
+    Claim,
+    Decision,
+    MemoryPolicyMode,
+    MemoryPolicySetting,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+    Shortage,
+)
+from bayplan.domain.engine import exclusive_candidates
+from bayplan.domain.exact.books import Amounts, Books, shortage
+from bayplan.domain.exact.claiming import (
+    STRICT,
+    Ground,
+    claimed_amounts,
+    is_bounded,
+    is_flexible,
+    wished_ground,
+)
+from bayplan.domain.exact.criteria import Question
+from bayplan.domain.exact.flow import crosses
+from bayplan.domain.exact.moves import described, make_room
+from bayplan.domain.exact.reasons import amounts_text, chosen, cpus_text, overlap
+from bayplan.domain.exact.search import Area, Found, search
+from bayplan.domain.exact.sites import Site
+from bayplan.domain.exact.unconfined import everywhere, open_mems, short
+from bayplan.domain.exact.widths import widest_allowed
+from bayplan.domain.exact.witness import share
+from bayplan.domain.kubelet.topology_options import Scope
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.memory_kinds import device_nodes
+from bayplan.domain.policy import TopologyPolicy
+from bayplan.domain.topology import MEMORY
+from bayplan.sets import CpuSet, NodeSet
+
+MAX_TARGETS: Final = 16
+"""For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A ground with the sets on it that the policy allows."""
+
+    ground: Ground
+    area: Area
+    question: Question
+
+
+class Confining:
+    """One decision about one container."""
+
+    def __init__(
+        self,
+        site: Site,
+        books: Books,
+        ledger: Ledger,
+        request: Request,
+        scope: Scope,
+        current: Placement | None,
+    ) -> None:
+        self.site, self.books, self.ledger = site, books, ledger
+        self.machine, self.policy, self.request = books.machine, books.policy, request
+        self.current = current
+        self.amounts = claimed_amounts(request)
+        self.strict = self.policy.topology in STRICT
+        aligned = self.policy.topology is not TopologyPolicy.NONE
+        count = request.exclusive_cpus
+        self.free_cpus = exclusive_candidates(self.machine, self.policy, ledger) if count else CpuSet()
+        self.cpus = count if aligned else 0
+        self.by_pod = scope is Scope.POD and aligned
+        self.rooms = {resource: books.rooms_by_node(resource) for resource in self.amounts}
+        self.notes: list[Reason] = []
+
+    def decide(self) -> Decision:
+        """The decision."""
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        wished = wished_ground(self.machine, self.request)
+        if wished is None and not is_bounded(self.request):
+            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
+        grounds = [*self._of_pod(), *([wished] if wished is not None else [])]
+        if is_bounded(self.request) and not any(ground.required for ground in grounds):
+            grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
+        for ground in grounds:
+            attempt = self._attempt(ground, self.cpus)
+            decision = self._tried(attempt)
+            if decision is None and ground.required:
+                decision = self._with_moves(attempt) or self._refused(attempt)
+            if decision is not None:
+                return decision
+            if ground.why:
+                self.notes.append(self._not_granted(attempt))
+        if not is_bounded(self.request):
+            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
+        return self._second_best()
+
+    def _kept(self) -> Decision | None:
+        """The nodes that a running container has, if what it asks for now fits there."""
+        current = self.current
+        if current is None or current.claim is None:
+            return None
+        nodes = current.claim.nodes
+        same_cpus = len(current.exclusive_cpus) == self.request.exclusive_cpus
+        if not same_cpus or not self.books.fits(nodes.mask, self.amounts):
+            return None
+        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
+        placement = self._with_witness(replace(current, claim=claim), self.ledger)
+        return Decision(
+            self.request, Outcome.PLACED, placement, (Reason("kept", f"fits where it is, on node {nodes}"),)
+        )
+
+    def _of_pod(self) -> Iterator[Ground]:
+        """Under the scope pod the nodes that an earlier container of the pod was placed on."""
+        if not self.by_pod:
+            return
+        for entry in self.ledger.entries.values():
+            affinity = entry.decision.placement.affinity
+            if (
+                affinity is not None
+                and affinity.nodes
+                and entry.decision.request.pod_id == self.request.pod_id
+            ):
+                why = f"goes with its pod to node {affinity.nodes}"
+                yield Ground(affinity.nodes, exactly=True, required=self.strict, why=why)
+                return
+
+    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts | None = None) -> _Attempt:
+        asked = self.amounts if amounts is None else amounts
+        every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
+        required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
+        claimed = {nodes for flow in self.books.flows.values() for nodes in flow.claimed}
+        question = Question(
+            self.site,
+            self.books,
+            asked,
+            self.rooms if amounts is None else {key: self.books.rooms_by_node(key) for key in asked},
+            cpus,
+            self.site.free_cpus(self.free_cpus) if cpus else {},
+            every_hint,
+            every_hint if self.strict else required,
+            tuple(claimed),
+        )
+        widest = widest_allowed(self.site, self.books, ground.nodes, asked, cpus)
+        exactly = ground.exactly and (widest >= len(ground.nodes) or self.by_pod)
+        if exactly:
+            widest = len(ground.nodes)
+        return _Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
+
+    def _tried(self, attempt: _Attempt) -> Decision | None:
+        """The best set of an attempt: for a running container one that contains its nodes if there is one."""
+        if not attempt.area.ground:
+            return None
+        found = None
+        if self.current is not None and self.current.claim is not None:
+            core = self.current.claim.nodes.mask
+            if not core & ~attempt.area.ground:
+                found = search(attempt.question, replace(attempt.area, core=core))
+        found = found or self._aligned_with_rest_of_pod(attempt) or search(attempt.question, attempt.area)
+        return None if found is None else self._placed(attempt, found)
+
+    def _aligned_with_rest_of_pod(self, attempt: _Attempt) -> Found | None:
+        """For the first container of a pod under the scope pod: a set that fits the whole pod."""
+        totals = self.request.pod_totals
+        if not self.by_pod or totals is None or attempt.area.exactly:
+            return None
+        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+        whole = {key: max(amount, self.amounts.get(key, 0)) for key, amount in whole.items() if amount}
+        if whole == self.amounts:
+            return None
+        widened = self._attempt(attempt.ground, attempt.question.cpus, whole)
+        found = search(widened.question, widened.area)
+        if found is None:
+            self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
+        return found
+
+    def _placed(self, attempt: _Attempt, found: Found) -> Decision:
+        nodes = NodeSet.of_mask(found.nodes)
+        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
+        placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
+        notes = [*self.notes, chosen(nodes, found)]
+        if attempt.ground.why:
+            notes.append(Reason("as-wished", attempt.ground.why))
+        if found.overlapping:
+            notes.append(overlap(nodes, found.overlapping))
+        if lacking is not None:
+            notes.append(lacking)
+        degraded = lacking is not None or bool(self.notes)
+        return Decision(
+            self.request,
+            Outcome.DEGRADED if degraded else Outcome.PLACED,
+            placement,
+            tuple(notes),
+            candidates=found.candidates,
+            advantage=found.advantage,
+        )
+
+    def _placement(self, nodes: NodeSet, cpus: CpuSet, overlapping: bool) -> Placement:
+        return Placement(
+            mems=nodes | device_nodes(self.machine, self.request),
+            exclusive_cpus=cpus,
+            affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
+            claim=Claim(nodes, self.amounts, is_flexible(self.policy, self.request)),
+            overlapping=overlapping,
+        )
+
+    def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
+        """*placement* with what it has on each node, and the main node as memory policy where its set crosses
+        others: the kernel fills nodes by first touch, so it should not start on somebody else's part."""
+        claim = placement.claim
+        if claim is None or placement.mems is None:
+            return placement
+        if len(claim.nodes) == 1:
+            booked = {next(iter(claim.nodes)): claim.amounts_bytes} if claim.amounts_bytes else {}
+            return replace(placement, booked_bytes=booked)
+        after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
+        spread = share(self.machine, self.policy, after, self.request.container_id)
+        setting = None
+        if placement.overlapping and spread:
+            main = min(spread, key=lambda node: (-spread[node].get(MEMORY, 0), node))
+            setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]))
+        return replace(placement, booked_bytes=spread, memory_policy=setting)
+
+    def _take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
+        """The exclusive CPUs, or the shared pool and the reason for it."""
+        count, current = self.request.exclusive_cpus, self.current
+        if count == 0:
+            return CpuSet(), None
+        if current is not None and len(current.exclusive_cpus) == count:
+            return current.exclusive_cpus, None
+        if count > len(self.free_cpus):
+            text = f"{count} exclusive CPUs asked for, {len(self.free_cpus)} left; runs on the shared CPUs"
+            return CpuSet(), Reason("no-exclusive-cpus", text)
+        return take_cpus(self.machine, self.free_cpus, count, nodes), None
+
+    def _with_moves(self, attempt: _Attempt) -> Decision | None:
+        """The set that takes the fewest moves of others, if there is one."""
+        best = None
+        for nodes in self._targets(attempt):
+            sets = make_room(self.site, self.books, self.ledger, nodes, attempt.question.amounts)
+            if sets and (best is None or len(sets) < len(best[1])):
+                best = nodes, sets
+        if best is None:
+            return None
+        nodes, sets = best
+        moved = self.ledger.with_sets(sets)
+        claimed = {other.mask for other in moved.claimed_bytes}
+        found = Found(nodes, sum(crosses(nodes, other) for other in claimed), (), None)
+        decision = self._placed(attempt, found)
+        placement = self._with_witness(decision.placement, moved)
+        after = moved.with_entry(Entry(replace(decision, placement=placement)))
+        moves = described(self.ledger, after, self.books, sets)
+        names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
+        reason = Reason("moved-others", f"fits because others get more nodes: {names}")
+        return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
+
+    def _targets(self, attempt: _Attempt) -> Iterable[int]:
+        """The sets that an attempt may end on, the narrowest and nearest first."""
+        area, question = attempt.area, attempt.question
+        bare = replace(question, amounts={})
+        if area.exactly:
+            return [area.ground] if bare.plausible(area.ground) else []
+        every = (
+            row.nodes
+            for width in range(1, min(area.widest, area.ground.bit_count()) + 1)
+            for row in self.site.ranked(area.ground, width, ())
+            if bare.plausible(row.nodes)
+        )
+        return list(islice(every, MAX_TARGETS))
+
+    def _refused(self, attempt: _Attempt) -> Decision:
+        lacking, text = None, self._policy_text(attempt)
+        ground, question = attempt.ground, attempt.question
+        targets = list(self._targets(attempt))
+        if not ground.nodes:
+            text = f"{ground.why}, and this machine has no such nodes for it"
+        elif not targets:
+            text = f"{text}; {cpus_text(question, attempt.area)}"
+        else:
+            lacking = max(
+                (found for nodes in targets if (found := self._lacking(nodes)) is not None),
+                key=lambda one: one.capacity_bytes - one.promised_bytes,
+                default=None,
+            )
+        if lacking is not None:
+            text = f"{text}; {lacking.sentence()}"
+        if self.current is not None:
+            text = f"{text}; it keeps what it has"
+        return Decision(self.request, Outcome.REFUSED, reasons=(Reason("no-room", text),), shortage=lacking)
+
+    def _policy_text(self, attempt: _Attempt) -> str:
+        asked = amounts_text(self.amounts, attempt.question.cpus)
+        width = attempt.area.widest
+        if attempt.ground.why:
+            return f"asks for {asked} and {attempt.ground.why}"
+        where = "one node" if width == 1 else f"{width} nodes"
+        return f"asks for {asked} on {where} under {self.policy.topology.value}"
+
+    def _lacking(self, nodes: int) -> Shortage | None:
+        cut = self.books.cut(nodes, self.amounts)
+        return None if cut is None else shortage(self.books, self.ledger, cut, self.amounts[cut.resource])
+
+    def _not_granted(self, attempt: _Attempt) -> Reason:
+        """Why a preferred ground was left."""
+        why = attempt.ground.why
+        if not attempt.ground.nodes:
+            return Reason("wish-not-granted", f"{why}, and this machine has no such nodes for it")
+        lacking = self._lacking(attempt.area.ground)
+        return Reason(
+            "wish-not-granted", f"{why}: {lacking.sentence() if lacking else 'no set of them will do'}"
+        )
+
+    def _second_best(self) -> Decision:
+        """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
+        devices elsewhere, or as much memory as there is."""
+        ordinary = Ground(self.machine.ordinary_nodes)
+        attempt = self._attempt(ordinary, 0)
+        relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))
+        asked = amounts_text(self.amounts, self.cpus)
+        note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")
+        self.notes.append(note)
+        decision = self._tried(relaxed)
+        if decision is not None:
+            return decision
+        self.notes.remove(note)
+        cpus, lacking = self._take(NodeSet())
+        nodes = self.machine.ordinary_nodes
+        placement = replace(
+            self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
+        )
+        decision = short(self.books, self.ledger, self.request, placement, self.current)
+        notes = (*self.notes, *([lacking] if lacking is not None else []))
+        return replace(decision, reasons=(*decision.reasons, *notes))
+
+    def _with_cpus_only(self, decision: Decision) -> Decision:
+        """The decision about a container whose memory is not confined, with its exclusive CPUs."""
+        if decision.outcome is Outcome.REFUSED:
+            return decision
+        found = None
+        if self.cpus:
+            attempt = self._attempt(Ground(self.machine.ordinary_nodes, required=self.strict), self.cpus, {})
+            found = search(attempt.question, attempt.area)
+            if found is None and self.strict:
+                return self._refused(attempt)
+        near = NodeSet() if found is None else NodeSet.of_mask(found.nodes)
+        cpus, lacking = self._take(near)
+        placement = replace(decision.placement, exclusive_cpus=cpus)
+        notes = [*self.notes, *([lacking] if lacking is not None else [])]
+        if not notes:
+            return replace(decision, placement=placement)
+        reasons = (*decision.reasons, *notes)
+        return replace(decision, outcome=Outcome.DEGRADED, placement=placement, reasons=reasons)

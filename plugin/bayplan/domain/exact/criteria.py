@@ -1,0 +1,99 @@
+"""By what sets of nodes are compared: one named function each, in the order of `CRITERIA`, smaller is better.
+
+The kernel fills nodes by first touch and knows no limit per node. Promises on sets that cross each other are
+therefore kept by nothing but luck, and sets that are nested or disjoint come before everything else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bayplan.domain.exact.books import Amounts, Books
+from bayplan.domain.exact.flow import bits, crosses
+from bayplan.domain.exact.sites import Site
+from bayplan.domain.topology import MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a set of nodes is wanted for.
+
+    ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
+    set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
+    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets with promises.
+    """
+
+    site: Site
+    books: Books
+    amounts: Amounts
+    rooms: Mapping[str, Mapping[int, int]]
+    cpus: int
+    free_cpus: Mapping[int, int]
+    hints: tuple[int, ...]
+    hard_hints: tuple[int, ...]
+    claimed: tuple[int, ...]
+
+    def plausible(self, nodes: int) -> bool:
+        """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
+        if self.cpus and self.cpus_on(nodes) < self.cpus:
+            return False
+        if any(not hint & nodes for hint in self.hard_hints):
+            return False
+        for resource, amount_bytes in self.amounts.items():
+            rooms = self.rooms[resource]
+            if sum(rooms.get(node, 0) for node in bits(nodes)) < amount_bytes:
+                return False
+        return True
+
+    def cpus_on(self, nodes: int) -> int:
+        """How many CPUs that could become exclusive are on *nodes*."""
+        return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
+
+
+def overlapping_sets(question: Question, nodes: int) -> int:
+    """How many sets with promises cross *nodes*."""
+    return sum(crosses(nodes, other) for other in question.claimed)
+
+
+def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape
+    """The number of nodes."""
+    return nodes.bit_count()
+
+
+def distance(question: Question, nodes: int) -> int:
+    """The sum of the kernel's distances over all ordered pairs, so that asymmetric ones count both ways."""
+    return question.site.distance(nodes)
+
+
+def remote_initiators(question: Question, nodes: int) -> int:
+    """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0)."""
+    return question.site.remote_initiators(nodes)
+
+
+def devices_elsewhere(question: Question, nodes: int) -> int:
+    """How many of the container's devices are close to none of the nodes."""
+    return sum(1 for hint in question.hints if not hint & nodes)
+
+
+def room_taken(question: Question, nodes: int) -> int:
+    """Bytes of room on *nodes* before: the less, the more stays in one piece elsewhere for a large one."""
+    rooms = question.rooms.get(MEMORY)
+    return sum(rooms.get(node, 0) for node in bits(nodes)) if rooms else 0
+
+
+ROOM_TAKEN: Final = "room taken"
+
+CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
+    "overlapping sets": overlapping_sets,
+    "nodes": width,
+    "distance": distance,
+    "remote initiators": remote_initiators,
+    "devices elsewhere": devices_elsewhere,
+    ROOM_TAKEN: room_taken,
+}
+"""After these the lowest ids decide."""
+
+
+def values(question: Question, nodes: int) -> tuple[int, ...]:
+    """*nodes* by all criteria."""
+    return tuple(criterion(question, nodes) for criterion in CRITERIA.values())

@@ -1,0 +1,163 @@
+"""Making room: which flexible containers get more nodes, so that a request fits that would not fit otherwise.
+
+A container only ever gets wider: its pages stay until the kernel or somebody else moves them, and what it was
+promised stays promised. Nobody is moved who was pinned, required nodes or a tier, was placed under a strict
+policy or has a memory policy. As few as suffice, the smallest first; none if it takes more than `MAX_MOVES`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bayplan.domain.decision import Claim, Move
+from bayplan.domain.exact.books import Amounts, Books, claim_of
+from bayplan.domain.exact.flow import bits, crosses
+from bayplan.domain.exact.sites import Site
+from bayplan.domain.exact.witness import share
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.sets import NodeSet
+
+MAX_MOVES: Final = 16
+"""How many containers one decision may move: each is an update in the reply that the runtime waits for."""
+MAX_RETURNS: Final = 4
+"""How many containers go back at once: narrowing makes the kernel move pages while the runtime waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mover:
+    """A container that could become wider: its claim, and the widest set it may have."""
+
+    entry: Entry
+    claim: Claim
+    widest: NodeSet
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.claim.amounts_bytes.values())
+
+
+def make_room(site: Site, books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
+    """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
+
+    Empty if no moves help. *books* are those of *ledger*.
+    """
+    movers = _in_the_way(books, ledger, nodes, amounts)
+    chosen = _fewest(books, movers, nodes, amounts)
+    if not chosen or len(chosen) > MAX_MOVES:
+        return {}
+    sets = {mover.entry.container_id: mover.widest for mover in chosen}
+    for mover in chosen:
+        for wider in _wider_sets(site, books, mover):
+            trial = {**sets, mover.entry.container_id: wider}
+            if _works(books, chosen, trial, nodes, amounts):
+                sets = trial
+                break
+    return sets
+
+
+def described(ledger: Ledger, after: Ledger, books: Books, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
+    """The *sets* as moves out of *ledger*, with the bytes that the witness of *after* has outside the old
+    nodes."""
+    found = []
+    for container_id, wider in sorted(sets.items()):
+        placement = ledger.entries[container_id].decision.placement
+        before = placement.mems
+        claim = placement.claim
+        old = before if before is not None else NodeSet() if claim is None else claim.nodes
+        spread = share(books.machine, books.policy, after, container_id)
+        moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in old)
+        name = ledger.entries[container_id].decision.request.name
+        found.append(Move(container_id, name, before, wider, moved_bytes))
+    return tuple(found)
+
+
+def returns(books: Books, ledger: Ledger) -> tuple[Move, ...]:
+    """The containers that had to move over and for which there is room again where they were placed."""
+    trial, found = None, []
+    for container_id, entry in sorted(ledger.entries.items()):
+        placement, claim = entry.decision.placement, claim_of(entry)
+        if placement.home is None or claim is None:
+            continue
+        trial = trial or books.copy()
+        back = replace(claim, nodes=placement.home)
+        trial.change(claim, -1)
+        if trial.fits(back.nodes.mask, back.amounts_bytes):
+            trial.change(back)
+            spread = share(books.machine, books.policy, ledger, container_id)
+            moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in back.nodes)
+            name = entry.decision.request.name
+            found.append(Move(container_id, name, placement.mems, back.nodes, moved_bytes))
+            if len(found) == MAX_RETURNS:
+                break
+        else:
+            trial.change(claim)
+    return tuple(found)
+
+
+def _in_the_way(books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> list[_Mover]:
+    """The movers within the minimum cut, which grows as they are thought to be wider; none if even with all
+    of them wider the request does not fit."""
+    everywhere = books.machine.ordinary_nodes
+    candidates = {}
+    for container_id, entry in sorted(ledger.entries.items()):
+        claim = claim_of(entry)
+        if claim is not None and claim.flexible and not everywhere <= claim.nodes:
+            candidates[container_id] = _Mover(entry, claim, claim.nodes | everywhere)
+    relaxed, movers = books.copy(), list[_Mover]()
+    while candidates:
+        cut = relaxed.cut(nodes, amounts)
+        if cut is None:
+            return movers
+        within = [one for one in candidates.values() if one.claim.nodes <= cut.nodes]
+        useful = [one for one in within if not one.widest <= cut.nodes]
+        if not useful:
+            return []
+        for mover in useful:
+            del candidates[mover.entry.container_id]
+            relaxed.change(mover.claim, -1)
+            relaxed.change(replace(mover.claim, nodes=mover.widest))
+        movers += useful
+    return movers if relaxed.cut(nodes, amounts) is None else []
+
+
+def _fewest(books: Books, movers: Sequence[_Mover], nodes: int, amounts: Amounts) -> list[_Mover]:
+    """One mover if one suffices, the smallest such; else what is left when those are dropped that can be,
+    the smallest first."""
+    by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
+    for mover in by_size:
+        if _works(books, [mover], _widest([mover]), nodes, amounts):
+            return [mover]
+    kept = list(by_size)
+    for mover in by_size:
+        fewer = [one for one in kept if one is not mover]
+        if _works(books, fewer, _widest(fewer), nodes, amounts):
+            kept = fewer
+    return kept
+
+
+def _widest(movers: Iterable[_Mover]) -> dict[str, NodeSet]:
+    return {mover.entry.container_id: mover.widest for mover in movers}
+
+
+def _works(
+    books: Books, movers: Iterable[_Mover], sets: Mapping[str, NodeSet], nodes: int, amounts: Amounts
+) -> bool:
+    """Whether everything fits once the *movers* have the nodes in *sets*."""
+    trial = books.copy()
+    moved = [(mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers]
+    for before, _ in moved:
+        trial.change(before, -1)
+    for _, after in moved:
+        if not trial.fits(after.nodes.mask, after.amounts_bytes):
+            return False
+        trial.change(after)
+    return trial.fits(nodes, amounts)
+
+
+def _wider_sets(site: Site, books: Books, mover: _Mover) -> list[NodeSet]:
+    """One node more, the sets that cross no other first, then the nearest."""
+    claimed = {other for flow in books.flows.values() for other in flow.claimed}
+    own = mover.claim.nodes.mask
+    masks = [own | node for node in bits(mover.widest.mask & ~own)]
+    masks.sort(key=lambda mask: (sum(crosses(mask, other) for other in claimed), site.distance(mask), mask))
+    return [NodeSet.of_mask(mask) for mask in masks if not any(crosses(mask, other) for other in claimed)]

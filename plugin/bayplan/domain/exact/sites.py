@@ -1,0 +1,102 @@
+"""What only depends on the machine: distances, initiators, and the sets of nodes in the order of both.
+
+Worked out once for a machine and kept, because a machine changes with hotplug only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import Final
+
+from bayplan.domain.exact.flow import bits
+from bayplan.domain.topology import Machine
+from bayplan.sets import CpuSet, NodeSet
+
+MAX_COMBINATIONS: Final = 5000
+"""Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
+node by adding the nearest ones, and the roomiest nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A set of nodes with what the machine says of it; *order* is its place by the lowest ids."""
+
+    nodes: int
+    distance: int
+    remote_initiators: int
+    order: int
+
+
+class Site:
+    """See the module."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._distances: dict[int, int] = {}
+        self._ranked: dict[tuple[int, int], list[Ranked]] = {}
+        self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
+
+    def distance(self, nodes: int) -> int:
+        """Sum of the distances over all ordered pairs of different nodes."""
+        found = self._distances.get(nodes)
+        if found is None:
+            found = self._distances[nodes] = self.machine.total_distance(NodeSet.of_mask(nodes))
+        return found
+
+    def remote_initiators(self, nodes: int) -> int:
+        """How many of *nodes* have initiators, none of which is among *nodes*."""
+        count = 0
+        for node in bits(nodes):
+            initiators = self.machine.node_by_id[node.bit_length() - 1].initiators.mask
+            count += bool(initiators) and not initiators & nodes
+        return count
+
+    def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
+        """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
+        return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
+
+    def ranked(self, ground: int, width: int, roomiest: Iterable[int]) -> list[Ranked]:
+        """The sets of *width* nodes of *ground*: by distance, initiators and ids.
+
+        Where these are too many to enumerate only good ones, among them the first of *roomiest*, which are
+        the nodes by falling room.
+        """
+        if comb(ground.bit_count(), width) > MAX_COMBINATIONS:
+            return self._sorted({*self._grown(ground, width), _joined(list(roomiest)[:width])})
+        found = self._ranked.get((ground, width))
+        if found is None:
+            every = [_joined(members) for members in combinations(bits(ground), width)]
+            found = self._ranked[ground, width] = self._sorted(every)
+        return found
+
+    def _grown(self, ground: int, width: int) -> Iterable[int]:
+        ids = NodeSet.of_mask(ground)
+        for seed in ids:
+            nearest = sorted(ids, key=lambda node: (self.machine.distance(seed, node), node != seed, node))
+            yield NodeSet(nearest[:width]).mask
+
+    def _sorted(self, masks: Iterable[int]) -> list[Ranked]:
+        by_ids = sorted(masks, key=lambda nodes: tuple(NodeSet.of_mask(nodes)))
+        rows = [
+            Ranked(nodes, self.distance(nodes), self.remote_initiators(nodes), order)
+            for order, nodes in enumerate(by_ids)
+        ]
+        return sorted(rows, key=lambda row: (row.distance, row.remote_initiators, row.order))
+
+
+def _joined(members: Iterable[int]) -> int:
+    joined = 0
+    for node in members:
+        joined |= node
+    return joined
+
+
+def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:
+    """The CPUs of each node with memory; those of a node without count for the nearest node that has."""
+    found = {node: machine.node_by_id[node].cpus for node in machine.memory_nodes}
+    for node in machine.cpu_nodes - machine.memory_nodes:
+        if found:
+            near = min(found, key=lambda other: (machine.distance(node, other), other))
+            found[near] |= machine.node_by_id[node].cpus
+    return found

@@ -1,0 +1,338 @@
+"""The promises of the `exact` engine held against brute force: every subset of the nodes, after every
+operation.
+
+Nothing here knows flows or cuts: what fits is counted anew over all 2^n subsets (Hall's condition). Used by
+the property tests with small runs, and by tests/bench/oracle.py with a million operations.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bayplan.domain.decision import (
+    Claim,
+    Decision,
+    Interval,
+    NodeWish,
+    Outcome,
+    QosClass,
+    QosSource,
+    Request,
+    TierWish,
+)
+from bayplan.domain.engine import allocatable_bytes
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.exact.witness import by_node, witness
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.topology import MEMORY, Cpu, Machine, Node
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+
+PAGES: Final = "hugepages-2Mi"
+STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
+
+Claims = list[tuple[int, int]]
+"""Sets of nodes as bitmasks, with what is claimed on them."""
+
+
+OVERCOMMIT: Final = "hidden overcommit"
+WRONG_REFUSAL: Final = "wrong refusals"
+WRONG_MOVE: Final = "wrong moves"
+WRONG_PLACE: Final = "wrong places"
+
+
+class BrokenPromiseError(AssertionError):
+    """The engine and brute force disagree."""
+
+    KINDS: Final = (OVERCOMMIT, WRONG_REFUSAL, WRONG_MOVE, WRONG_PLACE)
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+def slack_by_subset(capacity: Mapping[int, int], claims: Claims, nodes: tuple[int, ...]) -> dict[int, int]:
+    """For every subset of *nodes*: its capacity less the claims that lie within it."""
+    slack = {0: 0}
+    for node in nodes:
+        for mask, held in list(slack.items()):
+            slack[mask | 1 << node] = held + capacity.get(node, 0)
+    for mask in slack:
+        for claimant, amount in claims:
+            if not claimant & ~mask:
+                slack[mask] -= amount
+    return slack
+
+
+def room(slack: Mapping[int, int], nodes: int) -> int:
+    """What can still be claimed on *nodes*: the least slack of all sets around them."""
+    return max(0, min(left for mask, left in slack.items() if not nodes & ~mask))
+
+
+@dataclass
+class Trial:
+    """A random machine under a random policy, and what happened on it so far."""
+
+    random: random.Random
+    most_nodes: int = 10
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        draw = self.random
+        self.machine = _machine(draw, draw.randint(2, self.most_nodes))
+        self.policy = Policy(topology=draw.choice(list(TopologyPolicy)))
+        self.engine = ExactEngine()
+        self.ledger = Ledger()
+        self.number = 0
+        self.ids = tuple(self.machine.node_ids)
+
+    def step(self) -> None:
+        """One operation and all checks.
+
+        Raises:
+            BrokenPromiseError: promised twice, refused what fits, or moved what must not move.
+        """
+        known = sorted(self.ledger.entries)
+        kind = self.random.choices(["arrive", "depart", "resize"], [6, 3, 2])[0]
+        if kind == "arrive" or not known:
+            self.arrive()
+        elif kind == "depart":
+            self.depart(self.random.choice(known))
+        else:
+            self.resize(self.random.choice(known))
+        self.check_promises()
+        self.counts["operations"] += 1
+
+    def arrive(self) -> None:
+        """A new container."""
+        self.number += 1
+        request = self._request(f"c{self.number:05}")
+        self._answered(request, self.engine.decide(self.machine, self.policy, self.ledger, request), None)
+
+    def resize(self, container_id: str) -> None:
+        """A running container asks for another amount."""
+        entry = self.ledger.entries[container_id]
+        wanted = self._amount()
+        old = entry.decision.request
+        if old.qos is QosClass.BEST_EFFORT:
+            return
+        limit = wanted if old.qos is QosClass.GUARANTEED else None
+        request = replace(old, memory=Interval(wanted, wanted, "limit"), memory_limit_bytes=limit)
+        base = self.ledger.without(container_id)
+        current = entry.decision.placement
+        decision = self.engine.decide(self.machine, self.policy, base, request, current)
+        before, self.ledger = self.ledger, base
+        self._answered(request, decision, current.claim)
+        if decision.outcome is Outcome.REFUSED:
+            self.ledger = before
+
+    def depart(self, container_id: str) -> None:
+        """A container goes, and others go back to where they were."""
+        self.ledger = self.ledger.without(container_id)
+        for move in self.engine.returns(self.machine, self.policy, self.ledger):
+            entry = self.ledger.entries[move.container_id]
+            if move.after is None or move.after != entry.decision.placement.home:
+                raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")
+            self.ledger = self.ledger.with_sets({move.container_id: move.after})
+            self.counts["returns"] += 1
+
+    def check_promises(self) -> None:
+        """No subset of the nodes is promised more than it holds, and the witness shows how."""
+        for resource in (MEMORY, PAGES):
+            slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
+            for mask, left in slack.items():
+                if left < 0:
+                    raise BrokenPromiseError(
+                        OVERCOMMIT, f"{resource}: nodes {NodeSet.of_mask(mask)} lack {-left}"
+                    )
+        spreads = witness(self.machine, self.policy, self.ledger)
+        for container_id, entry in self.ledger.entries.items():
+            claim = entry.decision.placement.claim
+            for resource, amount in (claim.amounts_bytes if claim is not None else {}).items():
+                parts = {node: row.get(resource, 0) for node, row in spreads[container_id].items()}
+                if claim is None or sum(parts.values()) != amount or not NodeSet(parts) <= claim.nodes:
+                    raise BrokenPromiseError(
+                        OVERCOMMIT, f"the witness of {container_id} is {parts} for {claim}"
+                    )
+        for node, row in by_node(spreads.values()).items():
+            for resource, amount in row.items():
+                if amount > self._capacity(resource).get(node, 0):
+                    raise BrokenPromiseError(
+                        OVERCOMMIT, f"the witness has {amount} {resource} on node {node}"
+                    )
+
+    def _answered(self, request: Request, decision: Decision, current: Claim | None) -> None:
+        self.counts[decision.outcome.value] += 1
+        self.counts["moves"] += len(decision.moves)
+        self.counts["overlapping"] += decision.placement.overlapping
+        asked = _amounts(request)
+        allowed = list(self._allowed(request))
+        if decision.outcome is Outcome.REFUSED:
+            self._check_refusal(request, asked, allowed, current)
+            return
+        claim = decision.placement.claim
+        if claim is None:
+            raise BrokenPromiseError(WRONG_PLACE, "a placement without a claim")
+        if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
+            raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
+        if decision.outcome is Outcome.PLACED and current is None and claim.nodes.mask not in allowed:
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
+        if claim.short_bytes:
+            self._check_shortfall(claim, asked)
+        for move in decision.moves:
+            moved = self.ledger.entries[move.container_id].decision.placement.claim
+            if moved is None or not moved.flexible or move.after is None or not moved.nodes <= move.after:
+                raise BrokenPromiseError(WRONG_MOVE, f"{move} of {moved}")
+        sets = {move.container_id: move.after for move in decision.moves if move.after is not None}
+        self.ledger = self.ledger.with_sets(sets).with_entry(Entry(decision))
+
+    def _check_refusal(
+        self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Claim | None
+    ) -> None:
+        """A refusal is wrong if the request fits on an allowed set once all that may become wider are."""
+        if current is not None and all(
+            amount <= current.amounts_bytes.get(resource, 0) for resource, amount in asked.items()
+        ):
+            raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
+        must_hold = self.policy.topology in STRICT or _required(request)
+        slacks = {
+            resource: slack_by_subset(
+                self._capacity(resource), self._claims(resource, widened=must_hold), self.ids
+            )
+            for resource in asked
+        }
+        fits = [
+            mask
+            for mask in [*allowed, *([current.nodes.mask] if current is not None else [])]
+            if all(room(slacks[resource], mask) >= amount for resource, amount in asked.items())
+        ]
+        if fits:
+            raise BrokenPromiseError(
+                WRONG_REFUSAL, f"{request} fits on {NodeSet.of_mask(fits[0])} and was refused"
+            )
+
+    def _check_shortfall(self, claim: Claim, asked: Mapping[str, int]) -> None:
+        """What is promised in part fits in full nowhere, and is as much as fits."""
+        for resource, amount in asked.items():
+            slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
+            possible = min(amount, room(slack, claim.nodes.mask))
+            if claim.amounts_bytes.get(resource, 0) != possible:
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{claim}, although {possible} {resource} fit")
+
+    def _allowed(self, request: Request) -> Iterator[int]:
+        """Every set that the request may be claimed on, by the rules for operators."""
+        grounds = [self.machine.ordinary_nodes]
+        exactly = False
+        if request.nodes is not None:
+            exactly = True
+            grounds = [request.nodes.nodes, *([] if request.nodes.required else grounds)]
+        elif request.tier is not None:
+            tier = NodeSet(node.id for node in self.machine.nodes if node.tier == request.tier.tier)
+            grounds = [tier, *([] if request.tier.required else grounds)]
+        for ground in grounds:
+            confined = request.qos is QosClass.GUARANTEED or exactly or request.tier is not None
+            if not confined or (
+                ground is self.machine.ordinary_nodes and request.qos is not QosClass.GUARANTEED
+            ):
+                yield ground.mask
+                continue
+            widest = self._widest(request, ground)
+            if exactly and ground is grounds[0] and len(ground) <= widest:
+                yield ground.mask
+                continue
+            mask = ground.mask
+            while mask:
+                if mask.bit_count() <= widest:
+                    yield mask
+                mask = (mask - 1) & ground.mask
+
+    def _widest(self, request: Request, ground: NodeSet) -> int:
+        if self.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE:
+            return 1
+        if self.policy.topology is not TopologyPolicy.RESTRICTED:
+            return len(ground)
+        for width in range(1, len(ground) + 1):
+            if all(
+                sum(sorted((self._capacity(resource).get(node, 0) for node in ground), reverse=True)[:width])
+                >= amount
+                for resource, amount in _amounts(request).items()
+            ):
+                return width
+        return len(ground)
+
+    def _capacity(self, resource: str) -> dict[int, int]:
+        allocatable = allocatable_bytes(self.machine, self.policy)
+        return {node: row.get(resource, 0) for node, row in allocatable.items()}
+
+    def _claims(self, resource: str, *, widened: bool = False) -> Claims:
+        found: Claims = []
+        for entry in self.ledger.entries.values():
+            claim = entry.decision.placement.claim
+            if claim is None or not claim.amounts_bytes.get(resource):
+                continue
+            wide = self.machine.ordinary_nodes if widened and claim.flexible else NodeSet()
+            found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
+        return found
+
+    def _request(self, container_id: str) -> Request:
+        draw = self.random
+        qos = draw.choices(list(QosClass), [6, 3, 1])[0]
+        amount = 0 if qos is QosClass.BEST_EFFORT else self._amount()
+        nodes = tier = None
+        wish = draw.choices(["none", "nodes", "tier"], [15, 4, 1])[0]
+        if wish == "nodes":
+            chosen = NodeSet(draw.sample(list(self.machine.memory_nodes), draw.randint(1, 2)))
+            nodes = NodeWish(chosen, required=draw.choice([True, True, False]))
+        elif wish == "tier":
+            tier = TierWish(draw.randint(0, 1), required=draw.choice([True, False]))
+        pages = {}
+        if qos is not QosClass.BEST_EFFORT and not draw.randrange(7):
+            pages = {PAGES: draw.randint(1, 6) * 2 * MIB}
+        return Request(
+            container_id,
+            f"pod-{container_id}",
+            container_id,
+            qos,
+            QosSource.INFERRED,
+            Interval(amount, amount, "limit"),
+            amount if qos is QosClass.GUARANTEED else None,
+            hugepages_bytes=pages,
+            nodes=nodes,
+            tier=tier,
+        )
+
+    def _amount(self) -> int:
+        """Mostly small, sometimes more than a node."""
+        largest = max(node.memory_bytes for node in self.machine.nodes)
+        return max(1, int(self.random.choice([0.15, 0.3, 0.6, 1.5]) * self.random.random() * largest))
+
+
+def _amounts(request: Request) -> dict[str, int]:
+    amounts = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in amounts.items() if amount}
+
+
+def _required(request: Request) -> bool:
+    return any(wish is not None and wish.required for wish in (request.nodes, request.tier))
+
+
+def _machine(draw: random.Random, count: int) -> Machine:
+    """Nodes with sparse ids, unequal sizes, asymmetric distances; some are CPU-less and of a slower tier."""
+    ids = sorted(draw.sample(range(count * 3), count))
+    cpu_less = set(ids[1:]) & set(draw.sample(ids, draw.randint(0, count // 3)))
+    distances = {(a, b): 10 if a == b else draw.choice([11, 17, 20, 21, 31]) for a in ids for b in ids}
+    nodes = tuple(
+        Node(
+            node,
+            CpuSet() if node in cpu_less else CpuSet([node]),
+            draw.choice([64, 100, 128]) * MIB,
+            hugepages_bytes={2 * MIB: draw.choice([0, 4, 10]) * MIB},
+            distances={other: distances[node, other] for other in ids},
+            tier=1 if node in cpu_less else 0,
+        )
+        for node in ids
+    )
+    return Machine(nodes, tuple(Cpu(node, node, node, node, node) for node in ids if node not in cpu_less))

@@ -1,0 +1,45 @@
+"""A million operations of the `exact` engine against brute force: hidden overcommit, wrong refusals.
+
+Run by hand: ``uv run python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED]``. Every machine is random (2 to
+10 nodes), and every disagreement is printed with the seed that shows it again.
+"""
+
+import random
+import sys
+import time
+from collections import Counter
+
+from bayplan.testing.exact_oracle import BrokenPromiseError, Trial
+
+OPERATIONS = 1_000_000
+STEPS = 100
+PROGRESS_S = 60
+
+
+def main(operations: int = OPERATIONS, seed: int = 0) -> int:
+    counts: Counter[str] = Counter()
+    broken: Counter[str] = Counter()
+    started = told = time.monotonic()
+    while counts["operations"] < operations:
+        trial = Trial(random.Random(seed))
+        try:
+            for _ in range(STEPS):
+                trial.step()
+        except BrokenPromiseError as error:
+            broken[error.kind] += 1
+            print(f"seed {seed}: {error.kind}: {error}", flush=True)
+        counts += trial.counts
+        seed += 1
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            print(f"{counts['operations']} operations, {sum(broken.values())} disagreements", flush=True)
+    for name, count in sorted(counts.items()):
+        print(f"{name:20} {count:>9}")
+    for kind in BrokenPromiseError.KINDS:
+        print(f"{kind:20} {broken[kind]:>9}")
+    print(f"{'seconds':20} {time.monotonic() - started:>9.0f}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(int(argument) for argument in sys.argv[1:])))
