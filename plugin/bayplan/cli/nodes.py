@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from bayplan.cli.render import Block, Column, Table
-from bayplan.quantity import format_bytes
+from bayplan.quantity import MIB, format_bytes
 
 VERB: Final = "nodes"
 HELP: Final = "show every NUMA node: memory, huge pages, CPUs, distances and the containers there"
@@ -19,6 +19,15 @@ _COLUMNS: Final = (
     Column("SHARED CPUS"),
     Column("EXCLUSIVE CPUS"),
 )
+_KIND_COLUMNS: Final = (
+    _NODE,
+    Column("TIER", number=True),
+    Column("ALSO CALLED"),
+    Column("FOR"),
+    Column("NEAREST TO NODES"),
+    Column("READ LATENCY", number=True),
+    Column("READ BANDWIDTH", number=True),
+)
 
 
 def blocks(answer: dict[str, Any]) -> list[Block]:
@@ -27,6 +36,10 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     shown: list[Block] = [Table(_COLUMNS, tuple(row for node in nodes for row in _resource_rows(node)))]
     if len(nodes) > 1:
         shown.append(_distances(nodes))
+    if any(_is_of_note(node["kind"]) for node in nodes):
+        shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
+    if any(node["reservation"]["measuredAt"] for node in nodes):
+        shown.append(_reservations(nodes))
     residents = tuple(row for node in nodes for row in _resident_rows(node))
     if residents:
         columns = (
@@ -67,6 +80,55 @@ def _distances(nodes: list[dict[str, Any]]) -> Table:
     return Table(
         columns,
         tuple((str(node["id"]), *(str(node["distances"].get(one, "-")) for one in ids)) for node in nodes),
+    )
+
+
+def _is_of_note(kind: dict[str, Any]) -> bool:
+    """Whether there is more to say about a node's memory than that it is a machine's only kind."""
+    return not kind["ordinary"] or any(kind["rated"].values())
+
+
+def _kind_row(node: dict[str, Any]) -> tuple[str, ...]:
+    kind = node["kind"]
+    rated = kind["rated"]
+    if kind["owner"]:
+        who = f"containers with {kind['owner']}"
+    else:
+        who = "all containers" if kind["ordinary"] else "containers that ask for it"
+    latency_ns, bandwidth_mib = rated["readLatencyNs"], rated["readBandwidthMiBPerSecond"]
+    return (
+        str(node["id"]),
+        "-" if kind["tier"] is None else str(kind["tier"]),
+        ", ".join(name for name in kind["tierNames"] if name != str(kind["tier"])) or "-",
+        who if node["memTotalBytes"] else "nobody: it has no memory",
+        kind["initiators"] or "-",
+        f"{latency_ns} ns" if latency_ns else "-",
+        f"{format_bytes(bandwidth_mib * MIB)}/s" if bandwidth_mib else "-",
+    )
+
+
+def _reservations(nodes: list[dict[str, Any]]) -> Table:
+    columns = (
+        _NODE,
+        Column("KEEPS", number=True),
+        Column("BECAUSE"),
+        Column("CONFIGURED", number=True),
+        Column("HELD OUTSIDE OF CONTAINERS", number=True),
+        Column("MEASURED AT"),
+    )
+    return Table(columns, tuple(_reservation_row(node) for node in nodes if node["memTotalBytes"]))
+
+
+def _reservation_row(node: dict[str, Any]) -> tuple[str, ...]:
+    known = node["reservation"]
+    held_bytes = known["heldOutsideBytes"]
+    return (
+        str(node["id"]),
+        format_bytes(node["resources"]["memory"]["reservedBytes"]),
+        known["source"],
+        format_bytes(known["configuredBytes"]),
+        "-" if held_bytes is None else format_bytes(held_bytes),
+        known["measuredAt"] or "-",
     )
 
 

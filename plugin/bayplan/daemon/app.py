@@ -20,9 +20,10 @@ from typing import Any, Final, TypeVar
 
 from bayplan import __version__
 from bayplan.daemon import logs
-from bayplan.daemon.config import engine_of, resolve_policy
+from bayplan.daemon.config import engine_of
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch
+from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
@@ -39,7 +40,6 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
-from bayplan.host.sysfs import read_machine
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
@@ -99,7 +99,9 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.end_on_signal(),
             daemon.reload_on_signal(read_again, notifier),
             daemon.verify_for_ever(),
-            watch_hotplug(daemon.hardware_changed),
+            watch_hotplug(daemon.hardware.changed),
+            daemon.hardware.follow(),
+            daemon.hardware.measure_for_ever(),
             _feed_watchdog(notifier),
         )
         notifier.stopping()
@@ -113,25 +115,24 @@ class _Daemon:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.started_us = time.time_ns() // 1000
-        self.machine = read_machine()
-        self.policy = resolve_policy(settings, self.machine)
         self.hierarchy = Hierarchy.detect()
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
         # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
         self.device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devices")
         self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
         self.turn = Turn()
+        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.in_host_thread, self.turn)
         self._verify_now = asyncio.Event()
-        self._rereading: asyncio.Task[None] | None = None
 
     async def start(self, recorder: Recorder) -> None:
         """Make the controller, with the ledger that the store has, and the session with the runtime."""
         deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
         devices = DeviceSearch(HostDevices(), self.in_device_thread, deadline_s)
         await devices.prepare()
+        machine, policy = self.hardware.machine, self.hardware.policy
         self.controller = Controller(
-            self.machine,
-            self.policy,
+            machine,
+            policy,
             engine_of(self.settings),
             recorder,
             cgroup_v2=self.hierarchy.unified,
@@ -142,6 +143,7 @@ class _Daemon:
         )
         self.controller.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
+        self.hardware.serve(self.controller, self._verify_now.set)
         self.desk = OciDesk(
             self.controller,
             self.turn,
@@ -163,11 +165,11 @@ class _Daemon:
             extra={
                 "version": __version__,
                 "pid": os.getpid(),
-                "nodes": str(self.machine.node_ids),
-                "cpus": str(self.machine.online_cpus),
+                "nodes": str(machine.node_ids),
+                "cpus": str(machine.online_cpus),
                 "cgroups": self.hierarchy.layout.value,
                 "engine": self.controller.engine.name,
-                "policy": self.policy.topology.value,
+                "policy": policy.topology.value,
                 "recorded_containers": len(self.controller.ledger.entries),
             },
         )
@@ -198,11 +200,12 @@ class _Daemon:
             notifier.reloading()
             try:
                 settings = await asyncio.to_thread(read_again)
-                policy = resolve_policy(settings, self.controller.machine)
+                policy = self.hardware.policy_for(settings)
             except BayplanError as error:
                 logger.error("settings not taken over", extra={"problem": str(error)})  # noqa: TRY400
             else:
-                self.settings, self.controller.policy = settings, policy
+                self.settings = settings
+                self.hardware.take_settings(settings)
                 self.controller.engine = engine_of(settings)
                 self.desk.rules = _desk_rules(settings)
                 self.controller.pins.configured = tuple(settings.kubelet_managers)
@@ -213,7 +216,13 @@ class _Daemon:
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
-        return snapshot_of(self.controller, self.started_us, self.verifier.drift, self.settings.notices)
+        return snapshot_of(
+            self.controller,
+            self.started_us,
+            self.verifier.drift,
+            (*self.settings.notices, *self.hardware.problems()),
+            self.hardware.reservations(),
+        )
 
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""
@@ -272,31 +281,6 @@ class _Daemon:
             residents.pods,
             residents.containers.values(),
         )
-
-    def hardware_changed(self, subsystems: frozenset[str]) -> None:
-        """Nodes, CPUs or memory came or went: read sysfs again."""
-        if self._rereading is None or self._rereading.done():
-            self._rereading = asyncio.get_running_loop().create_task(self._reread(subsystems))
-
-    async def _reread(self, subsystems: frozenset[str]) -> None:
-        try:
-            machine = await self.in_host_thread(read_machine)
-            policy = resolve_policy(self.settings, machine)
-        except BayplanError as error:
-            logger.error("hardware changed, but it can't be taken over", extra={"problem": str(error)})  # noqa: TRY400
-            return
-        if machine == self.controller.machine:
-            return
-        self.controller.machine, self.controller.policy = machine, policy
-        logger.warning(
-            "the hardware changed",
-            extra={
-                "subsystems": ",".join(sorted(subsystems)),
-                "nodes": str(machine.node_ids),
-                "cpus": str(machine.online_cpus),
-            },
-        )
-        self._verify_now.set()
 
 
 def _desk_rules(settings: Settings) -> DeskRules:

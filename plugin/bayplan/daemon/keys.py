@@ -17,6 +17,7 @@ from bayplan.daemon.values import (
     boolean,
     cpu_list,
     duration_ms,
+    node_owners,
     one_of,
     policy_options,
     share_or_none,
@@ -164,6 +165,16 @@ RESERVATIONS: Final = (
         _eviction, syntax.assignments("<"), "memory.available: 100Mi",
         "kubelet's hard eviction thresholds; memory.available is used where reservedMemory is not given",
         of_kubelet=True,
+    ),
+    Key(
+        "measuredReservation", "measured_reservation", "measured-reservation", "BOOL",
+        boolean, syntax.switch, "true",
+        "keep from containers what the kernel and other processes really hold of each node's memory",
+    ),
+    Key(
+        "deviceMemory", "device_memory", "device-memory", "NODES=DEVICE[,...]",
+        node_owners, syntax.assignments("="), "what drivers and firmware say",
+        "NUMA nodes that are memory of a device, only for containers that have it, e.g. 1-8=0009:01:00.0",
     ),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from bayplan.daemon import logs
 from bayplan.daemon.config import load_settings, resolve_policy
 from bayplan.daemon.flags import build_parser, given_flags
 from bayplan.daemon.settings import Settings
+from bayplan.domain.memory_kinds import with_owners
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.quantity import format_bytes
 
@@ -41,7 +42,7 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     """
     from bayplan.host.sysfs import read_machine  # noqa: PLC0415 - --help and wrong flags do without it
 
-    machine = read_machine(root)
+    machine = with_owners(read_machine(root), settings.device_memory)
     policy = resolve_policy(settings, machine)
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
     lines += [f"Note: {remark}." for remark in settings.remarks]

@@ -2,16 +2,19 @@
 
 Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
 threshold (`bayplan.daemon.managers`); otherwise those three are what is spread over the nodes when
-reservedMemory is not given.
+reservedMemory is not given, and what was measured on a node counts if it is more.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from bayplan.daemon.managers import kept_cpus, wrong_on_machine
 from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.domain.held_memory import Learned, within_promises
 from bayplan.domain.kubelet.resources import is_memory
+from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import MemoryQos, Policy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import ConfigError, Problem
@@ -19,13 +22,20 @@ from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
 
 _PAGE_BYTES: Final = 4096
+_NOBODY: Final = Ledger()
 
 Reserved = Mapping[int, Mapping[str, int]]
 """Node id -> resource -> bytes."""
 
 
-def resolve_policy(settings: Settings, machine: Machine) -> Policy:
-    """The policy that *settings* mean on *machine*.
+def resolve_policy(
+    settings: Settings,
+    machine: Machine,
+    learned: Mapping[int, Learned] = MappingProxyType({}),
+    ledger: Ledger = _NOBODY,
+) -> Policy:
+    """The policy that *settings* mean on *machine*, of whose nodes *learned* is known. A reservation that was
+    learned leaves at least what *ledger* has promised.
 
     Raises:
         ConfigError: every node, page size, amount and CPU that the machine does not have.
@@ -40,7 +50,7 @@ def resolve_policy(settings: Settings, machine: Machine) -> Policy:
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
     return Policy(
         topology=settings.topology,
-        reserved_bytes=reserved_bytes(settings, machine),
+        reserved_bytes=_with_learned(settings, machine, learned, ledger),
         reserved_cpus=reserved_cpus,
         withheld_cpus=withheld_cpus,
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
@@ -67,6 +77,35 @@ def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
     return spread
 
 
+def wanted_memory_bytes(
+    settings: Settings, machine: Machine, learned: Mapping[int, Learned]
+) -> dict[int, int]:
+    """The memory that nodes should keep because of what was measured there, by node: what is held and the
+    node's share of the eviction threshold. kubeReserved and systemReserved are budgets for those who hold it,
+    so they are not added. Empty where measurements don't count: switched off, or with the engine `kubelet`,
+    which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left out.
+    """
+    if not settings.measured_reservation or settings.engine == KUBELET:
+        return {}
+    explicit = settings.reserved_memory or {}
+    headroom = _spread(settings.eviction.of(machine.memory_bytes), MEMORY, machine)
+    return {
+        node: one.reserved_bytes + headroom.get(node, 0)
+        for node, one in learned.items()
+        if MEMORY not in explicit.get(node, {})
+    }
+
+
+def _with_learned(
+    settings: Settings, machine: Machine, learned: Mapping[int, Learned], ledger: Ledger
+) -> Reserved:
+    configured = reserved_bytes(settings, machine)
+    least = {node: row.get(MEMORY, 0) for node, row in configured.items()}
+    wanted = wanted_memory_bytes(settings, machine, learned)
+    kept = within_promises(wanted, least, machine, ledger)
+    return {**configured, **{node: {**configured.get(node, {}), MEMORY: kept[node]} for node in sorted(kept)}}
+
+
 def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
     """The Node Allocatable reservation: kubeReserved + systemReserved + evictionHard, by resource."""
     total = Counter(settings.kube_reserved) + Counter(settings.system_reserved)
@@ -77,8 +116,7 @@ def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
 def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int]:
     """Even shares in whole pages; what does not divide goes to the nodes with the lowest ids."""
     unit = _PAGE_BYTES if resource == MEMORY else parse_page_size(resource.partition("-")[2])
-    rooms = {node.id: node.capacity_bytes().get(resource, 0) for node in machine.nodes}
-    rooms = {node: room_bytes for node, room_bytes in rooms.items() if room_bytes > 0}
+    rooms = _rooms(machine, resource)
     shares: dict[int, int] = {}
     # The smallest rooms first: what they can't take is left for those after them.
     for position, node in enumerate(sorted(rooms, key=lambda one: (rooms[one], one))):
@@ -86,6 +124,16 @@ def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int
         shares[node] = min(rooms[node], even_bytes, amount_bytes)
         amount_bytes -= shares[node]
     return {node: shares[node] for node in sorted(shares) if shares[node] > 0}
+
+
+def _rooms(machine: Machine, resource: str) -> dict[int, int]:
+    """What the nodes have of *resource* for the system: memory only where it is ordinary."""
+    rooms = {node.id: node.capacity_bytes().get(resource, 0) for node in machine.nodes}
+    return {
+        node: room_bytes
+        for node, room_bytes in rooms.items()
+        if room_bytes > 0 and (resource != MEMORY or node in machine.ordinary_nodes)
+    }
 
 
 def _wrong_memory(settings: Settings, machine: Machine) -> Iterator[Problem]:
@@ -111,7 +159,7 @@ def _wrong_memory(settings: Settings, machine: Machine) -> Iterator[Problem]:
 
 def _too_much(settings: Settings, machine: Machine) -> Iterator[Problem]:
     for resource, amount_bytes in sorted(node_wide_bytes(settings, machine).items()):
-        have_bytes = sum(node.capacity_bytes().get(resource, 0) for node in machine.nodes)
+        have_bytes = sum(_rooms(machine, resource).values())
         if amount_bytes > have_bytes:
             yield Problem(
                 f"kubeReserved + systemReserved + evictionHard, {resource}",

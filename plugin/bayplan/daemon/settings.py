@@ -44,8 +44,9 @@ class Settings:
     """What files and flags say, before it is held against the machine.
 
     ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
-    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. ``sources`` are the
-    files that were read; ``notices`` are what the operator should hear although it is not wrong.
+    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. ``device_memory`` maps
+    nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
+    ``notices`` are what the operator should hear although it is not wrong.
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
     """
 
@@ -61,6 +62,8 @@ class Settings:
     kube_reserved: Amounts = field(default_factory=dict)
     system_reserved: Amounts = field(default_factory=dict)
     eviction: Threshold = DEFAULT_EVICTION
+    measured_reservation: bool = True
+    device_memory: Mapping[int, str] = field(default_factory=dict)
     feature_gates: Mapping[str, bool] = field(default_factory=dict)
     memory_throttling_factor: float | None = 0.9
     memory_reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE

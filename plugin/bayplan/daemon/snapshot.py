@@ -1,21 +1,26 @@
 """The daemon's state as the value that the admin socket shows."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift
 from bayplan.domain.decision import Outcome
 from bayplan.domain.pins import sentences
-from bayplan.service.views import Drifted, RuntimeState, Snapshot, Unmanaged
+from bayplan.service.views import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
 
 
 def snapshot_of(
-    controller: Controller, started_us: int, drift: tuple[Drift, ...], notices: tuple[str, ...] = ()
+    controller: Controller,
+    started_us: int,
+    drift: tuple[Drift, ...],
+    notices: tuple[str, ...] = (),
+    reservations: Mapping[int, MemoryReservation] = MappingProxyType({}),
 ) -> Snapshot:
-    """Everything at this moment, with the *notices* of the settings. Cheap: the ledger is immutable, and so
-    is not copied."""
+    """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
+    so is not copied."""
     residents, runtime = controller.residents, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -34,6 +39,7 @@ def snapshot_of(
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(residents.oom_score_adj),
         problems=tuple(_problems(controller, notices)),
+        reservations=reservations,
     )
 
 

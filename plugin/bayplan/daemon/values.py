@@ -14,13 +14,14 @@ from typing import Final, TypeAlias, TypeVar
 
 from bayplan.errors import ParseError, Problem
 from bayplan.service.protocol import MAX_SOCKET_PATH_BYTES
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[str, object], T]
 
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
+NOBODY: Final = "none"
 _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""
 
@@ -158,6 +159,23 @@ def duration_ms(low_ms: int, high_ms: int) -> Reader[int]:
 def cpu_list(path: str, value: object) -> CpuSet:
     """CPU ids in the kernel's list format."""
     return parsed(CpuSet.parse, path, value, "a CPU list such as 0-1,8")
+
+
+def node_owners(path: str, value: object) -> dict[int, str]:
+    """Devices by lists of NUMA nodes, as the device of each node; the word none for no device."""
+    complaints = Complaints()
+    owners: dict[int, str] = {}
+    for key, item in items(path, value):
+        here = join(path, key)
+        with complaints:
+            nodes = parsed(NodeSet.parse, here, key, "a list of NUMA nodes such as 1-8")
+            device = text_like(r"\S{1,128}", "the name of a device, without blanks, or none")(here, item)
+            for node in nodes:
+                if node in owners:
+                    raise Wrong(Problem(here, f"node {node} a second time", "one device for each node"))
+                owners[node] = "" if device == NOBODY else device
+    complaints.settle()
+    return owners
 
 
 def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:

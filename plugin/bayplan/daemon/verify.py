@@ -126,7 +126,8 @@ def expectations(
     containers: Iterable[Container],
 ) -> list[Expectation]:
     """What the kernel should show for *containers*, as far as the ledger has something to say. *withheld* are
-    the CPUs on which no container runs."""
+    the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing; where none
+    is left it decides by itself."""
     shared = ledger.shared_cpus(machine, withheld)
     wanted = []
     for container in containers:
@@ -135,6 +136,8 @@ def expectations(
             continue
         decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))
         cpus, mems = cpus_for(decision, shared), decision.placement.mems
+        cpus = None if cpus is None else cpus & machine.online_cpus or None
+        mems = None if mems is None else mems & machine.memory_nodes or None
         if cpus is not None or mems is not None or entry.origin is not None:
             name = decision.request.name
             wanted.append(Expectation(container, pod.cgroup_parent, name, cpus, mems, entry.origin))

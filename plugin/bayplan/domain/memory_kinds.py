@@ -4,6 +4,8 @@ Invariant: memory of another tier than the CPUs' is used only by a container tha
 device only by a container that has the device. How much room there is, is the engines' question.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from bayplan.domain.decision import Request
@@ -41,6 +43,15 @@ def usable_nodes(machine: Machine, request: Request) -> NodeSet:
     for nodes, _ in wishes:
         usable |= nodes
     return usable
+
+
+def with_owners(machine: Machine, owners: Mapping[int, str]) -> Machine:
+    """*machine* with the memory of some nodes owned as *owners* says (by node; "" for nobody), whatever was
+    found. Nodes that it does not have are passed over: a driver may bring them later."""
+    if all(node.owner == owners.get(node.id, node.owner) for node in machine.nodes):
+        return machine
+    nodes = (replace(node, owner=owners.get(node.id, node.owner)) for node in machine.nodes)
+    return replace(machine, nodes=tuple(nodes))
 
 
 def device_nodes(machine: Machine, request: Request) -> NodeSet:

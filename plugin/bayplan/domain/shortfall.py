@@ -32,7 +32,7 @@ class Overclaim:
 
     def __str__(self) -> str:
         booked = f"{format_bytes(self.booked_bytes)} {self.resource}"
-        whose = f"are promised to {_listed(self.containers)}"
+        whose = f"are promised to {listed(self.containers)}"
         if not self.present:
             return f"node {self.node} is gone, and {booked} there {whose}"
         left = f"{format_bytes(self.allocatable_bytes)} for containers"
@@ -61,7 +61,7 @@ def overclaims(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Overcl
         for resource, booked_bytes in sorted(row.items()):
             have_bytes = allocatable.get(node, {}).get(resource, 0)
             if booked_bytes > have_bytes:
-                names = _booked_on(ledger, node, resource)
+                names = booked_on(ledger, node, resource)
                 present = node in machine.node_by_id
                 found.append(Overclaim(node, resource, have_bytes, booked_bytes, names, present))
     return tuple(found)
@@ -80,7 +80,8 @@ def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
 
 
-def _booked_on(ledger: Ledger, node: int, resource: str) -> tuple[str, ...]:
+def booked_on(ledger: Ledger, node: int, resource: str) -> tuple[str, ...]:
+    """The names of the containers that were promised something of *resource* on *node*, in order."""
     return tuple(
         sorted(
             entry.decision.request.name
@@ -90,7 +91,8 @@ def _booked_on(ledger: Ledger, node: int, resource: str) -> tuple[str, ...]:
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """*names* for people: the first few, and how many more there are."""
     shown = list(names)
     more = len(shown) - _SHOWN_CONTAINERS
     return ", ".join(shown[:_SHOWN_CONTAINERS]) + (f" and {more} more" if more > 0 else "")

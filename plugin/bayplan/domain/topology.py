@@ -120,9 +120,11 @@ class Machine:
             object.__setattr__(self, name, value)
 
     def distance(self, source: int, target: int) -> int:
-        """The kernel's distance from node *source* to node *target*; its defaults where it gives none."""
+        """The kernel's distance from node *source* to node *target*; its defaults where it gives none, as for
+        nodes that are gone."""
         default = LOCAL_DISTANCE if source == target else REMOTE_DISTANCE
-        return self.node_by_id[source].distances.get(target, default)
+        node = self.node_by_id.get(source)
+        return default if node is None else node.distances.get(target, default)
 
     def total_distance(self, nodes: NodeSet) -> int:
         """Sum of the distances over all ordered pairs of different nodes."""

@@ -7,7 +7,7 @@ names the file: a machine that is half understood is never returned.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,18 @@ def read_machine(root: Path = Path("/")) -> Machine:
         if _online(base) == before:
             return machine
     raise HostError(base, f"nodes or CPUs came or went during each of {_ATTEMPTS} attempts to read them")
+
+
+def read_hugepages(node_ids: Iterable[int], root: Path = Path("/")) -> dict[int, Mapping[int, int]]:
+    """The huge page pools of *node_ids*: page size -> bytes, by node. They change without an event.
+
+    Raises:
+        HostError: a file is garbage.
+    """
+    base = root / "sys/devices/system/node"
+    if not _exists(str(base)):
+        return dict.fromkeys(node_ids, _hugepages(str(root / "sys/kernel/mm/hugepages")))
+    return {node: _hugepages(str(base / f"node{node}/hugepages")) for node in node_ids}
 
 
 def _online(base: str) -> tuple[str | None, str | None]:

@@ -14,6 +14,7 @@ from bayplan import __version__
 from bayplan.domain.decision import QosSource
 from bayplan.domain.engine import allocatable_bytes, reserved_cpus
 from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.memory_kinds import tier_ranks
 from bayplan.domain.policy import Policy
 from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.topology import MEMORY, Machine, Node
@@ -53,6 +54,16 @@ class Drifted:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryReservation:
+    """How it is known what a node keeps of its memory: what settings come to, and what others than containers
+    were found to hold, when (microseconds since the epoch); None where nothing was measured."""
+
+    configured_bytes: int = 0
+    held_bytes: int | None = None
+    measured_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that the views show, at one moment. Times are microseconds since the epoch.
 
@@ -72,6 +83,7 @@ class Snapshot:
     drift: tuple[Drifted, ...] = ()
     oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
 
 
 def ping_view(snapshot: Snapshot) -> View:
@@ -103,11 +115,15 @@ def status_view(snapshot: Snapshot) -> View:
 
 def nodes_view(snapshot: Snapshot) -> View:
     """Every NUMA node: what it has, keeps, promised and has left, and who is there."""
-    allocatable = allocatable_bytes(snapshot.machine, snapshot.policy)
+    machine = snapshot.machine
+    allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
     return _document(
         "Nodes",
         daemon=_daemon(snapshot),
-        nodes=[_node(node, allocatable[node.id], snapshot) for node in snapshot.machine.nodes],
+        nodes=[
+            _node(node, allocatable[node.id], snapshot) | {"kind": _kind(node, machine, ranks)}
+            for node in machine.nodes
+        ],
     )
 
 
@@ -197,6 +213,7 @@ def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> Vie
     return {
         "id": node.id,
         "memTotalBytes": node.memory_bytes,
+        "reservation": _reservation(node, snapshot),
         "resources": {
             resource: {
                 "totalBytes": total,
@@ -227,6 +244,37 @@ def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> Vie
             )
             if _is_bound_to(entry, node)
         ],
+    }
+
+
+def _kind(node: Node, machine: Machine, ranks: Mapping[str, int]) -> View:
+    """What kind of memory the node has. Latencies and bandwidths are the firmware's ratings."""
+    rated = node.performance
+    ratings = {
+        "readLatencyNs": rated.read_latency_ns,
+        "writeLatencyNs": rated.write_latency_ns,
+        "readBandwidthMiBPerSecond": rated.read_bandwidth_mib_s,
+        "writeBandwidthMiBPerSecond": rated.write_bandwidth_mib_s,
+    }
+    return {
+        "ordinary": node.id in machine.ordinary_nodes,
+        "tier": node.tier,
+        "tierNames": [name for name, rank in ranks.items() if rank == node.tier],
+        "owner": node.owner or None,
+        "initiators": str(node.initiators),
+        "rated": {name: value or None for name, value in ratings.items()},
+    }
+
+
+def _reservation(node: Node, snapshot: Snapshot) -> View:
+    """How it is known what the node keeps of its memory."""
+    kept_bytes = snapshot.policy.reserved_bytes.get(node.id, {}).get(MEMORY, 0)
+    known = snapshot.reservations.get(node.id, MemoryReservation(kept_bytes))
+    return {
+        "source": "measured" if kept_bytes > known.configured_bytes else "configured",
+        "configuredBytes": known.configured_bytes,
+        "heldOutsideBytes": known.held_bytes,
+        "measuredAt": None if known.measured_us is None else _timestamp(known.measured_us),
     }
 
 

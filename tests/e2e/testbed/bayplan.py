@@ -115,6 +115,8 @@ class Bayplan:
 
     def _argv(self, flags: tuple[str, ...] | None = None) -> tuple[str, ...]:
         fixed = ("--nri-socket", NRI_SOCKET, "--state-dir", STATE_DIRECTORY, "--admin-socket", ADMIN_SOCKET)
+        # Scenarios count in MiB; a scenario about what is measured says so.
+        fixed = (*fixed, "--measured-reservation", "false")
         return (DAEMON, "--config", CONFIG, *fixed, *(self._flags if flags is None else flags))
 
 

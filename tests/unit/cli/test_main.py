@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from bayplan import __version__
 from bayplan.cli.main import main
-from bayplan.service.views import nodes_view, status_view
+from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.service.views import MemoryReservation, nodes_view, status_view
+from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.snapshots import make_snapshot
 
 if TYPE_CHECKING:
@@ -90,6 +93,35 @@ def test_nodes_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
         "NODE  CONTAINER                BOOKED HERE                    EXCLUSIVE CPUS HERE  DEVICES HERE",
         "   0  default/web-0/nginx      1Gi memory, 4Mi hugepages-2Mi  2-3                  /dev/vdb",
         "   1  kube-system/agent/agent  -                              -                    -",
+    ]
+
+
+def test_nodes_say_what_kind_of_memory_they_have_and_why_they_keep_some(
+    daemon: "Daemon", capsys: Capture
+) -> None:
+    fast, slow = daemon.snapshot.machine.nodes
+    nodes = (
+        replace(fast, tier=0, initiators=NodeSet([0])),
+        replace(slow, cpus=CpuSet(), tier=1, performance=Performance(250, 250, 30 * 1024, 0)),
+        Node(9, CpuSet(), 1 << 30, owner="0009:01:00.0"),
+    )
+    daemon.snapshot = make_snapshot(
+        machine=Machine(nodes, daemon.snapshot.machine.cpus),
+        reservations={0: MemoryReservation(512 << 20, 900 << 20, 1_700_000_050_000_000)},
+    )
+    assert main(["nodes", "--admin-socket", str(daemon.path)]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    start = next(place for place, line in enumerate(lines) if "NEAREST" in line)
+    assert lines[start : start + 9] == [
+        "NODE  TIER  ALSO CALLED  FOR                           NEAREST TO NODES  READ LATENCY  READ BANDWIDTH",
+        "   0     0  dram         all containers                0                            -               -",
+        "   1     1  slow, cxl    containers that ask for it    -                       250 ns          30Gi/s",
+        "   9     -  -            containers with 0009:01:00.0  -                            -               -",
+        "",
+        "NODE  KEEPS  BECAUSE     CONFIGURED  HELD OUTSIDE OF CONTAINERS  MEASURED AT",
+        "   0    1Gi  measured         512Mi                       900Mi  2023-11-14T22:14:10Z",
+        "   1      0  configured           0                           -  -",
+        "   9      0  configured           0                           -  -",
     ]
 
 

@@ -31,6 +31,8 @@ reservedSystemCPUs = "0-1,8"
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
+measuredReservation = false
+deviceMemory = { "1,3" = "0009:01:00.0", "8" = "none" }
 featureGates = { MemoryQoS = true }
 memoryThrottlingFactor = 0.8
 memoryReservationPolicy = "TieredReservation"
@@ -70,6 +72,8 @@ FULL = Settings(
     kube_reserved={"cpu": 100, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
     eviction=Threshold(percent=Decimal(5)),
+    measured_reservation=False,
+    device_memory={1: "0009:01:00.0", 3: "0009:01:00.0", 8: ""},
     feature_gates={"MemoryQoS": True},
     memory_throttling_factor=0.8,
     memory_reservation=MemoryReservationPolicy.TIERED,
@@ -276,6 +280,10 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("evictionHard = { 'memory.available' = 'x%' }", "evictionHard.\"memory.available\": 'x%'"),
         ("evictionHard = { 'memory.available' = '-5%' }", "evictionHard.\"memory.available\": '-5%'"),
         ("evictionHard = { 'memory.available' = 'nan%' }", "evictionHard.\"memory.available\": 'nan%'"),
+        ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
+        ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),
+        ("deviceMemory = { '1' = 'a b' }", "deviceMemory.1: 'a b'"),
+        ("deviceMemory = { '1-2' = 'a', '2' = 'b' }", "deviceMemory.2: node 2 a second time"),
         ("evictionHard = { 'memory.avail' = '1Gi' }", 'evictionHard."memory.avail": an unknown key'),
         ("featureGates = { MemoryQOS = true }", "featureGates.MemoryQOS: an unknown key"),
         ("featureGates = { MemoryQoS = 'true' }", "featureGates.MemoryQoS: 'true'"),

@@ -61,6 +61,8 @@ def test_every_flag() -> None:
         "--kube-reserved=cpu=200m,memory=500Mi",
         "--system-reserved=memory=1Gi",
         "--eviction-hard=memory.available<200Mi,nodefs.available<10%",
+        "--measured-reservation=false",
+        "--device-memory=1-2=0009:01:00.0,9=none",
         "--feature-gates=MemoryQoS=true",
         "--memory-throttling-factor=0.5",
         "--memory-reservation-policy=TieredReservation",
@@ -85,6 +87,8 @@ def test_every_flag() -> None:
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction.amount_bytes == 200 * MIB
+    assert not settings.measured_reservation
+    assert settings.device_memory == {1: "0009:01:00.0", 2: "0009:01:00.0", 9: ""}
     assert settings.memory_throttling_factor == 0.5
     assert settings.single_process_oom_kill
     assert not settings.set_oom_score_adj
@@ -198,6 +202,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "kubeReserved",
         "systemReserved",
         "defaultMemoryLimit",
+        "deviceMemory",
         "topologyManagerPolicyOptions",
         "cpuManagerPolicyOptions",
     }
@@ -207,6 +212,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "memoryThrottlingFactor": "0.9",
         "singleProcessOOMKill": "false",
         "setOomScoreAdj": "true",
+        "measuredReservation": "true",
     }
     if name in described:
         assert getattr(Settings(), KEYS[name].field) in (None, {}, CpuSet())

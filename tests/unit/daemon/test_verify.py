@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from bayplan.daemon.verify import Expectation, Verifier
+from bayplan.daemon.verify import Expectation, Verifier, expectations
+from bayplan.domain.decision import Decision, Outcome, Placement
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.request import derive_request
+from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.machines import container, machine, pod
 
 Result = TypeVar("Result")
 
@@ -97,3 +103,28 @@ def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) 
         assert written(hierarchy) == ("0-3", "")
 
     asyncio.run(scenario())
+
+
+def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone() -> None:
+    whole = machine(2, cpus_per_node=2)
+    owner = pod("p")
+    one = container("c1", owner, memory_bytes=1, milli_cpus=2000)
+    decision = Decision(
+        derive_request(owner, one, whole.memory_bytes),
+        Outcome.PLACED,
+        Placement(NodeSet([0, 1]), CpuSet([1, 2])),
+    )
+    ledger = Ledger.of([Entry(decision)])
+    half = Machine(whole.nodes[:1], tuple(replace(cpu, online=cpu.node_id == 0) for cpu in whole.cpus))
+    other = Machine(
+        (replace(whole.nodes[0], memory_bytes=0),),
+        tuple(replace(cpu, online=cpu.id == 0) for cpu in whole.cpus),
+    )
+
+    def expected(of: Machine) -> list[tuple[CpuSet | None, NodeSet | None]]:
+        found = expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])
+        return [(each.cpus, each.mems) for each in found]
+
+    assert expected(whole) == [(CpuSet([1, 2]), NodeSet([0, 1]))]
+    assert expected(half) == [(CpuSet([1]), NodeSet([0]))]
+    assert expected(other) == []

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from bayplan import __version__
 from bayplan.domain.ledger import Ledger
-from bayplan.service.views import Snapshot, nodes_view, ping_view, status_view
+from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.service.views import MemoryReservation, Snapshot, nodes_view, ping_view, status_view
+from bayplan.sets import CpuSet, NodeSet
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -126,3 +128,39 @@ def test_nodes(snapshot: Snapshot) -> None:
     assert second["distances"] == {"0": 31, "1": 10}
     assert [one["id"] for one in second["containers"]] == ["ccc"]
     assert second["resources"]["memory"]["freeBytes"] == 4 * GIB
+
+
+def test_kinds_of_memory_and_how_a_reservation_is_known(snapshot: Snapshot) -> None:
+    performance = Performance(250, 260, 30_000, 20_000)
+    fast, slow = snapshot.machine.nodes
+    nodes = (
+        replace(fast, tier=0, initiators=NodeSet([0])),
+        replace(slow, cpus=CpuSet(), tier=1, performance=performance),
+        Node(9, CpuSet(), GIB, owner="0009:01:00.0"),
+    )
+    held = MemoryReservation(512 * MIB, 900 * MIB, 1_700_000_050_000_000)
+    shown = nodes_view(
+        replace(snapshot, machine=Machine(nodes, snapshot.machine.cpus), reservations={0: held})
+    )["nodes"]
+    assert [one["kind"]["ordinary"] for one in shown] == [True, False, False]
+    assert [one["kind"]["tierNames"] for one in shown] == [["0", "dram"], ["1", "slow", "cxl"], []]
+    assert [one["kind"]["owner"] for one in shown] == [None, None, "0009:01:00.0"]
+    assert shown[0]["kind"]["initiators"] == "0"
+    assert shown[1]["kind"]["rated"] == {
+        "readLatencyNs": 250,
+        "writeLatencyNs": 260,
+        "readBandwidthMiBPerSecond": 30_000,
+        "writeBandwidthMiBPerSecond": 20_000,
+    }
+    assert shown[0]["reservation"] == {
+        "source": "measured",
+        "configuredBytes": 512 * MIB,
+        "heldOutsideBytes": 900 * MIB,
+        "measuredAt": "2023-11-14T22:14:10Z",
+    }
+    assert shown[1]["reservation"] == {
+        "source": "configured",
+        "configuredBytes": 0,
+        "heldOutsideBytes": None,
+        "measuredAt": None,
+    }

@@ -1,0 +1,290 @@
+"""Keeps the controller's machine and policy true: hot-plug, and memory that others than containers hold.
+
+The kernel's events are only a reason to look, and a burst of them is one reason. What has been promised stays
+promised, whatever leaves; what that means is reported by `problems` and logged once. Blocking calls run where
+`in_thread` says.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
+from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.daemon.turns import Turn
+from bayplan.daemon.verify import InThread
+from bayplan.domain.held_memory import Learned, learn
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.memory_kinds import with_owners
+from bayplan.domain.policy import Policy
+from bayplan.domain.shortfall import booked_on, listed, lost_cpus, overclaims
+from bayplan.domain.topology import MEMORY, Machine
+from bayplan.domain.workload import Container, Pod
+from bayplan.errors import BayplanError, ConfigError
+from bayplan.host.cgroup import NodeBytes
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.held_memory import read_held_memory
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.sysfs import read_hugepages, read_machine
+from bayplan.quantity import format_bytes
+from bayplan.service.views import MemoryReservation
+
+logger = logging.getLogger(__name__)
+
+REREAD_PAUSE_S: Final = 1.0
+"""Between two readings of sysfs: a TiB of memory brings 8192 events, and its driver need not hurry."""
+MEASURE_INTERVAL_S: Final = 30.0
+FIRST_MEASURE_S: Final = 3.0
+
+HUGEPAGES: Final = "hugepages"
+"""The reason to read sysfs again where pools of huge pages changed, which the kernel does not announce."""
+
+
+class Measurement(NamedTuple):
+    """What was found by node: bytes held outside of containers, and the huge page pools by page size."""
+
+    held_bytes: dict[int, int]
+    hugepages_bytes: dict[int, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The blocking calls."""
+
+    machine: Callable[[], Machine]
+    measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
+
+    @classmethod
+    def of(cls, hierarchy: Hierarchy) -> "Host":
+        """Those of the machine that this runs on."""
+        return cls(read_machine, partial(measure, hierarchy))
+
+
+class Hardware:
+    """The machine as it is now, and the policy that follows from it and the settings."""
+
+    def __init__(self, settings: Settings, host: Host, in_thread: InThread, turn: Turn) -> None:
+        """Read the machine.
+
+        Raises:
+            HostError: it can't be read.
+            ConfigError: it lacks what *settings* name.
+        """
+        self.learned: dict[int, Learned] = {}
+        self._settings = settings
+        self._host = host
+        self._in_thread = in_thread
+        self._turn = turn
+        self._controller: Controller | None = None
+        self._verify_soon: Callable[[], None] = lambda: None
+        self._found = host.machine()
+        self.machine = with_owners(self._found, settings.device_memory)
+        self.policy = resolve_policy(settings, self.machine)
+        self._misfit = ""
+        self._reported: frozenset[tuple[object, ...]] = frozenset()
+        self._reasons: set[str] = set()
+        self._changed = asyncio.Event()
+        self._connections = 0
+        self._unmeasurable = ""
+
+    def serve(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
+        """From now on keep *controller* true, and call *verify_soon* when that changed something."""
+        self._controller, self._verify_soon = controller, verify_soon
+
+    def policy_for(self, settings: Settings) -> Policy:
+        """The policy of other settings on this machine.
+
+        Raises:
+            ConfigError: the machine lacks what they name.
+        """
+        machine = with_owners(self._found, settings.device_memory)
+        return resolve_policy(settings, machine, self.learned, self._ledger)
+
+    def take_settings(self, settings: Settings) -> None:
+        """Take over *settings* that `policy_for` accepted."""
+        self._settings = settings
+        self._apply()
+
+    def changed(self, subsystems: frozenset[str]) -> None:
+        """Nodes, CPUs or memory came or went: sysfs is due to be read."""
+        self._reasons |= subsystems
+        self._changed.set()
+
+    async def follow(self, pause_s: float = REREAD_PAUSE_S) -> None:
+        """Read sysfs whenever that is due, at most once every *pause_s*, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            reasons, self._reasons = frozenset(self._reasons), set()
+            await self.reread(reasons)
+            await asyncio.sleep(pause_s)
+
+    async def reread(self, reasons: frozenset[str]) -> None:
+        """Read sysfs once, for *reasons*; what cannot be read changes nothing."""
+        try:
+            found = await self._in_thread(self._host.machine)
+        except BayplanError as error:
+            logger.error("the hardware changed, but it can't be read", extra={"problem": str(error)})  # noqa: TRY400
+            return
+        if found == self._found:
+            return
+        self._found = found
+        self._apply()
+        logger.warning(
+            "the hardware changed",
+            extra={
+                "subsystems": ",".join(sorted(reasons)),
+                "nodes": str(self.machine.node_ids),
+                "cpus": str(self.machine.online_cpus),
+            },
+        )
+        self._verify_soon()
+
+    async def measure_for_ever(
+        self, first_s: float = FIRST_MEASURE_S, interval_s: float = MEASURE_INTERVAL_S
+    ) -> None:
+        """Measure every *interval_s*, but soon (*first_s*) as long as nothing is known, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s if self.learned else first_s)
+            try:
+                await self.measure_once()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("what is held outside of containers could not be measured")
+
+    async def measure_once(self) -> None:
+        """Measure, and reserve what follows; pass where containers would be mistaken for something else."""
+        if not self._settings.measured_reservation or self._settings.engine == KUBELET:
+            self.learned = {}
+            return
+        controller = self._controller
+        if (
+            controller is None
+            or not controller.ledger.entries.keys() <= controller.residents.containers.keys()
+        ):
+            return  # before the runtime has listed them their memory looks like somebody else's
+        residents, connections = controller.residents, controller.counters["connections"]
+        containers = [
+            (residents.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in residents.containers.values()
+        ]
+        machine = self.machine
+        try:
+            found = await self._in_thread(partial(self._host.measure, containers, machine.memory_nodes))
+        except BayplanError as error:
+            if str(error) != self._unmeasurable:
+                logger.warning("nothing measured outside of containers", extra={"problem": str(error)})
+            self._unmeasurable = str(error)
+            return
+        self._unmeasurable = ""
+        pools = {node.id: node.hugepages_bytes for node in machine.nodes if node.id in found.hugepages_bytes}
+        if pools != found.hugepages_bytes:
+            self.changed(frozenset({HUGEPAGES}))
+        # A runtime that connects brings containers that looked like somebody else's before.
+        before = self.learned if connections == self._connections else {}
+        self._connections = connections
+        self.learned = learn(before, found.held_bytes, self.machine, time.time_ns() // 1000)
+        self._apply()
+
+    def problems(self) -> tuple[str, ...]:
+        """What lasts and an operator should know, each a sentence."""
+        return tuple(self._problems().values())
+
+    def reservations(self) -> dict[int, MemoryReservation]:
+        """How it is known what each node with memory keeps of it."""
+        configured = reserved_bytes(self._settings, self.machine)
+        return {
+            node: MemoryReservation(
+                configured.get(node, {}).get(MEMORY, 0),
+                None if (learned := self.learned.get(node)) is None else learned.held_bytes,
+                None if learned is None else learned.measured_us,
+            )
+            for node in self.machine.memory_nodes
+        }
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger() if self._controller is None else self._controller.ledger
+
+    def _apply(self) -> None:
+        """Make machine and policy anew, for the controller between two of its decisions."""
+        self.machine = with_owners(self._found, self._settings.device_memory)
+        try:
+            self.policy = resolve_policy(self._settings, self.machine, self.learned, self._ledger)
+            self._misfit = ""
+        except ConfigError as error:
+            # The settings fitted the machine before; its remains are better described by the old policy than
+            # containers by a machine that is gone.
+            self._misfit = f"the settings do not fit the machine any more: {error}"
+        self._turn.between(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._controller is None:
+            return
+        controller = self._controller
+        if controller.machine != self.machine:
+            controller.machine = self.machine
+        if controller.policy != self.policy:
+            controller.policy = self.policy
+        self._report()
+
+    def _report(self) -> None:
+        """Log and count what was not a problem at the last look."""
+        current = self._problems()
+        for key, problem in current.items():
+            if key in self._reported:
+                continue
+            logger.warning("less than was promised", extra={"problem": problem})
+            if self._controller is not None:
+                self._controller.counters["capacity_shortfalls"] += 1
+        if self._reported and not current:
+            logger.info("everything that was promised is there again")
+        self._reported = frozenset(current)
+
+    def _problems(self) -> dict[tuple[object, ...], str]:
+        """The sentences, by what they are about: amounts in them change with every measurement."""
+        ledger = self._ledger
+        found: dict[tuple[object, ...], str] = {("settings",): self._misfit} if self._misfit else {}
+        for claim in overclaims(self.machine, self.policy, ledger):
+            found["overclaim", claim.node, claim.resource] = str(claim)
+        for one in lost_cpus(self.machine, ledger):
+            found["cpus", one.container_id] = str(one)
+        for node, wanted_bytes in wanted_memory_bytes(self._settings, self.machine, self.learned).items():
+            kept_bytes = self.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
+            if kept_bytes < wanted_bytes and (names := booked_on(ledger, node, MEMORY)):
+                held = format_bytes(self.learned[node].held_bytes)
+                found["held", node] = (
+                    f"node {node}: {held} are held outside of containers, so that nothing is left beside "
+                    f"what is promised to {listed(names)}; nothing new is placed there"
+                )
+        return found
+
+
+def measure(
+    hierarchy: Hierarchy, containers: Iterable[tuple[Pod, Container]], nodes: Iterable[int]
+) -> Measurement:
+    """Measure once. Blocks; containers that are gone are passed over.
+
+    Raises:
+        BayplanError: a container's cgroup is not to be found out, or a file is missing or garbled.
+    """
+    wanted = list(nodes)
+    pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
+    sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
+    inside = (_memory_by_node(hierarchy, pod, container) for pod, container in containers)
+    return Measurement(read_held_memory(inside, sums, hierarchy.root), pools)
+
+
+def _memory_by_node(hierarchy: Hierarchy, pod: Pod, container: Container) -> NodeBytes:
+    try:
+        with ContainerCgroup.find(
+            hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
+        ) as cgroup:
+            return cgroup.memory_by_node()
+    except AbsentError:
+        return {}

@@ -1,0 +1,448 @@
+"""Hot-plug and measurements reach the controller: no storms, no promise taken back, reported once."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayplan.daemon.hardware import HUGEPAGES, Hardware, Host, Measurement, measure
+from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.daemon.turns import Turn
+from bayplan.domain.decision import Outcome
+from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES
+from bayplan.domain.policy import TopologyPolicy
+from bayplan.domain.topology import MEMORY, Machine
+from bayplan.domain.workload import Container, Pod
+from bayplan.errors import ConfigError, HostError, PlacementError
+from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
+from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.machines import container, machine, pod
+
+PATIENCE_S = 20
+MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB)
+PLAIN = Settings(eviction=replace(Settings().eviction, amount_bytes=0))
+
+
+class FakeHost:
+    """A machine that tests take apart, and what they say is held on it."""
+
+    def __init__(self) -> None:
+        self.machine = MACHINE
+        self.held_bytes = {0: 100 * MIB, 1: 100 * MIB}
+        self.pools: dict[int, dict[int, int]] = {0: {}, 1: {}}
+        self.problem: HostError | None = None
+        self.readings = 0
+        self.measured: list[list[str]] = []
+        self.measured_thrice = asyncio.Event()
+
+    def read(self) -> Machine:
+        self.readings += 1
+        if self.problem is not None:
+            raise self.problem
+        return self.machine
+
+    def measure(self, containers: Any, _: Any) -> Measurement:
+        self.measured.append([one.id for _, one in containers])
+        if len(self.measured) == 3:
+            self.measured_thrice.set()
+        if self.problem is not None:
+            raise self.problem
+        return Measurement(dict(self.held_bytes), self.pools)
+
+    def lose_cpus(self, *cpus: int) -> None:
+        gone = CpuSet(cpus)
+        self.machine = Machine(
+            tuple(replace(node, cpus=node.cpus - gone) for node in self.machine.nodes),
+            tuple(replace(cpu, online=cpu.online and cpu.id not in gone) for cpu in self.machine.cpus),
+        )
+
+    def resize(self, node: int, memory_bytes: int) -> None:
+        nodes = (replace(one, memory_bytes=memory_bytes) if one.id == node else one for one in MACHINE.nodes)
+        self.machine = Machine(tuple(nodes), self.machine.cpus)
+
+    def lose_node(self, gone: int) -> None:
+        self.machine = Machine(
+            tuple(node for node in MACHINE.nodes if node.id != gone),
+            tuple(cpu for cpu in MACHINE.cpus if cpu.node_id != gone),
+        )
+
+
+async def here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+class Bench:
+    """Hardware with a controller, and what it did."""
+
+    def __init__(self, host: FakeHost, hardware: Hardware, made: Controlled, turn: Turn) -> None:
+        self.host, self.hardware, self.made, self.turn = host, hardware, made, turn
+        self.controller = made.controller
+        self.verified = asyncio.Event()
+
+    def verify_soon(self) -> None:
+        self.made.verify_soon()
+        self.verified.set()
+
+    async def place(self, name: str, memory_bytes: int, milli_cpus: int = 500) -> NodeSet | None:
+        owner = pod(name)
+        one = container(name, owner, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
+        await self.controller.create_container(owner, one)
+        return self.controller.ledger.entries[name].decision.placement.mems
+
+    async def reread(self) -> None:
+        await self.hardware.reread(frozenset({"memory"}))
+
+    def reserved(self, node: int) -> int:
+        return self.controller.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
+
+
+@asynccontextmanager
+async def bench(directory: Path, settings: Settings = PLAIN):
+    host, turn = FakeHost(), Turn()
+    hardware = Hardware(settings, Host(host.read, host.measure), here, turn)
+    async with controlled(directory, hardware.policy, on=hardware.machine) as made:
+        one = Bench(host, hardware, made, turn)
+        hardware.serve(made.controller, one.verify_soon)
+        yield one
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+class TestHotPlug:
+    def test_memory_that_comes_is_used_without_a_restart(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.resize(0, 16 * GIB)
+                await one.reread()
+                assert await one.place("large", 10 * GIB) == NodeSet([0])
+                assert one.made.verifications == 1
+
+        run(scenario())
+
+    def test_memory_that_leaves_is_reported_once_and_takes_nothing_new(self, tmp_path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.place("first", 3 * GIB)
+                one.host.resize(0, 2 * GIB)
+                with caplog.at_level(logging.WARNING):
+                    await one.reread()
+                    one.host.lose_cpus(7)
+                    await one.reread()
+                said = (
+                    "node 0 has 2Gi for containers, and 3Gi memory are promised to default/first/first-name"
+                )
+                assert one.hardware.problems() == (f"{said}; nothing new is placed there",)
+                assert one.controller.counters["capacity_shortfalls"] == 1
+                assert [record.message for record in caplog.records].count("less than was promised") == 1
+                assert await one.place("second", 500 * MIB) == NodeSet([1])
+
+        run(scenario())
+
+    def test_it_is_said_when_everything_is_there_again(self, tmp_path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.place("first", 3 * GIB)
+                one.host.resize(0, 2 * GIB)
+                await one.reread()
+                one.host.resize(0, 4 * GIB)
+                with caplog.at_level(logging.INFO):
+                    await one.reread()
+                assert one.hardware.problems() == ()
+                assert "everything that was promised is there again" in caplog.messages
+
+        run(scenario())
+
+    def test_a_node_that_disappears_with_its_cpus(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.place("first", GIB)
+                await one.place("second", 4 * GIB - 100 * MIB, milli_cpus=2000)
+                one.host.lose_node(1)
+                await one.reread()
+                gone, cpus = one.hardware.problems()
+                assert gone.startswith(
+                    "node 1 is gone, and 3996Mi memory there are promised to default/second/"
+                )
+                assert "second-name lost its exclusive CPUs 4-5, which are offline" in cpus
+                assert await one.place("third", GIB) == NodeSet([0])
+                owner = pod("second")
+                await one.controller.stop_container(owner, Container("second", owner.id))
+                assert one.hardware.problems() == ()
+
+        run(scenario())
+
+    def test_settings_that_fit_no_more_do_not_hide_what_left(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            reserving = replace(PLAIN, reserved_memory={0: {MEMORY: GIB}, 1: {MEMORY: GIB}})
+            async with bench(tmp_path, reserving) as one:
+                one.host.lose_node(1)
+                await one.reread()
+                assert one.controller.machine.node_ids == NodeSet([0])
+                (problem,) = one.hardware.problems()
+                assert "the settings do not fit the machine any more" in problem
+                assert "node 1" in problem
+                assert one.reserved(0) == GIB
+
+        run(scenario())
+
+    def test_a_machine_that_cannot_be_read_changes_nothing(self, tmp_path: Path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.problem = HostError("/sys/x", "is garbled")
+                await one.reread()
+                assert one.controller.machine == MACHINE
+                assert caplog.records[-1].problem == "/sys/x: is garbled"
+
+        run(scenario())
+
+    def test_a_storm_of_events_is_few_readings_and_none_is_lost(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                reading, go_on = asyncio.Event(), asyncio.Event()
+
+                async def slowly(work: Callable[[], Any]) -> Any:
+                    found = work()
+                    reading.set()
+                    await go_on.wait()
+                    return found
+
+                one.hardware._in_thread = slowly
+                task = asyncio.create_task(one.hardware.follow(pause_s=0))
+                before = one.host.readings
+                async with asyncio.timeout(PATIENCE_S):
+                    one.hardware.changed(frozenset({"memory"}))
+                    await reading.wait()
+                    # These come after sysfs was read and before it was taken over.
+                    one.host.resize(1, 8 * GIB)
+                    for _ in range(1000):
+                        one.hardware.changed(frozenset({"memory"}))
+                    one.verified.clear()
+                    go_on.set()
+                    await one.verified.wait()
+                assert one.controller.machine.node_by_id[1].memory_bytes == 8 * GIB
+                assert one.host.readings == before + 2
+                task.cancel()
+
+        run(scenario())
+
+    def test_a_decision_in_progress_keeps_its_machine(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.resize(0, 8 * GIB)
+                async with one.turn:
+                    await one.reread()
+                    assert one.controller.machine == MACHINE
+                assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB
+
+        run(scenario())
+
+
+class TestDeviceMemory:
+    OWNED = replace(PLAIN, device_memory={1: "gpu0", 77: "gpu1"})
+
+    def test_the_operator_knows_best_who_owns_a_node(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path, self.OWNED) as one:
+                assert one.controller.machine.ordinary_nodes == NodeSet([0])
+                one.hardware.take_settings(PLAIN)
+                assert one.controller.machine.ordinary_nodes == NodeSet([0, 1])
+
+        run(scenario())
+
+
+class TestMeasuredReservation:
+    def test_what_is_held_is_kept_from_containers(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            strict = replace(PLAIN, topology=TopologyPolicy.SINGLE_NUMA_NODE)
+            async with bench(tmp_path, strict) as one:
+                await one.hardware.measure_once()
+                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+                known = one.hardware.reservations()[0]
+                assert (known.configured_bytes, known.held_bytes) == (0, 100 * MIB)
+                assert known.measured_us
+                with pytest.raises(PlacementError, match="asks for 3996Mi on one node"):
+                    await one.place("large", 4 * GIB - 100 * MIB)
+
+        run(scenario())
+
+    def test_it_never_takes_what_was_promised(self, tmp_path: Path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.place("first", 3 * GIB)
+                one.host.held_bytes[0] = 2 * GIB
+                with caplog.at_level(logging.WARNING):
+                    await one.hardware.measure_once()
+                    one.host.held_bytes[0] += GIB
+                    await one.hardware.measure_once()
+                assert one.reserved(0) == GIB
+                (problem,) = one.hardware.problems()
+                assert problem.startswith("node 0: 3Gi are held outside of containers")
+                assert "promised to default/first/first-name; nothing new is placed there" in problem
+                assert caplog.messages.count("less than was promised") == 1
+                assert await one.place("second", 100 * MIB) == NodeSet([1])
+
+        run(scenario())
+
+    def test_explicit_reservations_win_for_their_node(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path, replace(PLAIN, reserved_memory={0: {MEMORY: 10 * MIB}})) as one:
+                await one.hardware.measure_once()
+                assert one.reserved(0) == 10 * MIB
+                assert one.reserved(1) == 100 * MIB + SMALLEST_BAND_BYTES
+
+        run(scenario())
+
+    def test_budgets_for_the_same_processes_are_not_added(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path, replace(PLAIN, system_reserved={MEMORY: 2 * GIB})) as one:
+                await one.hardware.measure_once()
+                assert one.reserved(0) == GIB
+                one.host.held_bytes[0] = 2 * GIB
+                await one.hardware.measure_once()
+                assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
+
+        run(scenario())
+
+    @pytest.mark.parametrize("settings", [{"measured_reservation": False}, {"engine": KUBELET}])
+    def test_it_can_be_switched_off(self, tmp_path: Path, settings: dict[str, Any]) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.hardware.measure_once()
+                one.hardware._settings = replace(PLAIN, **settings)
+                await one.hardware.measure_once()
+                assert one.hardware.learned == {}
+                assert len(one.host.measured) == 1
+
+        run(scenario())
+
+    def test_nothing_is_measured_before_the_runtime_listed_recorded_containers(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.place("first", GIB)
+            async with bench(tmp_path) as again:
+                assert "first" in again.controller.ledger.entries
+                await again.hardware.measure_once()
+                assert again.host.measured == []
+                owner = pod("first")
+                listed = container("first", owner, memory_bytes=GIB, milli_cpus=500)
+                await again.controller.synchronize([owner], [listed])
+                await again.hardware.measure_once()
+                assert again.host.measured == [["first"]]
+
+        run(scenario())
+
+    def test_what_looked_like_others_before_a_runtime_connected_is_forgotten(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.held_bytes[0] = 3 * GIB
+                await one.hardware.measure_once()
+                one.controller.counters["connections"] += 1
+                one.host.held_bytes[0] = 100 * MIB
+                await one.hardware.measure_once()
+                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+
+        run(scenario())
+
+    def test_capacities_do_not_follow_noise(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                policies = set()
+                for round_ in range(3 * PATIENCE):
+                    one.host.held_bytes[0] = (100 + round_ % 7) * MIB
+                    await one.hardware.measure_once()
+                    policies.add(id(one.controller.policy))
+                assert len(policies) == 1
+
+        run(scenario())
+
+    def test_a_failure_is_logged_once(self, tmp_path: Path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.problem = HostError("/sys/x", "is garbled")
+                await one.hardware.measure_once()
+                await one.hardware.measure_once()
+                assert caplog.messages == ["nothing measured outside of containers"]
+                assert one.hardware.learned == {}
+
+        run(scenario())
+
+    def test_huge_pages_that_were_set_aside_silently_are_noticed(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
+                one.host.machine = Machine(
+                    (replace(MACHINE.nodes[0], hugepages_bytes={2 * MIB: 64 * MIB}), MACHINE.nodes[1]),
+                    MACHINE.cpus,
+                )
+                await one.hardware.measure_once()
+                assert one.hardware._reasons == {HUGEPAGES}
+                await one.reread()
+                assert one.controller.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
+
+        run(scenario())
+
+    def test_it_measures_for_ever(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                task = asyncio.create_task(one.hardware.measure_for_ever(first_s=0, interval_s=0))
+                async with asyncio.timeout(PATIENCE_S):
+                    await one.host.measured_thrice.wait()
+                task.cancel()
+                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+
+        run(scenario())
+
+
+def test_settings_the_machine_cannot_meet_are_refused_before_anything_changes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as one:
+            with pytest.raises(ConfigError):
+                one.hardware.policy_for(replace(PLAIN, reserved_memory={5: {MEMORY: GIB}}))
+            assert one.controller.policy == one.hardware.policy
+
+    run(scenario())
+
+
+def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path) -> None:
+    cgroup = tmp_path / "sys/fs/cgroup/kubepods/c1"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.numa_stat").write_text(f"inactive_anon N0={30 * MIB}\nunevictable N0={MIB}\n")
+    node = tmp_path / "sys/devices/system/node/node0"
+    (node / "hugepages/hugepages-2048kB").mkdir(parents=True)
+    (node / "hugepages/hugepages-2048kB/nr_hugepages").write_text("16\n")
+    (node / "meminfo").write_text("Node 0 MemTotal: 1048576 kB\nNode 0 MemFree: 524288 kB\n")
+    mount = str(tmp_path / "sys/fs/cgroup")
+    hierarchy = Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY_CONTROLLER: mount}, {"": "/"}, root=tmp_path)
+    there = Container("c1", "p", cgroups_path="/kubepods/c1")
+    gone = Container("c2", "p", cgroups_path="/kubepods/c2")
+    found = measure(hierarchy, [(Pod("p"), there), (Pod("p"), gone)], [0])
+    assert found.held_bytes == {0: (512 - 32 - 31) * MIB}
+    assert found.hugepages_bytes == {0: {2 * MIB: 32 * MIB}}
+
+
+def test_an_update_of_a_running_container_survives_the_loss_of_its_node(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", 3 * GIB)
+            assert await one.place("second", 3 * GIB) == NodeSet([1])
+            one.host.lose_node(1)
+            await one.reread()
+            owner = pod("second")
+            running = container("second", owner, memory_bytes=3 * GIB, milli_cpus=500)
+            smaller = replace(running.resources, memory_limit_bytes=500 * MIB)
+            await one.controller.update_container(owner, running, smaller)
+            decision = one.controller.ledger.entries["second"].decision
+            assert decision.outcome is not Outcome.REFUSED
+            assert decision.placement.mems == NodeSet([0])
+
+    run(scenario())
