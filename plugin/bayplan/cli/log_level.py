@@ -1,13 +1,27 @@
 """`bayplan log-level`: shows or changes how much the running daemon logs."""
 
+import argparse
 from typing import Any, Final
 
+from bayplan.cli.client import ask
 from bayplan.cli.render import Block
+from bayplan.service.protocol import LOG_LEVELS
 
 VERB: Final = "log-level"
 HELP: Final = "show or change how much the running daemon logs"
 
 
-def blocks(answer: dict[str, Any]) -> list[Block]:
-    """The answer to ``log-level`` for people."""
-    return [str(answer["level"])]
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The new level."""
+    parser.add_argument("level", nargs="?", choices=LOG_LEVELS, help="the new level; none shows it")
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the daemon says."""
+    fields = {"level": arguments.level} if arguments.level else {}
+    return ask(arguments.admin_socket, VERB, **fields)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The answer for people."""
+    return [str(said["level"])]

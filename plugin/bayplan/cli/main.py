@@ -1,4 +1,4 @@
-"""Where `bayplan` starts: the command line, one question to the daemon, its answer, an exit status.
+"""Where `bayplan` starts: the command line, one question, its answer, an exit status.
 
 Kept light: `bayplan --help` imports nothing but the standard library and what is needed to print it.
 """
@@ -7,28 +7,35 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 from bayplan import __version__
-from bayplan.cli import log_level, nodes, status
-from bayplan.cli.client import ask
+from bayplan.cli import explain, log_level, nodes, status, what_if
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_FAILURE, BayplanError
-from bayplan.service.protocol import DEFAULT_SOCKET, LOG_LEVELS
+from bayplan.service.protocol import DEFAULT_SOCKET
 
 
-class Verb(NamedTuple):
-    """One thing to ask for: its help, and how its answer is shown to people."""
+class Verb(Protocol):
+    """A module for one thing to ask for."""
 
-    help: str
-    blocks: Callable[[dict[str, Any]], list[Block]]
+    VERB: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The verb's own arguments."""
+
+    def answer(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        """The answer as plain values; raises BayplanError."""
+
+    def blocks(self, said: dict[str, Any], /) -> list[Block]:
+        """The answer for people."""
 
 
-VERBS: Final[Mapping[str, Verb]] = {
-    module.VERB: Verb(module.HELP, module.blocks) for module in (status, nodes, log_level)
-}
+_MODULES: Final[tuple[Verb, ...]] = (status, nodes, explain, what_if, log_level)
+VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 
 _DESCRIPTION: Final = "Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why."
 _EPILOG: Final = """\
@@ -50,10 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_options(parser, absent=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        below = verbs.add_parser(name, help=verb.help, description=f"{verb.help[0].upper()}{verb.help[1:]}.")
+        below = verbs.add_parser(name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.")
+        verb.add_arguments(below)
         _add_options(below, absent=True)
-        if name == log_level.VERB:
-            below.add_argument("level", nargs="?", choices=LOG_LEVELS, help="the new level; none shows it")
     return parser
 
 
@@ -61,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run bayplan with *argv* (the command line without the program's name); its exit status."""
     arguments = build_parser().parse_args(argv)
     try:
-        fields = {"level": arguments.level} if getattr(arguments, "level", None) else {}
-        answer = ask(arguments.admin_socket, arguments.verb, **fields)
+        answer = VERBS[arguments.verb].answer(arguments)
     except BayplanError as error:
         sys.stderr.write(f"bayplan: {error}\n")
         return error.exit_code
@@ -89,6 +94,14 @@ def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:
 
     parser.add_argument(
         "--output", choices=("table", "json"), default=default("table"), help="for people, or for scripts"
+    )
+    parser.add_argument(
+        "--json",
+        dest="output",
+        action="store_const",
+        const="json",
+        default=argparse.SUPPRESS,
+        help="the same as --output json",
     )
     parser.add_argument(
         "--admin-socket",

@@ -1,7 +1,9 @@
 """`bayplan nodes`: what each NUMA node has, keeps, promised and has left, and who is there."""
 
+import argparse
 from typing import Any, Final
 
+from bayplan.cli.client import ask
 from bayplan.cli.render import Block, Column, Table
 from bayplan.quantity import MIB, format_bytes
 
@@ -28,6 +30,15 @@ _KIND_COLUMNS: Final = (
     Column("READ LATENCY", number=True),
     Column("READ BANDWIDTH", number=True),
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None but those of every verb."""
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the daemon says."""
+    return ask(arguments.admin_socket, VERB)
 
 
 def blocks(answer: dict[str, Any]) -> list[Block]:

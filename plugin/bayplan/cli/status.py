@@ -1,7 +1,9 @@
 """`bayplan status`: what was decided about each container, and why; and how daemon and runtime are."""
 
+import argparse
 from typing import Any, Final
 
+from bayplan.cli.client import ask
 from bayplan.cli.render import Block, Column, Table
 from bayplan.quantity import format_bytes
 
@@ -18,6 +20,15 @@ _COLUMNS: Final = (
     Column("OOM", number=True),
     Column("WHY"),
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None but those of every verb."""
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the daemon says."""
+    return ask(arguments.admin_socket, VERB)
 
 
 def blocks(status: dict[str, Any]) -> list[Block]:

@@ -43,6 +43,7 @@ from bayplan.host.netlink import watch_hotplug
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
+from bayplan.service.questions import Question, explaining, rehearsing
 from bayplan.service.views import Snapshot
 from bayplan.state import Store
 
@@ -82,7 +83,9 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
-        admin = AdminServer(settings.admin_socket, daemon.snapshot, _log_level)
+        admin = AdminServer(
+            settings.admin_socket, daemon.snapshot, _log_level, questions=daemon.questions(recorder)
+        )
         await admin.start()
         stack.push_async_callback(admin.close)
         if settings.oci_socket is not None:
@@ -223,6 +226,13 @@ class _Daemon:
             (*self.settings.notices, *self.hardware.problems()),
             self.hardware.reservations(),
         )
+
+    def questions(self, recorder: Recorder) -> dict[str, Question]:
+        """What the admin socket answers beside its views."""
+        return {
+            "explain": explaining(recorder.history),
+            "what-if": rehearsing(lambda: engine_of(self.settings), self.controller.policy_ability),
+        }
 
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""

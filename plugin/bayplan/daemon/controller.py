@@ -33,10 +33,11 @@ from bayplan.domain.rewrite import (
     shared_pool_updates,
     wanted_oom_score_adj,
 )
+from bayplan.domain.sentences import move, refusal
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.errors import BayplanError, PlacementError
+from bayplan.errors import BayplanError
 from bayplan.nri import Event, Runtime
 from bayplan.sets import CpuSet
 
@@ -155,7 +156,7 @@ class Controller:
             PlacementError: a strict policy does not allow any placement that is left.
         """
         findings = await self._findings(pod, container)
-        base, settable = self.ledger.without(container.id), self._policy_ability(origin)
+        base, settable = self.ledger.without(container.id), self.policy_ability(origin)
         decision = decide_creation(
             self.machine, self.policy, self.engine, base, pod, container, settable, findings
         )
@@ -335,9 +336,10 @@ class Controller:
     async def _refuse(self, decision: Decision) -> None:
         await self.recorder.refused(decision)
         self._log("refused", decision)
-        raise PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
+        raise refusal(decision)
 
-    def _policy_ability(self, origin: Origin | None) -> PolicyAbility:
+    def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
+        """Which memory policies can be set for a container that comes over NRI, or by *origin*."""
         runtime = None if origin is not None else self.runtime
         able = runtime is not None and runtime.capabilities.memory_policy
         return PolicyAbility(able, self._weighted_interleave)
@@ -347,6 +349,9 @@ class Controller:
 
     def _log(self, message: str, decision: Decision) -> None:
         self.counters[f"decisions_{decision.outcome.value}"] += 1
+        if decision.outcome is not Outcome.PLACED:
+            for code in {reason.code for reason in decision.reasons}:
+                self.counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
         level = logging.INFO if decision.outcome is Outcome.PLACED else logging.WARNING
         _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
         for sentence in self.pins.note(decision.request):
@@ -381,4 +386,6 @@ def _fields(decision: Decision) -> dict[str, object]:
         "mems": None if placement.mems is None else str(placement.mems),
         "exclusive_cpus": str(placement.exclusive_cpus),
         "reasons": decision.explanation(),
+        "codes": [reason.code for reason in decision.reasons],
+        **({"moves": [move(one) for one in decision.moves]} if decision.moves else {}),
     }

@@ -54,6 +54,12 @@ class Recorder:
         """Everything that is recorded."""
         return await self._run(lambda: list(self._store.entries()))
 
+    async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
+        """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the
+        newest first."""
+        items = await self._run(lambda: self._store.history(limit, subject))
+        return [(item.at_us, item.decision) for item in items]
+
     def record(
         self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()
     ) -> Coroutine[Any, Any, None]:

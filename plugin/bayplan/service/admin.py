@@ -9,12 +9,14 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from bayplan.errors import BayplanError
 from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
+from bayplan.service.questions import Question
 from bayplan.service.unix_socket import Peer, Place
 from bayplan.service.views import Snapshot, View, nodes_view, ping_view, status_view
 
@@ -41,7 +43,7 @@ class AdminServer:
     """Serves the admin socket at *path* from `start` to `close`.
 
     *snapshot* is called in the event loop for each request; *level* sets the log level, or leaves it if it is
-    given None, and returns the one in force.
+    given None, and returns the one in force; *questions* are further verbs.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class AdminServer:
         snapshot: Callable[[], Snapshot],
         level: Callable[[str | None], str],
         client_timeout_s: float = CLIENT_TIMEOUT_S,
+        questions: Mapping[str, Question] = MappingProxyType({}),
     ) -> None:
         self._place = Place(path, "admin socket")
         self._client_timeout_s = client_timeout_s
         self._snapshot = snapshot
         self._level = level
+        self._questions = questions
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
@@ -124,8 +128,14 @@ class AdminServer:
                 raise _BadRequestError(f"level: found {level!r}, expected one of {', '.join(LOG_LEVELS)}")
             in_force = self._level(None if level is None else str(level))
             return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "LogLevel", "level": in_force})
+        if isinstance(verb, str) and verb in self._questions:
+            try:
+                return msgspec.json.encode(await self._questions[verb](self._snapshot(), request))
+            except BayplanError as error:
+                raise _BadRequestError(str(error)) from error
         if not isinstance(verb, str) or verb not in _VIEWS:
-            raise _BadRequestError(f"verb: found {verb!r}, expected one of {', '.join(VERBS)}")
+            known = (*VERBS, *self._questions)
+            raise _BadRequestError(f"verb: found {verb!r}, expected one of {', '.join(known)}")
         # A view of 1000 containers takes tens of milliseconds: not in the loop that a runtime waits for.
         snapshot, view = self._snapshot(), _VIEWS[verb]
         return await asyncio.to_thread(lambda: msgspec.json.encode(view(snapshot)))

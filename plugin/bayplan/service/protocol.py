@@ -11,7 +11,9 @@ API_VERSION: Final = "bayplan/v1"
 DEFAULT_SOCKET: Final = Path("/run/bayplan/admin.sock")
 DEFAULT_OCI_SOCKET: Final = Path("/run/bayplan/oci.sock")
 
-MAX_REQUEST_BYTES: Final = 64 << 10
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""Pod manifests, for what-if, are some kilobytes each."""
+
 MAX_ANSWER_BYTES: Final = 64 << 20
 """A status of 1000 containers with their reasons is about 1 MB."""
 

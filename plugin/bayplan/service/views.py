@@ -136,7 +136,7 @@ def _daemon(snapshot: Snapshot) -> View:
         "version": __version__,
         "pid": os.getpid(),
         "engine": snapshot.engine,
-        "startedAt": _timestamp(snapshot.started_us),
+        "startedAt": timestamp(snapshot.started_us),
         "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // _US_PER_S,
     }
 
@@ -291,7 +291,8 @@ def _is_bound_to(entry: Entry, node: Node) -> bool:
     )
 
 
-def _timestamp(moment_us: int) -> str:
+def timestamp(moment_us: int) -> str:
+    """A moment in microseconds since the epoch as ISO 8601 in UTC, to the second."""
     return (
         datetime.fromtimestamp(moment_us / _US_PER_S, UTC)
         .isoformat(timespec="seconds")

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
+from bayplan.domain.subjects import concerns
 from bayplan.errors import ParseError, StateError
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_decision, encode
@@ -119,15 +120,16 @@ class Store:
         with self._transaction() as connection:
             self._append(connection, [decision])
 
-    def history(self, limit: int = 100, name: str | None = None) -> list[HistoryItem]:
-        """The last *limit* decisions, the newest first; only those about *name*, which is a container's name
-        (``namespace/pod/container``) or its id, if one is given."""
+    def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
+        """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
+        `bayplan.domain.subjects`."""
         query = "SELECT at_us, decision FROM history ORDER BY id DESC LIMIT ?"
         values: tuple[object, ...] = (limit,)
-        if name is not None:
-            query = query.replace("ORDER", "WHERE name = ? OR container_id = ? ORDER")
-            values = (name, name, limit)
+        if subject is not None:
+            query = query.replace("ORDER", "WHERE concerns(?, name, container_id) ORDER")
+            values = (subject, limit)
         with self._connected() as connection:
+            connection.create_function("concerns", 3, concerns, deterministic=True)
             rows = connection.execute(query, values).fetchall()
             return [HistoryItem(at_us, decode_decision(document)) for at_us, document in rows]
 

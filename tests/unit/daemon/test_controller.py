@@ -284,7 +284,7 @@ def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
             with pytest.raises(PlacementError) as raised:
                 await one.controller.create_container(wrong, container("d", wrong))
             assert one.controller.ledger.entries == {}
-        (item,) = Store.open(tmp_path).history(name="d")
+        (item,) = Store.open(tmp_path).history(subject="d")
         assert item.decision.outcome is Outcome.REFUSED
         assert str(raised.value).endswith(item.decision.explanation())
 

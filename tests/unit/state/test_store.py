@@ -86,8 +86,10 @@ def test_the_history_of_one_container_by_name_or_id(open_store: Callable[..., St
     store = open_store()
     store.record([entry("a", "default/web-0/nginx"), entry("b", "default/db-0/postgres")])
     store.record([entry("c", "default/web-0/nginx")])
-    assert [i.decision.request.container_id for i in store.history(name="default/web-0/nginx")] == ["c", "a"]
-    assert [i.decision.request.container_id for i in store.history(name="b")] == ["b"]
+    for subject in ("default/web-0/nginx", "default/web-0", "web-0/nginx", "web-0"):
+        assert [i.decision.request.container_id for i in store.history(subject=subject)] == ["c", "a"]
+    assert [i.decision.request.container_id for i in store.history(subject="b")] == ["b"]
+    assert store.history(subject="default") == store.history(subject="nginx") == []
     assert [i.decision.request.container_id for i in store.history(limit=1)] == ["c"]
 
 

@@ -1,0 +1,78 @@
+"""The sizes of one pod on a command line, as the manifest that they stand for."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bayplan.errors import ConfigError, Problem
+
+_GUARANTEED: Final = "Guaranteed"
+_QOS: Final = {name.lower(): name for name in (_GUARANTEED, "Burstable", "BestEffort")}
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options; none of them has a default, so that one can tell whether any was given."""
+    group = parser.add_argument_group("the sizes of a pod with one container, instead of a manifest")
+    group.add_argument("--name", metavar="NAME", help="POD or NAMESPACE/POD[/CONTAINER] (default: pod)")
+    group.add_argument("--memory", metavar="AMOUNT", help="memory request, like 4Gi")
+    group.add_argument("--memory-limit", metavar="AMOUNT", help="memory limit, where it is another one")
+    group.add_argument("--cpus", metavar="NUMBER", help="CPU request, like 2 or 500m")
+    group.add_argument(
+        "--hugepages",
+        metavar="SIZE=AMOUNT",
+        action="append",
+        help="huge pages, like 2Mi=64Mi; repeatable",
+    )
+    group.add_argument(
+        "--qos",
+        type=str.lower,
+        choices=_QOS,
+        metavar="CLASS",
+        help=f"{', '.join(_QOS.values())} (default: Guaranteed with --memory and --cpus, else what the "
+        "manifest would be)",
+    )
+    group.add_argument(
+        "--annotation", metavar="KEY=VALUE", action="append", help="an annotation of the pod; repeatable"
+    )
+    group.add_argument("--count", type=int, default=1, metavar="N", help="so many, one after the other")
+
+
+def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The manifest; None if no size was given.
+
+    Raises:
+        ConfigError: an option is not what it should be.
+    """
+    # The command starts with this module for every verb.
+    from bayplan.domain.manifest import sizes_manifest  # noqa: PLC0415
+
+    given = (arguments.memory, arguments.memory_limit, arguments.cpus, arguments.hugepages, arguments.qos)
+    if not any(given):
+        return None
+    hugepages = _pairs("--hugepages", arguments.hugepages, "SIZE=AMOUNT, like 2Mi=64Mi")
+    annotations = _pairs("--annotation", arguments.annotation, "KEY=VALUE")
+    qos = _QOS[arguments.qos] if arguments.qos else None
+    if qos is None and arguments.memory and arguments.cpus and not arguments.memory_limit:
+        qos = _GUARANTEED
+    requests = {"memory": arguments.memory, "cpu": arguments.cpus}
+    limits = {"memory": arguments.memory_limit}
+    if qos is _GUARANTEED:
+        limits = {"memory": arguments.memory_limit or arguments.memory, "cpu": arguments.cpus}
+    pages = {f"hugepages-{size}": amount for size, amount in hugepages.items()}
+    return sizes_manifest(
+        arguments.name or "pod",
+        {key: value for key, value in requests.items() if value} | pages,
+        {key: value for key, value in limits.items() if value} | pages,
+        qos=qos,
+        annotations=annotations,
+    )
+
+
+def _pairs(option: str, texts: Sequence[str] | None, expected: str) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts or ()]
+    problems = tuple(
+        Problem(option, repr("".join(pair)), expected) for pair in pairs if not (pair[0] and pair[1])
+    )
+    if problems:
+        raise ConfigError("command line", problems)
+    return {key: value for key, _, value in pairs}

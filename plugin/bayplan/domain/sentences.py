@@ -1,0 +1,150 @@
+"""Requests and decisions as people read them. One place, so that logs, `bayplan explain`, what-if, the
+simulator and refusals say the same of the same decision.
+
+The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from bayplan.domain.decision import (
+    Advantage,
+    Decision,
+    DeviceHint,
+    Interval,
+    MemoryPolicySetting,
+    MemoryPolicyWish,
+    Move,
+    Outcome,
+    Placement,
+    Request,
+)
+from bayplan.domain.topology import MEMORY
+from bayplan.domain.wishes import POLICY_FLAGS
+from bayplan.errors import PlacementError
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+_FLAG_WORDS = {name: word for word, name in POLICY_FLAGS.items()}
+
+
+def refusal(decision: Decision) -> PlacementError:
+    """The error that the runtime, and so the user, is given for a refused decision."""
+    return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
+
+
+def asked(request: Request) -> list[str]:
+    """What a container asks for and how that is known, a line for each thing."""
+    lines = [f"{request.qos.value}, known from {_source(request)}"]
+    lines.append(f"memory: {memory_text(request.memory)}")
+    if request.memory_limit_bytes is not None and not _is_limit(request):
+        lines[-1] += f"; limited to {format_bytes(request.memory_limit_bytes)}"
+    lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
+    if request.exclusive_cpus:
+        lines.append(f"CPUs: {request.exclusive_cpus} of its own")
+    elif request.cpu_milli:
+        lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
+    lines += [f"wish: {text}" for text in wishes(request)]
+    if request.pinned_mems is not None or request.pinned_cpus is not None:
+        pins = {"cpuset.cpus": request.pinned_cpus, "cpuset.mems": request.pinned_mems}
+        lines.append("set by somebody else: " + ", ".join(f"{key} {ids}" for key, ids in pins.items() if ids))
+    return lines
+
+
+def wishes(request: Request) -> list[str]:
+    """What it wishes beside the amounts, each as a few words."""
+    found = []
+    if request.opted_out:
+        found.append("to be left alone")
+    if request.nodes is not None:
+        found.append(f"{nodes_text(request.nodes.nodes)} {_firmness(required=request.nodes.required)}")
+    if request.tier is not None:
+        found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
+    if request.memory_policy is not None:
+        found.append(f"memory policy {policy_text(request.memory_policy)}")
+    return found + [_hint(hint) for hint in request.hints]
+
+
+def memory_text(memory: Interval) -> str:
+    """A memory request with its source, as an interval where it is not known exactly."""
+    if memory.exact:
+        return f"{format_bytes(memory.low_bytes)}, known from {memory.source}"
+    low, high = format_bytes(memory.low_bytes), format_bytes(memory.high_bytes)
+    return f"{low} to {high}, known from {memory.source}"
+
+
+def policy_text(policy: MemoryPolicyWish | MemoryPolicySetting) -> str:
+    """A memory policy as it is written in an annotation: ``interleave=static:0-1``."""
+    flags = "".join(f"={_FLAG_WORDS.get(flag, flag)}" for flag in policy.flags)
+    return f"{policy.mode.value}{flags}{f':{policy.nodes}' if policy.nodes else ''}"
+
+
+def placed(placement: Placement) -> list[str]:
+    """Where a container is, a line for memory, CPUs and memory policy."""
+    lines = [f"memory: {_anywhere(placement.mems)}{_witness(placement.booked_bytes)}"]
+    if placement.overlapping:
+        lines[-1] += "; shared in part with other sets of nodes"
+    cpus = placement.exclusive_cpus
+    lines.append(f"CPUs: {cpus}, its own" if cpus else "CPUs: the shared ones")
+    if placement.memory_policy is not None:
+        lines.append(f"memory policy: {policy_text(placement.memory_policy)}")
+    return lines
+
+
+def advantage(winner: NodeSet | None, found: Advantage) -> str:
+    """Why the winner is better than the runner-up."""
+    mine, other = _anywhere(winner), nodes_text(found.runner_up_nodes)
+    won = "beat" if winner is not None and len(winner) > 1 else "beats"
+    return f"{mine} {won} {other} by {found.criterion}: {found.winner} against {found.runner_up}"
+
+
+def move(one: Move) -> str:
+    """Another container that had to move over."""
+    moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
+    return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
+
+
+def summary(decision: Decision) -> str:
+    """A decision in one line: the outcome, the place, and the reasons."""
+    placement = decision.placement
+    if decision.outcome is Outcome.REFUSED:
+        return f"refused: {decision.explanation()}"
+    mems = decision.request.pinned_mems if placement.mems is None else placement.mems
+    cpus = f", CPUs {placement.exclusive_cpus}" if placement.exclusive_cpus else ""
+    return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
+
+
+def nodes_text(nodes: NodeSet) -> str:
+    """``node 0`` or ``nodes 0-1``."""
+    return f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+
+
+def _anywhere(nodes: NodeSet | None) -> str:
+    return "any node" if nodes is None else nodes_text(nodes)
+
+
+def _source(request: Request) -> str:
+    words = {"cgroup parent": "its cgroup parent", "oom_score_adj": "its oom_score_adj"}
+    return words.get(request.qos_source.value, "the resources it asks for")
+
+
+def _is_limit(request: Request) -> bool:
+    return request.memory.exact and request.memory.high_bytes == request.memory_limit_bytes
+
+
+def _firmness(*, required: bool) -> str:
+    return "(required)" if required else "(preferred)"
+
+
+def _hint(hint: DeviceHint) -> str:
+    return f"near {hint.device} on {nodes_text(hint.nodes)} {_firmness(required=hint.required)}"
+
+
+def _witness(booked_bytes: Mapping[int, Mapping[str, int]]) -> str:
+    parts: Iterable[str] = (
+        f"{format_bytes(amount)}{'' if resource == MEMORY else f' {resource}'} on node {node}"
+        for node, row in sorted(booked_bytes.items())
+        for resource, amount in row.items()
+        if amount
+    )
+    text = ", ".join(parts)
+    return f" ({text})" if text else ""

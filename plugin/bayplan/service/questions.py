@@ -1,0 +1,159 @@
+"""Questions about decisions: why one was made, and how one would be made. Pure but for who is asked.
+
+``explain`` puts together what holds now and what the history has; ``what-if`` rehearses on the ledger of this
+moment with an engine of its own. Neither changes anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from bayplan.domain.decision import Decision, Outcome
+from bayplan.domain.engine import Engine
+from bayplan.domain.manifest import plan_manifest
+from bayplan.domain.memory_policy import PolicyAbility
+from bayplan.domain.rehearsal import Rehearsal
+from bayplan.domain.sentences import summary
+from bayplan.domain.subjects import concerns
+from bayplan.errors import BayplanError, ConfigError, Problem
+from bayplan.service.decisions import View, decision_view
+from bayplan.service.protocol import API_VERSION
+from bayplan.service.views import Snapshot, timestamp
+
+Recorded = tuple[int, Decision]
+"""A decision and when it was recorded, in microseconds since the epoch."""
+
+Question = Callable[[Snapshot, Mapping[str, object]], Awaitable[View]]
+"""Answers a request about a snapshot; raises BayplanError with what the asker should read."""
+
+MAX_RECORDED: Final = 500
+"""So many recorded decisions about one subject are looked at."""
+
+EARLIER: Final = 20
+"""So many earlier decisions about a container are listed."""
+
+_WHAT_IF_IDS: Final = "what-if:"
+
+
+class UnknownSubjectError(BayplanError):
+    """Nobody ever decided about a container of that name."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return (
+            f"no decision about {self.subject!r} is recorded; expected NAMESPACE/POD/CONTAINER, "
+            "NAMESPACE/POD, POD/CONTAINER, POD or a container's id (bayplan status lists those that run)"
+        )
+
+
+def explaining(history: Callable[[int, str], Awaitable[Sequence[Recorded]]]) -> Question:
+    """The question ``explain``; *history* finds so many of the recorded decisions about a subject, the newest
+    first."""
+
+    async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        subject = request.get("subject")
+        if not isinstance(subject, str) or not subject:
+            raise ConfigError("explain", (Problem("subject", repr(subject), "a pod, a container or an id"),))
+        recorded = await history(MAX_RECORDED, subject)
+        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded)
+
+    return explain
+
+
+def rehearsing(engine: Callable[[], Engine], ability: Callable[[], PolicyAbility]) -> Question:
+    """The question ``what-if``; *engine* makes one that remembers nothing, as the daemon's own may."""
+
+    async def what_if(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        manifests = request.get("pods")
+        if not isinstance(manifests, list) or not manifests:
+            raise ConfigError("what-if", (Problem("pods", repr(manifests), "a list of pod manifests"),))
+        return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests)
+
+    return what_if
+
+
+def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Recorded]) -> View:
+    """Every container that *subject* means: its decision in force, or the last one, and those before it.
+
+    Raises:
+        UnknownSubjectError: there is none.
+    """
+    by_name: dict[str, list[Recorded]] = {}
+    for at_us, decision in recorded:
+        by_name.setdefault(decision.request.name, []).append((at_us, decision))
+    current = {
+        entry.decision.request.name: entry.decision
+        for entry in snapshot.ledger.entries.values()
+        if concerns(subject, entry.decision.request.name, entry.container_id)
+    }
+    names = sorted(by_name.keys() | current.keys())
+    if not names:
+        raise UnknownSubjectError(subject)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Explanation",
+        "subject": subject,
+        "containers": [_explained(current.get(name), by_name.get(name, [])) for name in names],
+    }
+
+
+def what_if_view(
+    snapshot: Snapshot, engine: Engine, ability: PolicyAbility, manifests: Sequence[object]
+) -> View:
+    """What would become of the pods in *manifests*, created one after the other.
+
+    Raises:
+        ConfigError: a manifest is wrong.
+    """
+    stage = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
+    planned = [
+        pod
+        for number, manifest in enumerate(manifests)
+        for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
+    ]
+    pods: list[dict[str, Any]] = []
+    for pod in planned:
+        decisions = stage.admit(pod)
+        pods.append(
+            {
+                "name": pod.name,
+                "admitted": all(one.outcome is not Outcome.REFUSED for one in decisions),
+                "containers": [{**decision_view(one), "state": "would be"} for one in decisions],
+            }
+        )
+    return {"apiVersion": API_VERSION, "kind": "WhatIf", "engine": engine.name, "pods": pods}
+
+
+def _explained(current: Decision | None, recorded: Sequence[Recorded]) -> View:
+    """*recorded* are the decisions about one name, the newest first; *current* is the one in force."""
+    if current is None:
+        at_us, shown = recorded[0]
+        state = "refused" if shown.outcome is Outcome.REFUSED else "departed"
+        earlier = recorded[1:]
+    else:
+        shown, state = current, "current"
+        own = [
+            one
+            for one in recorded
+            if one[1].request.container_id == current.request.container_id
+            and one[1].outcome is not Outcome.REFUSED
+        ]
+        at_us = own[0][0] if own else 0
+        earlier = [one for one in recorded if not own or one is not own[0]]
+    return {
+        **decision_view(shown),
+        "state": state,
+        "decidedAt": timestamp(at_us) if at_us else None,
+        "earlier": [
+            {
+                "at": timestamp(at_us),
+                "id": one.request.container_id,
+                "outcome": one.outcome.value,
+                "summary": summary(one),
+            }
+            for at_us, one in earlier[:EARLIER]
+        ],
+    }
