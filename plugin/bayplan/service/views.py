@@ -274,7 +274,7 @@ def _reservation(node: Node, snapshot: Snapshot) -> View:
         "source": "measured" if kept_bytes > known.configured_bytes else "configured",
         "configuredBytes": known.configured_bytes,
         "heldOutsideBytes": known.held_bytes,
-        "measuredAt": None if known.measured_us is None else _timestamp(known.measured_us),
+        "measuredAt": None if known.measured_us is None else timestamp(known.measured_us),
     }
 
 
