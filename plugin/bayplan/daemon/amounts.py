@@ -16,6 +16,7 @@ from bayplan.errors import Problem
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _ALL: Final = 100
+_NO_THRESHOLD: Final = ("0%", "100%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,27 @@ def positive_bytes(path: str, value: object) -> int:
 
 
 def threshold(path: str, value: object) -> Threshold:
-    """An eviction threshold: a quantity or a percentage."""
+    """An eviction threshold as kubelet takes it: a quantity of more than 0, or a percentage from 0% to 100%.
+
+    ``0%`` and ``100%``, spelled like this, are no threshold at all.
+    """
     if not (isinstance(value, str) and value.endswith("%")):
-        return Threshold(amount_bytes(path, value), text=str(value))
+        quantity_bytes = amount_bytes(path, value)
+        if quantity_bytes == 0:
+            signal = path.rpartition('."')[2].rstrip('"')
+            kubelet = f"eviction threshold {signal} must be positive: {value}"
+            raise Wrong(
+                Problem(path, show(value), f"more than 0, or '0%' for no threshold; kubelet: {kubelet}")
+            )
+        return Threshold(quantity_bytes, text=str(value))
+    if value in _NO_THRESHOLD:
+        return Threshold(text=value)
     try:
         percent = Decimal(value.removesuffix("%"))
     except InvalidOperation:
         percent = Decimal("NaN")
-    if not (percent.is_finite() and 0 <= percent < _ALL):
-        raise Wrong(Problem(path, show(value), "a percentage from 0% to below 100%"))
+    if not (percent.is_finite() and 0 <= percent <= _ALL):
+        raise Wrong(Problem(path, show(value), "a percentage from 0% to 100%"))
     return Threshold(percent=percent, text=value)
 
 

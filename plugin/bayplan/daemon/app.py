@@ -24,6 +24,7 @@ from bayplan.daemon.config import engine_of
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.hardware import Hardware, Host
+from bayplan.daemon.managers import remarks_on_machine
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.settings import Settings
@@ -163,6 +164,8 @@ class _Daemon:
         patience = Patience(answer_s=self.settings.request_deadline_ms / 1000)
         handler = SessionHandler(self.controller, self.turn, self._verify_now.set)
         self.session = Session(handler, identity, endpoint, patience=patience)
+        for remark in self._remarks():
+            logger.warning(remark)
         logger.info(
             "started",
             extra={
@@ -223,7 +226,7 @@ class _Daemon:
             self.controller,
             self.started_us,
             self.verifier.drift,
-            (*self.settings.notices, *self.hardware.problems()),
+            (*self.settings.notices, *self._remarks(), *self.hardware.problems()),
             self.hardware.reservations(),
         )
 
@@ -233,6 +236,9 @@ class _Daemon:
             "explain": explaining(recorder.history),
             "what-if": rehearsing(lambda: engine_of(self.settings), self.controller.policy_ability),
         }
+
+    def _remarks(self) -> tuple[str, ...]:
+        return remarks_on_machine(self.settings, self.hardware.machine)
 
     async def in_host_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking call."""

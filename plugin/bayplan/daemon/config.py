@@ -183,6 +183,19 @@ def _of_flags(flags: Mapping[str, Sequence[str]]) -> _Source:
     return _Source(_FLAGS, values, problems=tuple(complaints.problems))
 
 
+def _reserved_twice(top: Mapping[str, object]) -> tuple[Problem, ...]:
+    """An explicit list of CPUs and cgroups for the reservations, of which kubelet takes one only."""
+    groups = [key for key in ("systemReservedCgroup", "kubeReservedCgroup") if top.get(key)]
+    if not groups or not top.get("reservedSystemCPUs"):
+        return ()
+    found = f"{show(top['reservedSystemCPUs'])} beside {' and '.join(groups)}"
+    kubelet = (
+        "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup (--system-reserved-cgroup) "
+        "or kubeReservedCgroup (--kube-reserved-cgroup)"
+    )
+    return (Problem("reservedSystemCPUs", found, f"one or the other; kubelet: {kubelet}"),)
+
+
 def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
     """What of kubelet's own file means the same here; how kubelet's managers work only for their engine."""
     taken = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_kubelet}
@@ -194,6 +207,7 @@ def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
     return _Source(
         name,
         taken,
+        problems=_reserved_twice(top),
         of_managers=managers,
         of_narrowest=tuple(
             text for (key, value), text in _NARROWEST_NOTICES.items() if top.get(key) == value

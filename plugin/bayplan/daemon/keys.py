@@ -167,6 +167,12 @@ RESERVATIONS: Final = (
         of_kubelet=True,
     ),
     Key(
+        "mergeDefaultEvictionSettings", "merge_default_eviction", "merge-default-eviction-settings", "BOOL",
+        boolean, syntax.switch, "false",
+        "let evictionHard without memory.available keep kubelet's default of 100Mi, with the engine kubelet",
+        of_kubelet=True,
+    ),
+    Key(
         "measuredReservation", "measured_reservation", "measured-reservation", "BOOL",
         boolean, syntax.switch, "true",
         "keep from containers what the kernel and other processes really hold of each node's memory",

@@ -11,6 +11,7 @@ from pathlib import Path
 from bayplan.daemon import logs
 from bayplan.daemon.config import load_settings, resolve_policy
 from bayplan.daemon.flags import build_parser, given_flags
+from bayplan.daemon.managers import remarks_on_machine
 from bayplan.daemon.settings import Settings
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.errors import EXIT_FAILURE, BayplanError
@@ -45,7 +46,8 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     machine = with_owners(read_machine(root), settings.device_memory)
     policy = resolve_policy(settings, machine)
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
-    lines += [f"Note: {remark}." for remark in settings.remarks]
+    remarks = (*settings.remarks, *remarks_on_machine(settings, machine))
+    lines += [f"Note: {remark}." for remark in remarks]
     lines += [f"Engine {settings.engine}, policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
     for node, resources in sorted(policy.reserved_bytes.items()):
         kept = [f"{format_bytes(amount)} {resource}" for resource, amount in sorted(resources.items())]

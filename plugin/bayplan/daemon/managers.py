@@ -18,6 +18,7 @@ from bayplan.domain.kubelet.cpu_topology import CpuTopology
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.memory_reservation import KEY, ReservationProblem, check_sums, of_nodes
 from bayplan.domain.kubelet.node_reservation import (
+    DEFAULT_HARD_EVICTION,
     MEMORY_AVAILABLE,
     eviction_bytes,
     node_allocatable_reservation,
@@ -27,6 +28,7 @@ from bayplan.domain.kubelet.topology_manager import TopologyManager
 from bayplan.domain.kubelet.topology_options import OptionGates, TopologyConfigError, TopologyOptions
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
 from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.policy import TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import Problem
 from bayplan.sets import CpuSet
@@ -84,6 +86,17 @@ def wrong_on_machine(settings: Settings, machine: Machine) -> Iterator[Problem]:
         yield _wrong_cpus(settings, str(error))
 
 
+def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
+    """What kubelet would not do on *machine* and this engine does."""
+    beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
+    if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
+        return ()
+    policy, nodes = settings.topology.value, len(machine.nodes)
+    where = f"this machine's {nodes} NUMA nodes ({beyond}, see max-allowable-numa-nodes)"
+    kubelet = f"kubelet would not start with topologyManagerPolicy {policy} on {where}"
+    return (f"{kubelet}; bayplan decides here all the same",)
+
+
 def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
     """The CPUs that never become exclusive, and those on which no container runs at all.
 
@@ -117,8 +130,11 @@ def _reserved_milli_cpus(settings: Settings) -> int | None:
 
 def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
     eviction, problems = 0, tuple[ReservationProblem, ...]()
-    if settings.eviction.text:
-        eviction, problems = eviction_bytes({MEMORY_AVAILABLE: settings.eviction.text}, machine.memory_bytes)
+    threshold = settings.eviction.text
+    if settings.merge_default_eviction:
+        threshold = threshold or DEFAULT_HARD_EVICTION[MEMORY_AVAILABLE]
+    if threshold:
+        eviction, problems = eviction_bytes({MEMORY_AVAILABLE: threshold}, machine.memory_bytes)
     reserved = of_nodes(settings.reserved_memory or {})
     total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
     problems += check_sums(reserved, total, words)

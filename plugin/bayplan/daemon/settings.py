@@ -62,6 +62,7 @@ class Settings:
     kube_reserved: Amounts = field(default_factory=dict)
     system_reserved: Amounts = field(default_factory=dict)
     eviction: Threshold = DEFAULT_EVICTION
+    merge_default_eviction: bool = False
     measured_reservation: bool = True
     device_memory: Mapping[int, str] = field(default_factory=dict)
     feature_gates: Mapping[str, bool] = field(default_factory=dict)

@@ -31,6 +31,7 @@ reservedSystemCPUs = "0-1,8"
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
+mergeDefaultEvictionSettings = true
 measuredReservation = false
 deviceMemory = { "1,3" = "0009:01:00.0", "8" = "none" }
 featureGates = { MemoryQoS = true }
@@ -72,6 +73,7 @@ FULL = Settings(
     kube_reserved={"cpu": 100, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
     eviction=Threshold(percent=Decimal(5)),
+    merge_default_eviction=True,
     measured_reservation=False,
     device_memory={1: "0009:01:00.0", 3: "0009:01:00.0", 8: ""},
     feature_gates={"MemoryQoS": True},
@@ -279,6 +281,7 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("evictionHard = { 'memory.available' = '101%' }", "evictionHard.\"memory.available\": '101%'"),
         ("evictionHard = { 'memory.available' = 'x%' }", "evictionHard.\"memory.available\": 'x%'"),
         ("evictionHard = { 'memory.available' = '-5%' }", "evictionHard.\"memory.available\": '-5%'"),
+        ("evictionHard = { 'memory.available' = '0' }", "evictionHard.\"memory.available\": '0'"),
         ("evictionHard = { 'memory.available' = 'nan%' }", "evictionHard.\"memory.available\": 'nan%'"),
         ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
         ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),

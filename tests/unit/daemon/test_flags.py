@@ -61,6 +61,7 @@ def test_every_flag() -> None:
         "--kube-reserved=cpu=200m,memory=500Mi",
         "--system-reserved=memory=1Gi",
         "--eviction-hard=memory.available<200Mi,nodefs.available<10%",
+        "--merge-default-eviction-settings",
         "--measured-reservation=false",
         "--device-memory=1-2=0009:01:00.0,9=none",
         "--feature-gates=MemoryQoS=true",
@@ -213,6 +214,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "singleProcessOOMKill": "false",
         "setOomScoreAdj": "true",
         "measuredReservation": "true",
+        "mergeDefaultEvictionSettings": "false",
     }
     if name in described:
         assert getattr(Settings(), KEYS[name].field) in (None, {}, CpuSet())
