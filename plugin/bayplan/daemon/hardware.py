@@ -22,7 +22,7 @@ from bayplan.domain.held_memory import Learned, learn
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.domain.policy import Policy
-from bayplan.domain.shortfall import booked_on, listed, lost_cpus, overclaims
+from bayplan.domain.shortfall import claimants, lost_cpus, overclaims
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, ConfigError
@@ -251,16 +251,15 @@ class Hardware:
         ledger = self._ledger
         found: dict[tuple[object, ...], str] = {("settings",): self._misfit} if self._misfit else {}
         for claim in overclaims(self.machine, self.policy, ledger):
-            found["overclaim", claim.node, claim.resource] = str(claim)
+            found["overclaim", claim.shortage.nodes, claim.shortage.resource] = str(claim)
         for one in lost_cpus(self.machine, ledger):
             found["cpus", one.container_id] = str(one)
         for node, wanted_bytes in wanted_memory_bytes(self._settings, self.machine, self.learned).items():
-            kept_bytes = self.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
-            if kept_bytes < wanted_bytes and (names := booked_on(ledger, node, MEMORY)):
+            if self.policy.reserved_bytes.get(node, {}).get(MEMORY, 0) < wanted_bytes:
                 held = format_bytes(self.learned[node].held_bytes)
                 found["held", node] = (
-                    f"node {node}: {held} are held outside of containers, so that nothing is left beside "
-                    f"what is promised to {listed(names)}; nothing new is placed there"
+                    f"node {node}: {held} are held outside of containers, more than is left beside what was "
+                    f"promised to {claimants(ledger, node)}; nothing new is placed there"
                 )
         return found
 

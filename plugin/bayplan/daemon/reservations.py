@@ -7,6 +7,7 @@ reservedMemory is not given, and what was measured on a node counts if it is mor
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -48,9 +49,9 @@ def resolve_policy(
     reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
     if settings.engine == KUBELET:
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
-    return Policy(
+    configured = Policy(
         topology=settings.topology,
-        reserved_bytes=_with_learned(settings, machine, learned, ledger),
+        reserved_bytes=reserved_bytes(settings, machine),
         reserved_cpus=reserved_cpus,
         withheld_cpus=withheld_cpus,
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
@@ -61,6 +62,16 @@ def resolve_policy(
         set_oom_score_adj=settings.set_oom_score_adj,
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
     )
+    wanted = wanted_memory_bytes(settings, machine, learned)
+    if not wanted:
+        return configured
+    reserved = {node: dict(row) for node, row in configured.reserved_bytes.items()}
+    for node, amount_bytes in sorted(wanted.items()):
+        row = reserved.setdefault(node, {})
+        wanted[node] = max(amount_bytes, row.get(MEMORY, 0))
+    for node, amount_bytes in within_promises(machine, configured, wanted, ledger).items():
+        reserved[node][MEMORY] = amount_bytes
+    return replace(configured, reserved_bytes=reserved)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
@@ -94,16 +105,6 @@ def wanted_memory_bytes(
         for node, one in learned.items()
         if MEMORY not in explicit.get(node, {})
     }
-
-
-def _with_learned(
-    settings: Settings, machine: Machine, learned: Mapping[int, Learned], ledger: Ledger
-) -> Reserved:
-    configured = reserved_bytes(settings, machine)
-    least = {node: row.get(MEMORY, 0) for node, row in configured.items()}
-    wanted = wanted_memory_bytes(settings, machine, learned)
-    kept = within_promises(wanted, least, machine, ledger)
-    return {**configured, **{node: {**configured.get(node, {}), MEMORY: kept[node]} for node in sorted(kept)}}
 
 
 def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:

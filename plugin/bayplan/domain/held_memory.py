@@ -5,10 +5,12 @@ falls only after less has been held for a while. Pure; `bayplan.host.held_memory
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from bayplan.domain.exact.witness import by_node, shortages, witness
 from bayplan.domain.ledger import Ledger
+from bayplan.domain.policy import Policy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.quantity import MIB
 
@@ -45,17 +47,29 @@ def learn(
 
 
 def within_promises(
-    wanted_bytes: Mapping[int, int], least_bytes: Mapping[int, int], machine: Machine, ledger: Ledger
+    machine: Machine, least: Policy, wanted_bytes: Mapping[int, int], ledger: Ledger
 ) -> dict[int, int]:
     """The reservations *wanted_bytes* (of memory, by node), lowered where they would leave less than was
-    promised to containers, but never below *least_bytes*, which somebody configured."""
-    kept = {}
-    for node_id, amount_bytes in wanted_bytes.items():
+    promised to containers, but never below those of the policy *least*, which somebody configured.
+
+    A set of nodes that becomes too small by them keeps what the promises have there without them; claims that
+    can go elsewhere go elsewhere first, so that as much as possible of what is wanted is reserved.
+    """
+    reserved = {
+        node: {**least.reserved_bytes.get(node, {}), MEMORY: amount} for node, amount in wanted_bytes.items()
+    }
+    wanted = replace(least, reserved_bytes={**least.reserved_bytes, **reserved})
+    short = [one.nodes for one in shortages(machine, wanted, ledger) if one.resource == MEMORY]
+    if not short:
+        return dict(wanted_bytes)
+    loads = by_node(witness(machine, least, ledger).values())
+    kept = dict(wanted_bytes)
+    for node_id in {node_id for nodes in short for node_id in nodes} & kept.keys():
         node = machine.node_by_id.get(node_id)
         capacity_bytes = 0 if node is None else node.capacity_bytes()[MEMORY]
-        booked_bytes = ledger.booked_bytes.get(node_id, {}).get(MEMORY, 0)
-        free_bytes = max(0, capacity_bytes - booked_bytes)
-        kept[node_id] = max(min(amount_bytes, free_bytes), least_bytes.get(node_id, 0))
+        spare_bytes = max(0, capacity_bytes - loads.get(node_id, {}).get(MEMORY, 0))
+        least_bytes = least.reserved_bytes.get(node_id, {}).get(MEMORY, 0)
+        kept[node_id] = max(min(wanted_bytes[node_id], spare_bytes), least_bytes)
     return kept
 
 

@@ -4,39 +4,40 @@ Promises are never taken back for it: the engines find no room where more is pro
 operator is told which containers are concerned.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-from bayplan.domain.engine import allocatable_bytes
+from bayplan.domain.decision import Shortage
+from bayplan.domain.exact.books import NAMED_HOLDERS
+from bayplan.domain.exact.witness import shortages
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
-from bayplan.domain.topology import Machine
+from bayplan.domain.topology import MEMORY, Machine
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet
-
-_SHOWN_CONTAINERS: Final = 5
+from bayplan.sets import CpuSet, NodeSet
 
 
 @dataclass(frozen=True, slots=True)
 class Overclaim:
-    """A node that was promised more of a resource than containers can have of it; ``present`` is whether the
-    node is there at all. ``containers`` are the names of those concerned, in order."""
+    """A set of nodes that was promised more of a resource than containers can have of it now; ``gone`` are
+    those of the nodes that are not there at all."""
 
-    node: int
-    resource: str
-    allocatable_bytes: int
-    booked_bytes: int
-    containers: tuple[str, ...]
-    present: bool = True
+    shortage: Shortage
+    gone: NodeSet
 
     def __str__(self) -> str:
-        booked = f"{format_bytes(self.booked_bytes)} {self.resource}"
-        whose = f"are promised to {listed(self.containers)}"
-        if not self.present:
-            return f"node {self.node} is gone, and {booked} there {whose}"
-        left = f"{format_bytes(self.allocatable_bytes)} for containers"
-        return f"node {self.node} has {left}, and {booked} {whose}; nothing new is placed there"
+        found = self.shortage
+        names = ", ".join(holder.name for holder in found.holders)
+        more = f" and {found.more_holders} more" if found.more_holders else ""
+        promised = f"{format_bytes(found.promised_bytes)} {found.resource}"
+        whose = f"are promised to {names}{more}"
+        if found.nodes == self.gone:
+            return f"{_nodes(found.nodes)} {_verb(found.nodes, 'is')} gone, and {promised} there {whose}"
+        missing = f" ({_nodes(self.gone)} {_verb(self.gone, 'is')} gone)" if self.gone else ""
+        left = f"{format_bytes(found.capacity_bytes)} for containers"
+        return (
+            f"{_nodes(found.nodes)}{missing} {_verb(found.nodes, 'has')} {left}, and {promised} {whose}; "
+            "nothing new is placed there"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,10 @@ class LostCpus:
 
 
 def overclaims(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Overclaim, ...]:
-    """Every node and resource of which more is booked than containers can have, in order."""
-    allocatable = allocatable_bytes(machine, policy)
-    found = []
-    for node, row in sorted(ledger.booked_bytes.items()):
-        for resource, booked_bytes in sorted(row.items()):
-            have_bytes = allocatable.get(node, {}).get(resource, 0)
-            if booked_bytes > have_bytes:
-                names = booked_on(ledger, node, resource)
-                present = node in machine.node_by_id
-                found.append(Overclaim(node, resource, have_bytes, booked_bytes, names, present))
-    return tuple(found)
+    """The smallest sets of nodes that were promised more than containers can have there, by resource."""
+    return tuple(
+        Overclaim(found, found.nodes - machine.node_ids) for found in shortages(machine, policy, ledger)
+    )
 
 
 def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
@@ -80,19 +74,24 @@ def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
 
 
-def booked_on(ledger: Ledger, node: int, resource: str) -> tuple[str, ...]:
-    """The names of the containers that were promised something of *resource* on *node*, in order."""
-    return tuple(
-        sorted(
-            entry.decision.request.name
-            for entry in ledger.entries.values()
-            if entry.decision.placement.booked_bytes.get(node, {}).get(resource, 0)
-        )
-    )
+def claimants(ledger: Ledger, node: int) -> str:
+    """The containers that were promised memory on a set of nodes with *node*, for people: the first few."""
+    names = []
+    for entry in ledger.entries.values():
+        placement = entry.decision.placement
+        if placement.claim is None:
+            holds = placement.booked_bytes.get(node, {}).get(MEMORY, 0) > 0
+        else:
+            holds = node in placement.claim.nodes and placement.claim.amounts_bytes.get(MEMORY, 0) > 0
+        if holds:
+            names.append(entry.decision.request.name)
+    more = len(names) - NAMED_HOLDERS
+    return ", ".join(sorted(names)[:NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")
 
 
-def listed(names: Iterable[str]) -> str:
-    """*names* for people: the first few, and how many more there are."""
-    shown = list(names)
-    more = len(shown) - _SHOWN_CONTAINERS
-    return ", ".join(shown[:_SHOWN_CONTAINERS]) + (f" and {more} more" if more > 0 else "")
+def _nodes(nodes: NodeSet) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {nodes}"
+
+
+def _verb(nodes: NodeSet, singular: str) -> str:
+    return singular if len(nodes) == 1 else {"is": "are", "has": "have"}[singular]

@@ -1,9 +1,12 @@
 """A learned reservation rises at once, falls late, and never takes what was promised."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import (
+    Claim,
     Decision,
     Interval,
     Outcome,
@@ -12,13 +15,13 @@ from bayplan.domain.decision import (
     QosSource,
     Request,
 )
-from bayplan.domain.engine import allocatable_bytes
 from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES, Learned, learn, within_promises
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.shortfall import overclaims
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
 from bayplan.testing.machines import machine
 
 MACHINE = machine(2, memory_bytes=4 * GIB)
@@ -84,30 +87,72 @@ def test_noise_within_the_band_changes_a_capacity_once_at_most(level, noise):
     assert len(seen) <= 2
 
 
-def booked(amount_bytes):
-    request = Request("c", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit"))
-    return Ledger.of(
-        [Entry(Decision(request, Outcome.PLACED, Placement(booked_bytes={0: {MEMORY: amount_bytes}})))]
-    )
+def claiming(*claims):
+    """A ledger of containers that claim so many bytes on sets of nodes."""
+    entries = []
+    for number, (nodes, amount_bytes) in enumerate(claims):
+        request = Request(
+            f"c{number}", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit")
+        )
+        claim = Claim(NodeSet.parse(nodes), {MEMORY: amount_bytes})
+        entries.append(Entry(Decision(request, Outcome.PLACED, Placement(claim=claim))))
+    return Ledger.of(entries)
+
+
+def least(**reserved):
+    """The policy that keeps so much of nodes n0, n1 and so on."""
+    return Policy(reserved_bytes={int(name[1:]): {MEMORY: amount} for name, amount in reserved.items()})
 
 
 def test_a_reservation_leaves_what_was_promised():
-    kept = within_promises({0: 2 * GIB, 1: 2 * GIB}, {0: GIB}, MACHINE, booked(3 * GIB))
+    kept = within_promises(MACHINE, least(n0=GIB), {0: 2 * GIB, 1: 2 * GIB}, claiming(("0", 3 * GIB)))
     assert kept == {0: GIB, 1: 2 * GIB}
 
 
 def test_what_is_configured_stays_even_so():
-    assert within_promises({0: 2 * GIB}, {0: 2 * GIB}, MACHINE, booked(3 * GIB)) == {0: 2 * GIB}
+    kept = within_promises(MACHINE, least(n0=2 * GIB), {0: 2 * GIB}, claiming(("0", 3 * GIB)))
+    assert kept == {0: 2 * GIB}
 
 
-def test_of_a_node_that_is_gone_only_the_configured_part_stays():
-    assert within_promises({9: GIB}, {}, MACHINE, Ledger()) == {9: 0}
+def test_a_claim_that_can_go_elsewhere_goes_there_first():
+    kept = within_promises(MACHINE, least(), {0: 3 * GIB, 1: GIB}, claiming(("0-1", 4 * GIB)))
+    assert kept == {0: 3 * GIB, 1: GIB}
 
 
-@given(st.integers(0, 4 * GIB), st.integers(0, 8 * GIB))
-def test_no_measurement_makes_promises_infeasible(booked_bytes, wanted_bytes):
-    ledger = booked(booked_bytes)
-    kept = within_promises({0: wanted_bytes}, {}, MACHINE, ledger)
-    policy = Policy(reserved_bytes={node: {MEMORY: amount} for node, amount in kept.items()})
-    assert overclaims(MACHINE, policy, ledger) == ()
-    assert allocatable_bytes(MACHINE, policy)[0][MEMORY] >= booked_bytes
+def test_what_was_booked_without_a_claim_counts_too():
+    request = Request("c", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit"))
+    placement = Placement(booked_bytes={0: {MEMORY: 3 * GIB}})
+    ledger = Ledger.of([Entry(Decision(request, Outcome.PLACED, placement))])
+    assert within_promises(MACHINE, least(), {0: 2 * GIB}, ledger) == {0: GIB}
+
+
+def test_of_a_node_that_is_gone_nothing_can_be_reserved():
+    kept = within_promises(MACHINE, least(), {0: GIB, 9: GIB}, claiming(("9", GIB)))
+    assert kept == {0: GIB, 9: 0}
+
+
+FOUR = machine(4, memory_bytes=4 * GIB)
+claims = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 3), min_size=1).map(lambda nodes: str(NodeSet(nodes))),
+        st.integers(1, 3 * GIB),
+    ),
+    max_size=8,
+)
+amounts = st.dictionaries(st.integers(0, 3), st.integers(0, 5 * GIB))
+
+
+@given(claims, amounts, amounts)
+def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
+    ledger = claiming(*claimed)
+    policy = Policy(reserved_bytes={node: {MEMORY: amount} for node, amount in configured.items()})
+    wanted = {node: max(amount, configured.get(node, 0)) for node, amount in wanted.items()}
+    kept = within_promises(FOUR, policy, wanted, ledger)
+    assert kept.keys() == wanted.keys()
+    assert all(configured.get(node, 0) <= kept[node] <= wanted[node] for node in kept)
+    after = replace(
+        policy,
+        reserved_bytes={**policy.reserved_bytes, **{node: {MEMORY: kept[node]} for node in kept}},
+    )
+    if not overclaims(FOUR, policy, ledger):
+        assert not overclaims(FOUR, after, ledger)

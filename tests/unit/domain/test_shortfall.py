@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from bayplan.domain.decision import (
+    Claim,
     Decision,
     Interval,
     Outcome,
@@ -14,7 +15,7 @@ from bayplan.domain.decision import (
 from bayplan.domain.engine import free_bytes
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
-from bayplan.domain.shortfall import LostCpus, lost_cpus, overclaims
+from bayplan.domain.shortfall import LostCpus, claimants, lost_cpus, overclaims
 from bayplan.domain.topology import MEMORY, Machine, hugepages
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -57,7 +58,7 @@ def test_nothing_is_reported_while_everything_fits():
 def test_memory_that_left_a_node():
     smaller = shrunk(0, 2 * GIB)
     (one,) = overclaims(smaller, Policy(), LEDGER)
-    assert (one.node, one.resource, one.containers) == (0, MEMORY, ("ns/p/a", "ns/p/b"))
+    assert (one.shortage.nodes, one.shortage.resource, one.gone) == (NodeSet([0]), MEMORY, NodeSet())
     assert str(one) == (
         "node 0 has 1984Mi for containers, and 3Gi memory are promised to ns/p/a, ns/p/b; "
         "nothing new is placed there"
@@ -67,19 +68,41 @@ def test_memory_that_left_a_node():
 
 def test_a_node_that_is_gone_with_its_huge_pages():
     found = overclaims(without(1), Policy(), LEDGER)
-    assert [(one.resource, one.present) for one in found] == [(PAGES, False), (MEMORY, False)]
+    assert [(one.shortage.resource, one.gone) for one in found] == [
+        (PAGES, NodeSet([1])),
+        (MEMORY, NodeSet([1])),
+    ]
     assert str(found[1]) == "node 1 is gone, and 2Gi memory there are promised to ns/p/b, ns/p/c"
+
+
+def test_a_claim_on_several_nodes_is_short_only_if_all_of_them_are():
+    def claim(name: str, nodes: str, amount_bytes: int) -> Entry:
+        plain = entry(name, nodes, {})
+        claimed = Claim(NodeSet.parse(nodes), {MEMORY: amount_bytes})
+        placement = replace(plain.decision.placement, claim=claimed)
+        return Entry(replace(plain.decision, placement=placement))
+
+    ledger = Ledger.of([claim("a", "0-1", 3 * GIB), claim("b", "0-1", 3 * GIB)])
+    assert overclaims(shrunk(0, 3 * GIB), Policy(), ledger) == ()
+    (one,) = overclaims(shrunk(0, 2 * GIB), Policy(), ledger)
+    promised = "for containers, and 6Gi memory are promised to ns/p/a, ns/p/b"
+    assert str(one).startswith(f"nodes 0-1 have 6016Mi {promised}")
+    (one,) = overclaims(without(0), Policy(), ledger)
+    assert str(one).startswith(f"nodes 0-1 (node 0 is gone) have 4032Mi {promised}")
+    assert claimants(ledger, 1) == "ns/p/a, ns/p/b"
 
 
 def test_a_reservation_that_grew_over_what_is_promised():
     (one,) = overclaims(MACHINE, Policy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER)
-    assert (one.allocatable_bytes, one.booked_bytes) == (2 * GIB - 64 * MIB, 3 * GIB)
+    assert (one.shortage.capacity_bytes, one.shortage.promised_bytes) == (2 * GIB - 64 * MIB, 3 * GIB)
 
 
 def test_a_long_list_is_cut():
     ledger = Ledger.of([entry(f"c{number}", "0", {0: {MEMORY: GIB}}) for number in range(8)])
     (one,) = overclaims(MACHINE, Policy(), ledger)
     assert "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more" in str(one)
+    assert claimants(ledger, 0) == "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more"
+    assert claimants(ledger, 1) == ""
 
 
 def test_exclusive_cpus_that_went_offline():
