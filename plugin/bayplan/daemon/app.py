@@ -27,6 +27,7 @@ from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.managers import remarks_on_machine
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.systemd import Notifier
@@ -156,6 +157,7 @@ class _Daemon:
             self._verify_now.set,
             _desk_rules(self.settings),
         )
+        self.residue = Residue(self.controller, self.hierarchy, self.in_host_thread, self.desk.release)
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
@@ -277,6 +279,13 @@ class _Daemon:
                 logger.exception("the kernel could not be compared with the ledger")
                 continue
             self.controller.counters["drifted"] += len(repeated)
+            await self._look_for_residue()
+
+    async def _look_for_residue(self) -> None:
+        try:
+            await self.residue.look()
+        except Exception:
+            logger.exception("it could not be found out which containers are gone")
 
     async def _next_verification(self) -> bool:
         """Wait for it; whether somebody asked for it."""

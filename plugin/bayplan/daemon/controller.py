@@ -224,6 +224,15 @@ class Controller:
         _after_the_reply(lambda: logger.info("released", extra=fields))
         return updates
 
+    def wanted(self, container_id: str) -> Adjustment:
+        """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+        entry = self.ledger.entries[container_id]
+        applied = Adjustment() if entry.origin is None else entry.origin.applied
+        decision = entry.decision
+        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+        mems = decision.placement.mems if decision.request.pinned_mems is None else None
+        return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+
     async def amend(self, entry: Entry) -> None:
         """Record what became known of a container that came without NRI; its promises stay the same."""
         await self.recorder.record((), told=[entry])

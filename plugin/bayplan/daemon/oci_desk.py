@@ -7,6 +7,7 @@ says, and one that never does is found to be gone. Only what could not be applie
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,12 +22,15 @@ from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, write
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form, Origin
-from bayplan.domain.workload import Container, Pod, Update
+from bayplan.domain.workload import Container, Pod, Resources, Update
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.oci.documents import State, check_id, parse_state
+from bayplan.oci.bundle import replace_config
+from bayplan.oci.documents import State, check_id, parse_resources, parse_state
 from bayplan.oci.errors import OciError
 from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.oci.rewrite import merged, resources_patch, spec_patch
+from bayplan.oci.workloads import resources_from
 from bayplan.service.unix_socket import Peer
 
 logger = logging.getLogger(__name__)
@@ -92,8 +96,12 @@ class OciDesk:
                     return await self._ended(parse_state(body).id)
                 case Verb.DELETE:
                     return await self._ended(check_id(body.decode("ascii", "backslashreplace")))
-                case _:
-                    return self._undecided(verb, f"{verb.value} is not served")
+                case Verb.PRECREATE:
+                    return await self._precreate(body)
+                case Verb.CREATE:
+                    return await self._create(body)
+                case Verb.UPDATE:
+                    return await self._update(body)
         except PlacementError as error:
             return Answer.saying(Status.REFUSED, str(error))
         except BayplanError as error:
@@ -120,6 +128,70 @@ class OciDesk:
             entry, updates = await self._decide(arrival)
         await self._carry_out(entry, updates)
         return _DONE
+
+    async def _precreate(self, body: bytes) -> Answer:
+        """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
+        arrival = await self._in_thread(partial(oci_host.in_spec, body))
+        if arrival is None:
+            return _DONE
+        return Answer(Status.OK, await self._rewrite(arrival) or b"")
+
+    async def _create(self, body: bytes) -> Answer:
+        """Rewrite the spec in the bundle that a runtime is about to read. Body: the bundle, the container's
+        id, the runtime's path and its root, with a zero byte between them."""
+        bundle, container_id, *_ = _texts(body, 4, "BUNDLE, ID, RUNTIME and ROOT")
+        check_id(container_id)
+        if self._is_of_nri(container_id):
+            return _DONE
+        arrival = await self._in_thread(partial(oci_host.in_bundle, bundle, container_id))
+        if arrival is not None:
+            await self._rewrite(arrival, replace_config)
+        return _DONE
+
+    async def _rewrite(
+        self, arrival: Arrival, write_back: Callable[[str, bytes, bytes], None] | None = None
+    ) -> bytes | None:
+        """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
+        into the bundle. If that fails, the decision is released."""
+        async with self._turn:
+            if self._is_of_nri(arrival.container.id):
+                return None
+            entry, updates = await self._decide(arrival)
+        origin = _origin(entry)
+        patch = spec_patch(origin.applied, arrival.spec)
+        rewritten = None
+        try:
+            if patch:
+                rewritten = await self._in_thread(partial(merged, arrival.document, patch, "spec"))
+            if rewritten is not None and write_back is not None:
+                await self._in_thread(partial(write_back, origin.bundle, arrival.document, rewritten))
+        except BaseException:
+            await self.release(entry)
+            raise
+        await self._update_others(updates)
+        return rewritten
+
+    async def _update(self, body: bytes) -> Answer:
+        """Merge what was decided into an update, which may change what is asked for. Body: the id, a zero
+        byte, the resources; answer: the merged resources, or nothing."""
+        container_id, document = _id_and_rest(body)
+        entry = self._controller.ledger.entries.get(container_id)
+        if entry is None or entry.origin is None:
+            return _DONE
+        resources = parse_resources(document)
+        async with self._turn:
+            entry = self._controller.ledger.entries.get(container_id)
+            if entry is None or entry.origin is None:
+                return _DONE
+            change = _foreign(entry, resources_from(resources))
+            pod, container = entry.origin.pod, entry.origin.container
+            updates = await self._controller.update_container(pod, container, change)
+            wanted = self._controller.wanted(container_id)
+        await self._update_others(one for one in updates if one.container_id != container_id)
+        if resources.memory is not None and resources.memory.limit:
+            wanted = replace(wanted, memory_limit_bytes=None)
+        patch = resources_patch(wanted, resources)
+        return Answer(Status.OK, merged(document, patch, "resources of the update") if patch else b"")
 
     async def _ended(self, container_id: str) -> Answer:
         """Release what a container held that ended, unless it is still there: a deletion may fail."""
@@ -188,6 +260,29 @@ class OciDesk:
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _texts(body: bytes, number: int, expected: str) -> list[str]:
+    parts = body.split(b"\0")
+    if len(parts) != number:
+        raise OciError("request", f"has {len(parts)} parts, expected {number}: {expected}")
+    return [os.fsdecode(part) for part in parts]
+
+
+def _id_and_rest(body: bytes) -> tuple[str, bytes]:
+    container_id, _, rest = body.partition(b"\0")
+    return check_id(container_id.decode("ascii", "backslashreplace")), rest
+
+
+def _foreign(entry: Entry, change: Resources) -> Resources:
+    """*change* without cpusets that are ours: a runtime that repeats them to us did not choose them."""
+    cpus, mems = change.cpuset_cpus, change.cpuset_mems
+    applied = _origin(entry).applied
+    return replace(
+        change,
+        cpuset_cpus=None if cpus in (entry.told_cpus, applied.cpuset_cpus) else cpus,
+        cpuset_mems=None if mems in (entry.decision.placement.mems, applied.cpuset_mems) else mems,
+    )
 
 
 def _origin(entry: Entry) -> Origin:

@@ -8,6 +8,7 @@ import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Adjustment, Container, Pod, Update
@@ -20,7 +21,7 @@ from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
 from bayplan.oci.errors import OciError
-from bayplan.oci.workloads import container_from, is_sandbox, pod_from, sandbox_id
+from bayplan.oci.workloads import container_from, id_in_cgroups_path, is_sandbox, pod_from, sandbox_id
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +38,49 @@ class Arrival:
     document: bytes
 
 
-def described(form: Form, container_id: str, bundle: str, document: bytes, pid: int = 0) -> Arrival | None:
-    """The container that the spec in *document* describes; None for a pod's own container.
+def in_bundle(bundle: str, container_id: str) -> Arrival | None:
+    """The container that a runtime is about to create from *bundle*; None for a pod's own container.
 
     Raises:
-        OciError: not a spec of a Linux container.
+        OciError: the bundle or its spec cannot be used.
     """
-    spec = parse_spec(document, f"{bundle}/{CONFIG}" if bundle else "spec")
+    return _described(Form.WRAPPER, _read(bundle), container_id, bundle)
+
+
+def in_spec(document: bytes) -> Arrival | None:
+    """The container that podman is about to create from the spec in *document*; None for a pod's own one.
+
+    podman shows its precreate hooks nothing else, so that the id must come from the path of the cgroup.
+
+    Raises:
+        OciError: not a spec of a Linux container, or without an id.
+    """
+    spec = parse_spec(document, "spec")
+    container_id = id_in_cgroups_path(spec)
+    if container_id is None and not is_sandbox(spec):
+        found = spec.linux.cgroups_path if spec.linux is not None else None
+        raise OciError("spec: linux.cgroupsPath", f"found {found!r}, expected the container's id at its end")
+    return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    spec: Spec
+    document: bytes
+
+
+def _read(bundle: str) -> _Read:
+    document = read_config(bundle)
+    return _Read(parse_spec(document, f"{bundle}/{CONFIG}"), document)
+
+
+def _described(form: Form, read: _Read, container_id: str, bundle: str, pid: int = 0) -> Arrival | None:
+    spec = read.spec
     if is_sandbox(spec):
         return None
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
-    return Arrival(pod, container, Origin.of(form, pod, container, bundle), spec, document)
+    return Arrival(pod, container, Origin.of(form, pod, container, bundle), spec, read.document)
 
 
 def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
@@ -62,7 +94,7 @@ def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
     if pid <= 1:
         problem = f"found the pid {pid}, expected one above 1: is it announced at createRuntime?"
         raise OciError(f"state of container {state.id}", problem)
-    arrival = described(Form.HOOK, state.id, state.bundle, read_config(state.bundle), pid)
+    arrival = _described(Form.HOOK, _read(state.bundle), state.id, state.bundle, pid)
     if arrival is None:
         return None
     process = proc.identify(pid, hierarchy.root)
@@ -130,6 +162,11 @@ def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
             return bool(cgroup.processes())
     except AbsentError:
         return False
+
+
+def may_come(origin: Origin) -> bool:
+    """Whether a container that has no process may still get one: its bundle is there, if it has one."""
+    return not origin.bundle or Path(origin.bundle).is_dir()
 
 
 def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:

@@ -3,94 +3,33 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bayplan.daemon.oci_desk import DeskRules, OciDesk
+from bayplan.daemon.oci_desk import DeskRules
 from bayplan.daemon.settings import Undecided
-from bayplan.daemon.turns import Turn
-from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.origin import Form
 from bayplan.domain.policy import MemoryQos, Policy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
-from bayplan.service.oci_socket import OciServer
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.controllers import Controlled, controlled
 from bayplan.testing.machines import container, pod
-from bayplan.testing.oci_client import ask
+from bayplan.testing.oci_desks import (
+    BEST_EFFORT,
+    BEST_EFFORT_SCOPE,
+    CRIO,
+    ID,
+    OTHER,
+    SCOPE,
+    SYSTEMD,
+    desk,
+)
 from bayplan.testing.oci_node import OWN_CGROUP, OciNode, guaranteed, spec, state
 
-ID = "c1" * 32
-OTHER = "d2" * 32
-SLICE = "kubepods-pod1.slice"
-SYSTEMD = f"{SLICE}:crio:{ID}"
-SCOPE = f"/kubepods.slice/{SLICE}/crio-{ID}.scope"
-BEST_EFFORT = f"kubepods-besteffort-pod2.slice:crio:{OTHER}"
-BEST_EFFORT_SCOPE = (
-    f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2.slice/crio-{OTHER}.scope"
-)
-CRIO = {
-    "io.kubernetes.cri-o.ContainerType": "container",
-    "io.kubernetes.cri-o.SandboxID": "5a" * 32,
-    "io.kubernetes.pod.name": "web",
-    "io.kubernetes.pod.namespace": "default",
-    "io.kubernetes.pod.uid": "1",
-    "io.kubernetes.container.name": "main",
-}
 EXCLUSIVE = spec(SYSTEMD, resources=guaranteed(2, GIB // 2), annotations=CRIO)
-
-
-@dataclass
-class Desk:
-    """The desk behind its socket, and everything around it."""
-
-    node: OciNode
-    path: Path
-    desk: OciDesk
-    turn: Turn
-    around: Controlled
-
-    async def ask(self, verb: str, body: bytes) -> tuple[str, str]:
-        status, answer = await ask(self.path, verb, body)
-        return status, answer.decode()
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        return dict(self.around.controller.ledger.entries)
-
-
-@asynccontextmanager
-async def desk(
-    directory: Path, policy: Policy = Policy(), rules: DeskRules = DeskRules(deadline_s=60)
-) -> AsyncIterator[Desk]:
-    node = OciNode(directory / "root")
-    async with controlled(directory / "state", policy, nri=None) as around:
-        turn, controller = Turn(), around.controller
-
-        def expected() -> list[Any]:
-            residents = controller.residents
-            return expectations(
-                controller.machine,
-                controller.policy.withheld_cpus,
-                controller.ledger,
-                residents.pods,
-                residents.containers.values(),
-            )
-
-        one = OciDesk(controller, turn, node.hierarchy, expected, around.verify_soon, rules)
-        server = OciServer(directory / "oci.sock", one.serve)
-        await server.start()
-        try:
-            yield Desk(node, directory / "oci.sock", one, turn, around)
-        finally:
-            await server.close()
-            await one.close()
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,0 +1,87 @@
+"""The daemon's side of the OCI socket, served over a real one, on a node that is a directory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bayplan.daemon.oci_desk import DeskRules, OciDesk
+from bayplan.daemon.turns import Turn
+from bayplan.daemon.verify import Expectation, expectations
+from bayplan.domain.ledger import Entry
+from bayplan.domain.policy import Policy
+from bayplan.service.oci_socket import OciServer
+from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.oci_client import ask
+from bayplan.testing.oci_node import OciNode
+
+ID: Final = "c1" * 32
+OTHER: Final = "d2" * 32
+SLICE: Final = "kubepods-pod1.slice"
+SYSTEMD: Final = f"{SLICE}:crio:{ID}"
+SCOPE: Final = f"/kubepods.slice/{SLICE}/crio-{ID}.scope"
+BEST_EFFORT: Final = f"kubepods-besteffort-pod2.slice:crio:{OTHER}"
+BEST_EFFORT_SCOPE: Final = (
+    f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2.slice/crio-{OTHER}.scope"
+)
+CRIO: Final = {
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.cri-o.SandboxID": "5a" * 32,
+    "io.kubernetes.pod.name": "web",
+    "io.kubernetes.pod.namespace": "default",
+    "io.kubernetes.pod.uid": "1",
+    "io.kubernetes.container.name": "main",
+}
+
+
+@dataclass
+class Desk:
+    """The desk behind its socket, and everything around it."""
+
+    node: OciNode
+    path: Path
+    desk: OciDesk
+    turn: Turn
+    around: Controlled
+
+    async def ask(self, verb: str, body: bytes) -> tuple[str, str]:
+        """The answer to one request, as text."""
+        status, answer = await ask(self.path, verb, body)
+        return status, answer.decode()
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The ledger's entries now."""
+        return dict(self.around.controller.ledger.entries)
+
+
+@asynccontextmanager
+async def desk(
+    directory: Path,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
+    rules: DeskRules = DeskRules(deadline_s=60),  # noqa: B008 - immutable
+) -> AsyncIterator[Desk]:
+    """A desk that restored what *directory* has, with no NRI session beside it."""
+    node = OciNode(directory / "root")
+    async with controlled(directory / "state", policy, nri=None) as around:
+        turn, controller = Turn(), around.controller
+
+        def expected() -> list[Expectation]:
+            residents = controller.residents
+            return expectations(
+                controller.machine,
+                controller.policy.withheld_cpus,
+                controller.ledger,
+                residents.pods,
+                residents.containers.values(),
+            )
+
+        one = OciDesk(controller, turn, node.hierarchy, expected, around.verify_soon, rules)
+        server = OciServer(directory / "oci.sock", one.serve)
+        await server.start()
+        try:
+            yield Desk(node, directory / "oci.sock", one, turn, around)
+        finally:
+            await server.close()
+            await one.close()
