@@ -24,9 +24,8 @@ from goside import NEWEST, VERSIONS, GoSide, build
 
 POPULATIONS = (10, 250)
 WARM_UP = 30
-SETTLE_S = (
-    2.0  # the daemon's start goes on for a while in the background: it listens for hotplug, for instance
-)
+# The daemon's start goes on for a while in the background: it listens for hotplug, for instance.
+SETTLE_S = 2.0
 MIB = 1 << 20
 PAGE_BYTES = 4096
 PARENT = "/kubepods/pod00000000-0000-0000-0000-000000000001"

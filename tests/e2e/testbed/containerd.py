@@ -3,6 +3,7 @@
 To offer another version add one line to VERSIONS.
 """
 
+import os
 import shutil
 import signal
 import subprocess
@@ -63,7 +64,8 @@ VERSIONS: dict[str, Callable[[], Path] | None] = {
     "2.3": lambda: gobuild.containerd_from_source("v2.3.4"),
     "2.4-beta": lambda: gobuild.containerd_from_source("v2.4.0-beta.0"),
 }
-DEFAULT_VERSIONS = ("1.7", "2.1", "2.3")
+# Where a scenario names none.
+DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "1.7 2.1 2.3").split())
 
 
 def version_disks(*versions: str) -> dict[str, Path]:
