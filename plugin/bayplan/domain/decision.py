@@ -65,11 +65,16 @@ class PodTotals:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHint:
-    """A device of the container, and the nodes it is close to. ``required`` where its driver says so."""
+    """A device of the container, and the nodes it is close to. ``required`` where its driver says so.
+
+    ``names`` are all names of a device that was found, its PCI address among them. A hint from an annotation
+    has none: to say so is not to have the device.
+    """
 
     device: str
     nodes: NodeSet
     required: bool = False
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

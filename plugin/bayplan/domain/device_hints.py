@@ -5,7 +5,7 @@ node that is not online is no hint.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bayplan.domain.decision import Decision, DeviceHint, Reason
@@ -57,7 +57,7 @@ def settle(
         if hint.device in wishes.ignored_hints:
             ignored.append(hint)
         elif nodes:
-            kept.append(DeviceHint(hint.device, nodes, hint.required))
+            kept.append(replace(hint, nodes=nodes))
         else:
             where = f"{hint.device} is on node {hint.nodes}, which is not online"
             notes.append(Reason(NOT_FOUND, where))

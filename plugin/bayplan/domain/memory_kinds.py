@@ -106,6 +106,5 @@ def _unowned(machine: Machine) -> NodeSet:
 
 
 def _has(request: Request, node: Node) -> bool:
-    """Whether the node is memory of one of the container's devices: by the device's name, or because the node
-    is where the device itself is."""
-    return any(hint.device == node.owner or node.id in hint.nodes for hint in request.hints)
+    """Whether the node is memory of one of the container's devices."""
+    return any(node.owner in hint.names for hint in request.hints)

@@ -29,6 +29,7 @@ MAX_DIRECTORY_ENTRIES: Final = 256
 NVIDIA_MAJOR: Final = 195
 """Registered for NVIDIA's devices, for which the driver makes no entries below /sys/dev."""
 
+_PCI_ADDRESS: Final = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
 _VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]{1,9})")
 _NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/nvme-subsys[0-9]{1,9})(?:/.*)?")
 _NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]{1,9}")
@@ -56,12 +57,15 @@ class HostDevices:
         """
         hints: list[DeviceHint] = []
         problems: list[str] = []
-        seen: set[_Numbers] = set()
+        seen: dict[_Numbers, None] = {}
+        named = 0
         for name, nodes in self._all(container, seen):
+            own, named = list(seen)[named:], len(seen)
             if isinstance(nodes, str):
                 problems.append(f"{name}: {nodes}")
             elif nodes:
-                hints.append(DeviceHint(name, nodes))
+                addresses = {self._pci_address(*numbers) for numbers in own} - {""}
+                hints.append(DeviceHint(name, nodes, names=(name, *sorted(addresses))))
         return Findings(tuple(hints), tuple(problems))
 
     def nodes_of(self, kind: DeviceType, major: int, minor: int) -> NodeSet:
@@ -75,7 +79,8 @@ class HostDevices:
         if directory is not None:
             return self._nodes_at(directory, MAX_DEPTH)
         if kind is DeviceType.CHARACTER and major == NVIDIA_MAJOR:
-            return self._nvidia(minor)
+            address = self._nvidia_address(minor)
+            return self.nodes_of_parent("pci", address) if address else NodeSet()
         return NodeSet()
 
     def nodes_of_parent(self, bus: str, name: str) -> NodeSet:
@@ -89,7 +94,7 @@ class HostDevices:
 
     # ---- What a spec says ----------------------------------------------------------------------------
 
-    def _all(self, container: Container, seen: set[_Numbers]) -> Iterator[tuple[str, NodeSet | str]]:
+    def _all(self, container: Container, seen: dict[_Numbers, None]) -> Iterator[tuple[str, NodeSet | str]]:
         """Names with their nodes, or with what went wrong."""
         for name in container.cdi_devices:
             try:
@@ -107,13 +112,13 @@ class HostDevices:
             except HostError as error:
                 yield mount.source, str(error)
 
-    def _of_numbers(self, numbers: _Numbers, seen: set[_Numbers]) -> NodeSet:
+    def _of_numbers(self, numbers: _Numbers, seen: dict[_Numbers, None]) -> NodeSet:
         if numbers in seen:
             return NodeSet()
-        seen.add(numbers)
+        seen[numbers] = None
         return self.nodes_of(*numbers)
 
-    def _of_cdi(self, name: str, seen: set[_Numbers]) -> NodeSet:
+    def _of_cdi(self, name: str, seen: dict[_Numbers, None]) -> NodeSet:
         nodes = NodeSet()
         for node in self._cdi.device_nodes(name):
             numbers = self._numbers_of_cdi(node)
@@ -127,7 +132,7 @@ class HostDevices:
             return kind, node.major, node.minor
         return self._numbers_at(node.host_path or node.path)
 
-    def _of_mount(self, mount: Mount, seen: set[_Numbers]) -> NodeSet:
+    def _of_mount(self, mount: Mount, seen: dict[_Numbers, None]) -> NodeSet:
         path = os.path.normpath(mount.source)
         if path.startswith("/sys/"):
             directory = self._resolved(self._root + path)
@@ -210,14 +215,22 @@ class HostDevices:
         disk = directory.rpartition("/")[0] if read_optional(f"{directory}/partition") else directory
         yield from _entries(f"{disk}/slaves")
 
-    def _nvidia(self, minor: int) -> NodeSet:
-        """The nodes of the GPU with that minor number, which the driver tells in /proc by PCI address."""
+    def _pci_address(self, kind: DeviceType, major: int, minor: int) -> str:
+        """The PCI address of a device, empty if it has none."""
+        tree = "block" if kind is DeviceType.BLOCK else "char"
+        directory = self._resolved(f"{self._sys}/dev/{tree}/{major}:{minor}")
+        if directory is not None:
+            return next(iter(_PCI_ADDRESS.findall(directory)[-1:]), "")
+        return self._nvidia_address(minor) if major == NVIDIA_MAJOR else ""
+
+    def _nvidia_address(self, minor: int) -> str:
+        """The PCI address of the GPU with that minor number, which the driver tells in /proc."""
         for directory in _entries(f"{self._root}/proc/driver/nvidia/gpus"):
             for line in (read_optional(f"{directory}/information") or "").splitlines():
                 name, _, value = line.partition(":")
                 if name.strip() == "Device Minor" and value.strip() == str(minor):
-                    return self.nodes_of_parent("pci", directory.rpartition("/")[2])
-        return NodeSet()
+                    return directory.rpartition("/")[2]
+        return ""
 
     def _resolved(self, path: str) -> str | None:
         """The real path of an entry of sysfs; None if there is none."""

@@ -24,6 +24,9 @@ from bayplan.sets import CpuSet, NodeSet
 GPU = "0009:01:00.0"
 
 
+FOUND = DeviceHint("/dev/nvidia0", NodeSet([0]), names=("/dev/nvidia0", GPU))
+
+
 def asking(**wishes) -> Request:
     plain = Request("c", "p", "ns/p/c", QosClass.BURSTABLE, QosSource.INFERRED, Interval(GIB, GIB, "limit"))
     return replace(plain, **wishes)
@@ -58,8 +61,8 @@ MACHINE = Machine(
         ({"nodes": NodeWish(nodes("1,8"))}, "0-1,8"),
         ({"nodes": NodeWish(nodes("1,8"), required=True)}, "1,8"),
         ({"nodes": NodeWish(nodes("2,16"), required=True)}, "2"),
-        ({"nodes": NodeWish(nodes("16"), required=True), "hints": (DeviceHint(GPU, nodes("0")),)}, "16"),
-        ({"hints": (DeviceHint(GPU, nodes("0")),)}, "0-1"),
+        ({"nodes": NodeWish(nodes("16"), required=True), "hints": (FOUND,)}, "16"),
+        ({"hints": (FOUND,)}, "0-1"),
         ({"nodes": NodeWish(nodes("0-4"), required=True), "tier": TierWish(2, required=True)}, "4"),
         ({"nodes": NodeWish(nodes("0")), "tier": TierWish(2, required=True)}, "4"),
         ({"nodes": NodeWish(nodes("8")), "tier": TierWish(2)}, "0-1,4,8"),
@@ -71,9 +74,14 @@ def test_what_is_usable(wishes, usable):
 
 def test_the_memory_of_its_own_device_is_open_to_a_container():
     assert device_nodes(MACHINE, asking()) == nodes("")
-    assert device_nodes(MACHINE, asking(hints=(DeviceHint("/dev/sda", nodes("0")),))) == nodes("")
-    assert device_nodes(MACHINE, asking(hints=(DeviceHint(GPU, nodes("0")),))) == nodes("16")
-    assert device_nodes(MACHINE, asking(hints=(DeviceHint("/dev/nvidia0", nodes("16")),))) == nodes("16")
+    disk = DeviceHint("/dev/sda", nodes("0"), names=("/dev/sda", "0000:00:1f.2"))
+    assert device_nodes(MACHINE, asking(hints=(disk,))) == nodes("")
+    assert device_nodes(MACHINE, asking(hints=(disk, FOUND))) == nodes("16")
+
+
+def test_to_say_that_it_has_a_device_is_not_to_have_it():
+    said = DeviceHint(GPU, nodes("16"))
+    assert device_nodes(MACHINE, asking(hints=(said,))) == nodes("")
 
 
 def test_tiers_have_numbers_and_names_relative_to_the_cpus():
@@ -126,9 +134,7 @@ def questions(draw: st.DrawFn) -> tuple[Machine, Request]:
     return machine, asking(
         nodes=draw(st.none() | st.builds(NodeWish, some, flags)),
         tier=draw(st.none() | st.builds(TierWish, st.integers(0, 2), flags)),
-        hints=tuple(
-            draw(st.lists(st.builds(DeviceHint, st.sampled_from(["/dev/sda", GPU]), some), max_size=2))
-        ),
+        hints=tuple(draw(st.lists(st.sampled_from([FOUND, DeviceHint("/dev/sda", NodeSet())]), max_size=2))),
     )
 
 

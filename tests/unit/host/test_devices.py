@@ -1,14 +1,17 @@
 """Devices and their NUMA nodes, on a machine whose sysfs is laid out as the kernel does it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bayplan.domain.decision import DeviceHint
+from bayplan.domain.decision import DeviceHint, Interval, QosClass, QosSource, Request
+from bayplan.domain.memory_kinds import device_nodes
 from bayplan.domain.workload import Container, DeviceNode, DeviceType, Mount
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
+from bayplan.host.sysfs import read_machine
 from bayplan.sets import NodeSet
 from bayplan.testing.machines import machine
 from bayplan.testing.sysfs import SysfsTree
@@ -152,9 +155,22 @@ class TestContainers:
             )
         )
         assert found.hints == (
-            DeviceHint("/dev/disk", NodeSet([2])),
-            DeviceHint("/dev/dri/card0", NodeSet([1])),
+            DeviceHint("/dev/disk", NodeSet([2]), names=("/dev/disk", "0000:81:00.0")),
+            DeviceHint("/dev/dri/card0", NodeSet([1]), names=("/dev/dri/card0", "0000:41:00.0")),
         )
+
+    def test_the_container_of_a_gpu_may_use_the_gpus_memory(self, look, tree):
+        tree.files["proc/driver/nvidia/gpus/0000:41:00.0/information"] = INFORMATION
+        tree.files["proc/driver/nvidia/gpus/0000:41:00.0/numa_status"] = "Node:      3\nStatus:    online\n"
+        tree.files["sys/devices/system/node/node3/cpulist"] = "\n"
+        root = look.root()
+        hints = HostDevices(root).find(container(devices=(DeviceNode("/dev/nvidia3", CHAR, 195, 3),))).hints
+        assert hints == (DeviceHint("/dev/nvidia3", NodeSet([1]), names=("/dev/nvidia3", "0000:41:00.0")),)
+        request = Request("c", "p", "c", QosClass.BEST_EFFORT, QosSource.INFERRED, Interval(0, 0, ""))
+        hardware = read_machine(root)
+        assert hardware.ordinary_nodes == NodeSet([0, 1, 2])
+        assert device_nodes(hardware, replace(request, hints=hints)) == NodeSet([3])
+        assert device_nodes(hardware, request) == NodeSet()
 
     def test_what_fails_is_a_problem_and_the_others_count(self, look, tree):
         tree.files[f"sys/devices/{GPU}/numa_node"] = "x\n"
