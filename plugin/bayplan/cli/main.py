@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bayplan import __version__
-from bayplan.cli import explain, log_level, nodes, status, what_if
+from bayplan.cli import explain, log_level, nodes, record_topology, simulate, status, what_if
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.service.protocol import DEFAULT_SOCKET
@@ -34,10 +34,11 @@ class Verb(Protocol):
         """The answer for people."""
 
 
-_MODULES: Final[tuple[Verb, ...]] = (status, nodes, explain, what_if, log_level)
+_MODULES: Final[tuple[Verb, ...]] = (status, nodes, explain, what_if, simulate, record_topology, log_level)
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 
-_DESCRIPTION: Final = "Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why."
+_DESCRIPTION: Final = """\
+Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
 _EPILOG: Final = """\
 Exit status: 0 fine, 1 the daemon could not answer, 2 wrong usage, 3 no daemon answers.
 Tables are for people; scripts should use --output json, whose fields stay."""

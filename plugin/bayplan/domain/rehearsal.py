@@ -81,4 +81,5 @@ class Rehearsal:
 
 def applied(ledger: Ledger, entry: Entry) -> Ledger:
     """*ledger* with *entry*, and with the containers that its decision moves on their new nodes."""
-    return ledger.with_entry(entry)
+    moved = {move.container_id: move.after for move in entry.decision.moves if move.after is not None}
+    return ledger.with_entry(entry).with_sets(moved)

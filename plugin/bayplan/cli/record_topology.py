@@ -1,0 +1,33 @@
+"""`bayplan record-topology`: this machine's NUMA and CPU topology as one text, for `bayplan simulate`."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.cli.render import Block
+
+VERB: Final = "record-topology"
+HELP: Final = "print this machine's topology as a text that bayplan simulate takes; needs no daemon"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose topology."""
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="its root directory (default: /)",
+    )
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The recording; raises HostError."""
+    from bayplan.daemon.simulate import recorded_topology  # noqa: PLC0415 - only this verb reads sysfs
+
+    return recorded_topology(arguments.root)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The text itself."""
+    return [said["listing"].rstrip("\n")]

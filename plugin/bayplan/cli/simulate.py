@@ -1,0 +1,131 @@
+"""`bayplan simulate`: what engines and policies would make of a machine and a trace. Needs no daemon."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.cli.render import Block, Column, Table
+from bayplan.errors import ConfigError, Problem
+from bayplan.quantity import format_bytes
+
+VERB: Final = "simulate"
+HELP: Final = "play a trace of pods on a described machine, with any engine and policy; needs no daemon"
+
+_ENGINES: Final = (
+    Column("ENGINE"),
+    Column("POLICY"),
+    Column("ACCEPTED", number=True),
+    Column("REFUSED", number=True),
+    Column("DEGRADED", number=True),
+    Column("MOVES", number=True),
+    Column("ACCEPTED MEMORY", number=True),
+    Column("MEAN WIDTH", number=True),
+    Column("DISTANCE", number=True),
+    Column("FREE AT END", number=True),
+    Column("FITS ONE NODE", number=True),
+    Column("FRAGMENTATION", number=True),
+)
+_STEPS: Final = (
+    Column("STEP", number=True),
+    Column("EVENT"),
+    Column("WHO"),
+    Column("DECISION"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The machine, the trace, and how to decide."""
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="pods that come, go and change: JSON lines or YAML",
+    )
+    parser.add_argument(
+        "--engine", action="append", default=[], metavar="NAME", help="an engine; several are compared"
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="a file that baypland would read",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key as baypland's flags have it, like topologyManagerPolicy=restricted",
+    )
+    parser.add_argument("--steps", action="store_true", help="show every decision, not only the refused ones")
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The runs.
+
+    Raises:
+        ConfigError: a file or a key is wrong.
+    """
+    from bayplan.daemon.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
+    from bayplan.daemon.simulate import simulate  # noqa: PLC0415
+
+    keys: dict[str, list[str]] = {}
+    for text in arguments.set:
+        key, equals, value = text.partition("=")
+        if not equals or key not in KEYS:
+            problem = Problem("--set", repr(text), "KEY=VALUE with a key of docs/configuration.md")
+            raise ConfigError("command line", (problem,))
+        keys.setdefault(key, []).append(value)
+    said = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys)
+    return said if arguments.steps or arguments.output == "json" else _only_refused(said)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The runs for people: one row for each, then the decisions."""
+    shown: list[Block] = [Table(_ENGINES, tuple(_row(run) for run in said["runs"]))]
+    for run in said["runs"]:
+        rows = tuple(row for step in run["steps"] for row in _step_rows(step))
+        if rows:
+            shown.append(f"{run['engine']}, {run['policy']}:")
+            shown.append(Table(_STEPS, rows))
+    return shown
+
+
+def _only_refused(said: dict[str, Any]) -> dict[str, Any]:
+    runs = [
+        {**run, "steps": [step for step in run["steps"] if step["outcome"] == "refused"]}
+        for run in said["runs"]
+    ]
+    return {**said, "runs": runs}
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    end = run["atEnd"]
+    return (
+        run["engine"],
+        run["policy"],
+        *(str(run[key]) for key in ("accepted", "refused", "degraded", "moves")),
+        format_bytes(run["acceptedBytes"]),
+        f"{run['meanWidth']:.2f}",
+        str(run["totalDistance"]),
+        format_bytes(end["freeBytes"]),
+        format_bytes(end["largestOnOneNodeBytes"]),
+        f"{end['fragmentation']:.2f}",
+    )
+
+
+def _step_rows(step: dict[str, Any]) -> list[tuple[str, ...]]:
+    head = (str(step["step"]), step["event"])
+    if not step["containers"]:
+        return [(*head, step["name"], step["outcome"])]
+    return [(*head, one["name"], one["summary"]) for one in step["containers"]]

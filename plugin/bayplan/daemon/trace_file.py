@@ -1,0 +1,142 @@
+"""A trace of pods from a file, for the simulator: JSON lines, or a YAML list of the same objects."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
+from bayplan.daemon.yaml_text import parse_yaml
+from bayplan.domain.decision import QosClass
+from bayplan.domain.manifest import plan_manifest, sizes_manifest
+from bayplan.domain.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
+from bayplan.domain.simulation import Arrival, Departure, Event, Resize
+from bayplan.domain.topology import Machine
+from bayplan.domain.workload import Resources
+from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.quantity import parse_bytes, parse_milli_cpus
+
+_SIZES: Final = ("memory", "memoryLimit", "cpus", "hugepages", "qos", "annotations")
+_KINDS: Final = ("arrive", "depart", "resize")
+
+
+def read_trace(path: Path, machine: Machine) -> list[Event]:
+    """The events of the file at *path*, for pods on *machine*; the format is in docs/simulate.md.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem("the file", str(error), "a trace of pods")
+        raise ConfigError(str(path), (problem,)) from error
+    complaints = Complaints()
+    events: list[Event] = []
+    with complaints:
+        for where, value in _documents(content, path.suffix):
+            with complaints:
+                events += _events(where, value, machine)
+    if complaints.problems:
+        raise ConfigError(str(path), tuple(complaints.problems))
+    return events
+
+
+def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
+    """The objects of the file, each with where it is."""
+    if suffix in (".yaml", ".yml"):
+        value = parse_yaml(content)
+        if not isinstance(value, list):
+            raise Wrong(Problem("the file", show(value), "a list of events"))
+        yield from ((f"event {number}", one) for number, one in enumerate(value, 1))
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            yield f"line {number}", json.loads(line)
+        except ValueError as error:
+            raise Wrong(Problem(f"line {number}", str(error), "a JSON object")) from error
+
+
+def _events(where: str, value: object, machine: Machine) -> list[Event]:
+    event = dict(items(where, value))
+    kinds = [key for key in _KINDS if key in event]
+    if len(kinds) != 1:
+        raise Wrong(Problem(where, ", ".join(event) or "nothing", f"one of {', '.join(_KINDS)}"))
+    kind = kinds[0]
+    subject = event.pop(kind)
+    if kind == "depart":
+        _no_more(where, event, ())
+        return [Departure(_name(where, subject))]
+    if kind == "resize":
+        _no_more(where, event, ("memory", "cpus"))
+        return [Resize(_container_name(where, subject), _change(where, event))]
+    _no_more(where, event, () if isinstance(subject, Mapping) else _SIZES)
+    manifest = subject if isinstance(subject, Mapping) else _manifest(where, subject, event)
+    try:
+        return [Arrival(pod) for pod in plan_manifest(manifest, machine)]
+    except ConfigError as error:
+        located = [Problem(f"{where}: {one.path}", one.found, one.expected) for one in error.problems]
+        raise Wrong(*located) from error
+
+
+def _manifest(where: str, subject: object, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The manifest of a pod that is given by its sizes; requests are limits, if it is Guaranteed."""
+    if not isinstance(subject, str) or not subject:
+        raise Wrong(Problem(where, show(subject), "arrive: a name, or a pod manifest"))
+    qos = sizes.get("qos")
+    if qos is not None and qos not in [one.value for one in QosClass]:
+        raise Wrong(Problem(f"{where}: qos", show(qos), "Guaranteed, Burstable or BestEffort"))
+    asked = {"memory": sizes.get("memory"), "cpu": sizes.get("cpus")}
+    requests = {key: str(amount) for key, amount in asked.items() if amount is not None}
+    if qos is None and len(requests) == len(asked) and "memoryLimit" not in sizes:
+        qos = QosClass.GUARANTEED.value
+    limits = dict(requests) if qos == QosClass.GUARANTEED.value else {}
+    if sizes.get("memoryLimit") is not None:
+        limits["memory"] = str(sizes["memoryLimit"])
+    pages = {
+        f"hugepages-{size}": str(amount)
+        for size, amount in items(f"{where}: hugepages", sizes.get("hugepages", {}))
+    }
+    annotations = {
+        key: str(text) for key, text in items(f"{where}: annotations", sizes.get("annotations", {}))
+    }
+    return sizes_manifest(subject, requests | pages, limits | pages, qos=qos, annotations=annotations)
+
+
+def _change(where: str, event: Mapping[str, Any]) -> Resources:
+    memory_bytes = milli = None
+    try:
+        if "memory" in event:
+            memory_bytes = parse_bytes(str(event["memory"]))
+        if "cpus" in event:
+            milli = parse_milli_cpus(str(event["cpus"]))
+    except ParseError as error:
+        raise Wrong(Problem(where, repr(error.found), error.expected)) from error
+    return Resources(
+        memory_limit_bytes=memory_bytes,
+        cpu_shares=None if milli is None else shares_from_milli(milli),
+        cpu_quota_us=None if milli is None else quota_from_milli(milli),
+        cpu_period_us=None if milli is None else DEFAULT_PERIOD_US,
+    )
+
+
+def _no_more(where: str, event: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in event:
+        if key not in known:
+            raise Wrong(unknown_key(where, key, known or _KINDS))
+
+
+def _name(where: str, value: object) -> str:
+    """``namespace/pod``; the namespace may be left out."""
+    if not isinstance(value, str) or not value:
+        raise Wrong(Problem(where, show(value), "the name of a pod"))
+    parts = value.split("/")
+    return "/".join(parts[:2]) if len(parts) > 1 else f"default/{value}"
+
+
+def _container_name(where: str, value: object) -> str:
+    """``namespace/pod/container``; as for sizes, namespace and container may be left out."""
+    pod = _name(where, value)
+    return f"{pod}/{'/'.join(str(value).split('/')[2:]) or 'main'}"
