@@ -17,12 +17,13 @@ from typing import Final, TypeVar
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.oci_host import Arrival
+from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
 from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, write
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form, Origin
-from bayplan.domain.workload import Container, Pod, Resources, Update
+from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.oci.bundle import replace_config
@@ -59,6 +60,7 @@ class OciDesk:
         expected: Callable[[], list[Expectation]],
         verify_soon: Callable[[], None],
         rules: DeskRules = DeskRules(),
+        persuader: Persuader | None = None,
     ) -> None:
         self.rules = rules
         self._controller = controller
@@ -68,11 +70,13 @@ class OciDesk:
         self._verify_soon = verify_soon
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
+        self._persuader = persuader or Persuader()
         self._works: set[asyncio.Task[Answer]] = set()
 
     async def close(self) -> None:
         """Finish what was begun."""
         await asyncio.gather(*self._works, return_exceptions=True)
+        await self._persuader.close()
         self._thread.shutdown()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
@@ -91,7 +95,7 @@ class OciDesk:
         try:
             match verb:
                 case Verb.CREATE_RUNTIME:
-                    return await self._create_runtime(parse_state(body))
+                    return await self._create_runtime(parse_state(body), peer)
                 case Verb.POSTSTOP:
                     return await self._ended(parse_state(body).id)
                 case Verb.DELETE:
@@ -110,10 +114,12 @@ class OciDesk:
             logger.exception("an OCI request failed", extra={"verb": verb.value, "client": peer.pid})
             return self._undecided(verb, "the request failed inside the daemon; its log says why")
 
-    async def _create_runtime(self, state: State) -> Answer:
+    async def _create_runtime(self, state: State, peer: Peer) -> Answer:
         """Place a container whose process exists and has not started. Body: the state, as hooks get it."""
         if self._is_of_nri(state.id):
             return _DONE
+        # Now, as the client may be gone later.
+        runtime = await self._in_thread(partial(runtime_of, peer.pid, self._hierarchy.root))
         arrival = await self._in_thread(partial(oci_host.announced, self._hierarchy, state))
         if arrival is None:
             return _DONE
@@ -127,7 +133,23 @@ class OciDesk:
                 return _DONE
             entry, updates = await self._decide(arrival)
         await self._carry_out(entry, updates)
+        if runtime is not None:
+            self._persuade(runtime, arrival)
         return _DONE
+
+    def _persuade(self, runtime: RuntimeCommand, arrival: Arrival) -> None:
+        """Have the runtime itself set what was set, once the container is created."""
+        container_id = arrival.container.id
+        decided = self._controller.ledger.entries.get(container_id)
+
+        def resources() -> bytes | None:
+            entry = self._controller.ledger.entries.get(container_id)
+            if entry is None or decided is None or entry.decision is not decided.decision:
+                return None
+            return resources_for(arrival.document, arrival.spec, self._controller.wanted(container_id))
+
+        if decided is not None and _origin(decided).applied != Adjustment():
+            self._persuader.begin(runtime, container_id, resources)
 
     async def _precreate(self, body: bytes) -> Answer:
         """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""

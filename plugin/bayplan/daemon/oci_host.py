@@ -151,12 +151,8 @@ def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
         HostError: the kernel does not say.
     """
     pid = origin.container.pid
-    if pid > 1:
-        try:
-            if proc.identify(pid, hierarchy.root).start_ticks == origin.start_ticks:
-                return True
-        except AbsentError:
-            pass
+    if pid > 1 and proc.runs(proc.Process(pid, origin.start_ticks), hierarchy.root):
+        return True
     try:
         with _cgroup(hierarchy, origin) as cgroup:
             return bool(cgroup.processes())

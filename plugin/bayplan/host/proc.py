@@ -22,6 +22,9 @@ OOM_SCORE_ADJ_MAX: Final = 1000
 
 _STARTTIME_AFTER_NAME: Final = 19
 """proc_pid_stat(5): field 22, counted from the one after the name, which may contain anything."""
+_ENDED: Final = frozenset({"Z", "X"})
+"""The states of a process that has ended: zombie, dead."""
+
 _ATTEMPTS: Final = 10
 
 
@@ -50,6 +53,20 @@ def identify(pid: int, root: Path = Path("/")) -> Process:
     """
     with _open(pid, root) as directory:
         return Process(pid, _start_ticks(directory))
+
+
+def runs(process: Process, root: Path = Path("/")) -> bool:
+    """Whether *process* is still there, and more than what is left of it until its parent asks for its end.
+
+    Raises:
+        HostError: /proc/PID/stat is garbage.
+    """
+    try:
+        with _same(process, root) as directory:
+            state = directory.read(b"stat").rpartition(")")[2].split()[:1]
+    except AbsentError:
+        return False
+    return not _ENDED.issuperset(state)
 
 
 def read_oom_score_adj(process: Process, root: Path = Path("/")) -> int:

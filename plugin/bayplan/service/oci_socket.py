@@ -19,6 +19,7 @@ CLIENT_TIMEOUT_S: Final = 5.0
 """For a client to send its request, and then for it to take the answer."""
 
 MAX_CLIENTS: Final = 64
+_PIECE_BYTES: Final = 1 << 16
 
 
 class Serve(Protocol):
@@ -70,9 +71,10 @@ class OciServer:
             async with asyncio.timeout(self._client_timeout_s):
                 writer.write(answer.encode())
                 await writer.drain()
+                await _hear_out(reader, writer)
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             logger.info("an OCI client went away without its answer", extra={"problem": repr(error)})
         finally:
             writer.transport.abort()
@@ -98,3 +100,11 @@ class OciServer:
     def _why_full(self) -> str | None:
         full = len(self._clients) > MAX_CLIENTS
         return f"more than {MAX_CLIENTS} clients at once; try again" if full else None
+
+
+async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what a client still says that was answered early: closing on unread bytes resets the connection,
+    and the client might never see its answer."""
+    writer.write_eof()
+    while await reader.read(_PIECE_BYTES):
+        pass

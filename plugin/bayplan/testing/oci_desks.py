@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
+from bayplan.daemon.oci_runtime import Persuader
 from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.ledger import Entry
 from bayplan.domain.policy import Policy
+from bayplan.domain.topology import Machine
+from bayplan.host.hierarchy import Hierarchy
 from bayplan.service.oci_socket import OciServer
-from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.controllers import MACHINE, Controlled, controlled
 from bayplan.testing.oci_client import ask
 from bayplan.testing.oci_node import OciNode
 
@@ -61,10 +64,15 @@ async def desk(
     directory: Path,
     policy: Policy = Policy(),  # noqa: B008 - immutable
     rules: DeskRules = DeskRules(deadline_s=60),  # noqa: B008 - immutable
+    persuader: Persuader | None = None,
+    hierarchy: Hierarchy | None = None,
+    on: Machine = MACHINE,
 ) -> AsyncIterator[Desk]:
-    """A desk that restored what *directory* has, with no NRI session beside it."""
+    """A desk that restored what *directory* has, with no NRI session beside it; with a *hierarchy* on that
+    kernel instead of a directory."""
     node = OciNode(directory / "root")
-    async with controlled(directory / "state", policy, nri=None) as around:
+    kernel = hierarchy or node.hierarchy
+    async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
         turn, controller = Turn(), around.controller
 
         def expected() -> list[Expectation]:
@@ -77,7 +85,7 @@ async def desk(
                 residents.containers.values(),
             )
 
-        one = OciDesk(controller, turn, node.hierarchy, expected, around.verify_soon, rules)
+        one = OciDesk(controller, turn, kernel, expected, around.verify_soon, rules, persuader)
         server = OciServer(directory / "oci.sock", one.serve)
         await server.start()
         try:

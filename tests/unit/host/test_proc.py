@@ -16,6 +16,7 @@ from bayplan.host.proc import (
     identify,
     read_allowed,
     read_oom_score_adj,
+    runs,
     write_oom_score_adj,
     write_oom_score_adj_of_all,
 )
@@ -114,6 +115,17 @@ class TestReal:
         ):
             with pytest.raises(AbsentError):
                 act()
+
+    def test_a_process_runs_until_it_ends_not_until_it_is_waited_for(self, child):
+        process = identify(child.pid)
+        assert runs(process)
+        assert not runs(Process(child.pid, process.start_ticks - 1))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert identify(child.pid) == process
+        assert not runs(process)
+        child.wait()
+        assert not runs(process)
 
     def test_another_process_with_the_same_id_is_left_alone(self, child):
         process = identify(child.pid)
