@@ -38,6 +38,7 @@ lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(UV_RUN) ruff format --check .
 	$(UV_RUN) ruff check .
 	$(UV_RUN) mypy
+	$(UV_RUN) mypy hooks/oci-hook
 	$(UV_RUN) lint-imports
 	proto/generate.sh --check
 

@@ -132,6 +132,8 @@ ensure_go() {
 
 setup_test() {
 	ensure_uv
+	# What the OCI hook's first line names.
+	[ -x /usr/bin/python3 ] || install_packages python3
 	(cd "$here" && quietly "the Python environment could not be made: is the Python package index reachable?" \
 		uv sync --quiet --frozen --all-groups)
 }
