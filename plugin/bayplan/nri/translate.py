@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.domain.decision import MemoryPolicySetting
+from bayplan.domain.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.domain.workload import (
     Adjustment,
     Container,
     ContainerState,
     DeviceNode,
-    DeviceType,
     Mount,
     Pod,
     Resources,
@@ -39,11 +39,6 @@ _STATES: Final = {
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
-_DEVICE_TYPES: Final = {"c": DeviceType.CHARACTER, "u": DeviceType.CHARACTER, "b": DeviceType.BLOCK}
-"""``u`` is an unbuffered character device, the same to the kernel. Pipes (``p``) are no devices."""
-_DEVICE_TREES: Final = ("/dev/", "/sys/")
-_CDI_ANNOTATION: Final = "cdi.k8s.io/"
-_EVERY_TYPE: Final = frozenset({"", "a"})
 _UNLIMITED_HUGEPAGES: Final = 1 << 63
 """Where runc's "unlimited" begins; kubelet never writes it."""
 
@@ -93,7 +88,7 @@ def container_from(message: pb.Container) -> Container:
     Of its devices, nothing is kept or even looked at that most containers do not have.
     """
     linux = message.linux
-    every_device = any(map(_allows_everything, linux.resources.devices))
+    every_device = any(map(_opens_everything, linux.resources.devices))
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
@@ -109,9 +104,9 @@ def container_from(message: pb.Container) -> Container:
         device_mounts=tuple(
             Mount(mount.source, mount.type)
             for mount in message.mounts
-            if mount.source.startswith(_DEVICE_TREES)
+            if mount.source.startswith(DEVICE_TREES)
         ),
-        cdi_devices=_cdi_devices(message),
+        cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
         every_device=every_device,
     )
 
@@ -140,35 +135,24 @@ def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str
     """The path of a pod's own network namespace. A pod without a path for it got a new one, that of its first
     process; one that does not list it at all shares the host's."""
     for namespace in namespaces:
-        if namespace.type == "network":
+        if namespace.type == NETWORK:
             return namespace.path or (f"/proc/{pid}/ns/net" if pid else "")
     return ""
 
 
-def _allows_everything(rule: pb.LinuxDeviceCgroup) -> bool:
-    """Whether a rule of the device cgroup opens all devices, as those of privileged containers do."""
-    any_number = all(
-        not rule.HasField(field) or getattr(rule, field).value < 0 for field in ("major", "minor")
+def _opens_everything(rule: pb.LinuxDeviceCgroup) -> bool:
+    major, minor = (
+        getattr(rule, field).value if rule.HasField(field) else None for field in ("major", "minor")
     )
-    return rule.allow and rule.type in _EVERY_TYPE and any_number
+    return opens_everything(allow=rule.allow, kind=rule.type, major=major, minor=minor)
 
 
 def _device_nodes(devices: Iterable[pb.LinuxDevice]) -> tuple[DeviceNode, ...]:
     return tuple(
-        DeviceNode(device.path, _DEVICE_TYPES[device.type], device.major, device.minor)
+        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
         for device in devices
-        if device.type in _DEVICE_TYPES
+        if device.type in DEVICE_TYPES
     )
-
-
-def _cdi_devices(message: pb.Container) -> tuple[str, ...]:
-    """CDI names as the runtime lists them, and those in annotations, where clients put them before CRI had a
-    field for them; each once."""
-    names = [device.name for device in message.CDI_devices]
-    for key in message.annotations:
-        if key.startswith(_CDI_ANNOTATION):
-            names += [name.strip() for name in message.annotations[key].split(",")]
-    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _mapping(message: Mapping[str, str]) -> dict[str, str]:

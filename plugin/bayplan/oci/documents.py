@@ -48,18 +48,53 @@ class HugepageLimit(Struct, frozen=True, rename="camel"):
     limit: int = 0
 
 
+class DeviceRule(Struct, frozen=True):
+    """An item of linux.resources.devices, the device cgroup."""
+
+    allow: bool = False
+    type: str | None = None
+    major: int | None = None
+    minor: int | None = None
+
+
 class LinuxResources(Struct, frozen=True, rename="camel"):
     """linux.resources."""
 
+    devices: list[DeviceRule] | None = None
     cpu: Cpu | None = None
     memory: Memory | None = None
     hugepage_limits: list[HugepageLimit] | None = None
     unified: dict[str, str] | None = None
 
 
+class Device(Struct, frozen=True):
+    """An item of linux.devices."""
+
+    path: str
+    type: str
+    major: int = 0
+    minor: int = 0
+
+
+class Namespace(Struct, frozen=True):
+    """An item of linux.namespaces; without a path it is a new one."""
+
+    type: str
+    path: str | None = None
+
+
+class MountPoint(Struct, frozen=True):
+    """An item of mounts."""
+
+    source: str | None = None
+    type: str | None = None
+
+
 class Linux(Struct, frozen=True, rename="camel"):
     """linux."""
 
+    devices: list[Device] | None = None
+    namespaces: list[Namespace] | None = None
     cgroups_path: str | None = None
     resources: LinuxResources | None = None
 
@@ -74,6 +109,7 @@ class Spec(Struct, frozen=True):
     """config.json. ``linux`` is absent in bundles of other systems and of virtual machines."""
 
     annotations: dict[str, str] | None = None
+    mounts: list[MountPoint] | None = None
     process: Process | None = None
     linux: Linux | None = None
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.domain.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
+from bayplan.domain.workload import Container, DeviceNode, Mount, Pod, Resources
 from bayplan.errors import ParseError
 from bayplan.oci.documents import LinuxResources, Spec
 from bayplan.oci.errors import OciError
@@ -67,6 +68,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         OciError: a cpuset or a huge page limit of the spec cannot be read.
     """
     annotations, linux = spec.annotations or {}, spec.linux
+    every_device = _opens_everything(spec)
     labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
     metadata = _texts(annotations.get(f"{_CRIO}Metadata", ""))
     name = (
@@ -84,6 +86,14 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         oom_score_adj=spec.process.oom_score_adj if spec.process is not None else None,
         cgroups_path=(linux and linux.cgroups_path) or "",
         pid=pid,
+        devices=() if every_device else _device_nodes(spec),
+        device_mounts=tuple(
+            Mount(mount.source, mount.type or "bind")
+            for mount in spec.mounts or ()
+            if mount.source is not None and mount.source.startswith(DEVICE_TREES)
+        ),
+        cdi_devices=cdi_names((), annotations),
+        every_device=every_device,
     )
 
 
@@ -107,6 +117,7 @@ def pod_from(spec: Spec, container_id: str, sandbox: Mapping[str, str]) -> Pod:
         labels=labels,
         cgroup_parent=sandbox.get(f"{_CRIO}CgroupParent", "") or _parent_of(spec),
         resources=_pod_resources(sandbox),
+        network_namespace=_network_namespace(spec),
     )
 
 
@@ -129,6 +140,31 @@ def resources_from(resources: LinuxResources) -> Resources:
         hugepage_limits_bytes=_hugepages(resources),
         unified=dict(resources.unified or {}),
     )
+
+
+def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
+    return tuple(
+        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
+        for device in (spec.linux and spec.linux.devices) or ()
+        if device.type in DEVICE_TYPES
+    )
+
+
+def _opens_everything(spec: Spec) -> bool:
+    resources = spec.linux and spec.linux.resources
+    return any(
+        opens_everything(allow=rule.allow, kind=rule.type or "", major=rule.major, minor=rule.minor)
+        for rule in (resources and resources.devices) or ()
+    )
+
+
+def _network_namespace(spec: Spec) -> str:
+    """The path of a network namespace that was made before the container; empty for the host's, and for a new
+    one, which is still without interfaces."""
+    for namespace in (spec.linux and spec.linux.namespaces) or ():
+        if namespace.type == NETWORK:
+            return namespace.path or ""
+    return ""
 
 
 def _ids(kind: type[Ids], text: str, field: str) -> Ids | None:
