@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from bayplan.daemon.verify import InThread
-from bayplan.domain.decision import DeviceHint
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import HostError
@@ -96,8 +95,10 @@ class DeviceSearch:
         return await self._in_thread(partial(self._parents, interfaces)) if interfaces else NOTHING_FOUND
 
     def _parents(self, interfaces: tuple[Interface, ...]) -> Findings:
-        placed = ((one, self._devices.nodes_of_parent(one.bus, one.device)) for one in interfaces)
-        return Findings(tuple(DeviceHint(INTERFACES + one.name, nodes) for one, nodes in placed if nodes))
+        hints = (
+            self._devices.hint_of_parent(INTERFACES + one.name, one.bus, one.device) for one in interfaces
+        )
+        return Findings(tuple(hint for hint in hints if hint is not None))
 
 
 async def _told(owner: str, look: Awaitable[Findings]) -> Findings:

@@ -10,6 +10,7 @@ from bayplan.domain.decision import DeviceHint, Interval, QosClass, QosSource, R
 from bayplan.domain.memory_kinds import device_nodes
 from bayplan.domain.workload import Container, DeviceNode, DeviceType, Mount
 from bayplan.errors import HostError
+from bayplan.host.device_tree import DeviceTree
 from bayplan.host.devices import HostDevices
 from bayplan.host.sysfs import read_machine
 from bayplan.sets import NodeSet
@@ -49,7 +50,7 @@ def look(tree, tmp_path):
     """Write the tree, then look for something in it."""
 
     def at(kind, major, minor):
-        return str(HostDevices(written()).nodes_of(kind, major, minor))
+        return str(DeviceTree(str(written())).of_numbers(kind, major, minor).nodes)
 
     def written():
         if not (tmp_path / "sys").exists():
@@ -137,9 +138,9 @@ class TestNumbers:
 
 def test_the_parent_of_an_interface(look):
     devices = HostDevices(look.root())
-    assert str(devices.nodes_of_parent("virtio", "virtio3")) == "3"
-    assert str(devices.nodes_of_parent("pci", "0000:81:00.0")) == "2"
-    assert not devices.nodes_of_parent("pci", "0000:99:00.0")
+    expected = DeviceHint("net/eth0", NodeSet([3]), names=("net/eth0", "0000:c1:00.0"))
+    assert devices.hint_of_parent("net/eth0", "virtio", "virtio3") == expected
+    assert devices.hint_of_parent("net/eth0", "pci", "0000:99:00.0") is None
 
 
 class TestContainers:
@@ -205,6 +206,8 @@ class TestMounts:
     def test_a_directory_of_devices_on_several_nodes_is_one_device(self, dev, tmp_path):
         (tmp_path / "dev/dri/card1").symlink_to("/dev/zero")
         assert dev("/dev/dri") == {"/dev/dri": "1-2"}
+        (hint,) = HostDevices(tmp_path).find(container(device_mounts=(Mount("/dev/dri"),))).hints
+        assert hint.names == ("/dev/dri", "0000:41:00.0", "0000:81:00.0")
 
     def test_nothing_else_below_dev_says_anything(self, dev):
         assert dev("/dev", "/dev/", "/dev/empty", "/dev/plain", "/dev/plain/x", "/dev/missing") == {}
