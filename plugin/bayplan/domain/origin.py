@@ -24,10 +24,10 @@ class Form(enum.Enum):
 class Origin:
     """The way on which a container came.
 
-    ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations and
-    labels; ``container.pid`` is its first process, 0 until it is known, and ``start_ticks`` tells that one
-    from a later process with its id. ``cgroups`` are the paths below the mounts, by controller; empty until
-    they are known. ``applied`` is what was set.
+    ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations,
+    labels and devices. ``container.pid`` is its first process, 0 until it is known; ``start_ticks`` tells it
+    from a later one with its id. ``cgroups`` are the paths below the mounts, by controller; empty
+    until they are known. ``applied`` is what was set.
     """
 
     form: Form
@@ -41,5 +41,5 @@ class Origin:
     @classmethod
     def of(cls, form: Form, pod: Pod, container: Container, bundle: str = "") -> "Origin":
         """The origin of a container that is described by *pod* and *container*."""
-        bare = replace(container, annotations={}, labels={})
+        bare = replace(container, annotations={}, labels={}, devices=(), device_mounts=(), cdi_devices=())
         return cls(form, replace(pod, annotations={}, labels={}), bare, bundle)
