@@ -64,24 +64,28 @@ class DeviceSearch:
 
     async def find(self, pod: Pod, container: Container) -> Findings:
         """What the devices of *container* and the interfaces of its pod say; by the deadline."""
-        looks: list[asyncio.Task[Findings]] = []
+        looks: dict[str, asyncio.Task[Findings]] = {}
         if has_devices(container):
-            looks.append(asyncio.get_running_loop().create_task(self._of_container(container)))
+            task = asyncio.get_running_loop().create_task(self._of_container(container))
+            looks["the container's devices"] = task
         if pod.network_namespace:
             self.pod_started(pod)
-            looks.append(self._pods[pod.id])
+            looks["the pod's interfaces"] = self._pods[pod.id]
         if not looks:
             return NOTHING_FOUND
-        await asyncio.wait(looks, timeout=self.deadline_s)
-        found = [one.result() if one.done() and not one.cancelled() else self._late() for one in looks]
+        await asyncio.wait(looks.values(), timeout=self.deadline_s)
+        found = [
+            one.result() if one.done() and not one.cancelled() else self._late(what)
+            for what, one in looks.items()
+        ]
         return Findings(
             tuple(hint for one in found for hint in one.hints),
             tuple(problem for one in found for problem in one.problems),
         )
 
-    def _late(self) -> Findings:
-        problem = f"devices were not found within {self.deadline_s * 1000:g} ms"
-        logger.warning("no device hints", extra={"problem": problem})
+    def _late(self, what: str) -> Findings:
+        problem = f"{what} were not found within {self.deadline_s * 1000:g} ms"
+        logger.warning("no device hint", extra={"problem": problem})
         return Findings(problems=(problem,))
 
     async def _of_container(self, container: Container) -> Findings:

@@ -113,14 +113,14 @@ def test_a_late_answer_is_no_hint_and_counts_for_the_next_container(
         search = DeviceSearch(devices, at_once, 0.02, kernel)
         found = await search.find(POD, DISK)
         assert found.hints == (ON_NODE_1,)
-        assert found.problems == ("devices were not found within 20 ms",)
+        assert found.problems == ("the pod's interfaces were not found within 20 ms",)
         kernel.open.set()
         search.deadline_s = 10
         assert (await search.find(POD, DISK)).hints == (ON_NODE_1, ON_NODE_3)
         assert len(kernel.asked) == 1
 
     run(scenario)
-    assert caplog.messages == ["no device hints"]
+    assert caplog.messages == ["no device hint"]
 
 
 @pytest.mark.parametrize(
