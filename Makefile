@@ -46,11 +46,12 @@ format: setup ## let ruff format and fix
 	$(UV_RUN) ruff format .
 	$(UV_RUN) ruff check --fix .
 
-bench: setup-go ## what a creation, a Synchronize and a decision cost, printed as tables
+bench: setup-go ## what a creation, a Synchronize and a decision cost, and how well pods fit, as tables
 	$(UV_RUN) python tests/bench/creation.py
 	$(UV_RUN) python -m bayplan.testing.bench
 	$(UV_RUN) python tests/bench/merge.py
 	$(UV_RUN) python tests/bench/admission.py
+	$(UV_RUN) python tests/bench/replay.py
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh

@@ -32,6 +32,17 @@ def build(nri_version: str) -> Path:
     Raises:
         GoSideError: there is no Go, or it does not build.
     """
+    module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
+    # Without WASM plugins, which need a larger program and are not what is tested.
+    return compiled(SOURCE, f"adaptation-{nri_version}", module, ("-tags", "nri_no_wasm"))
+
+
+def compiled(source: Path, name: str, module: str = "go", flags: tuple[str, ...] = ()) -> Path:
+    """The Go program in *source*, with the versions of its *module*.mod; built once for each state of it.
+
+    Raises:
+        GoSideError: there is no Go, or it does not build.
+    """
     cache = Path(
         os.environ.get("BAYPLAN_CACHE")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
@@ -39,26 +50,25 @@ def build(nri_version: str) -> Path:
     # Set-up fetches Go only where that of the machine is missing or too old.
     go = shutil.which("go", path=cache / "go-toolchain" / "bin") or shutil.which("go")
     if go is None:
-        raise GoSideError("the Go side of NRI cannot be built without Go: packaging/dev/setup.sh go")
-    module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
-    inputs = [*sorted(SOURCE.glob("*.go")), SOURCE / f"{module}.mod", SOURCE / f"{module}.sum"]
+        raise GoSideError(f"{name} cannot be built without Go: packaging/dev/setup.sh go")
+    inputs = [*sorted(source.glob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    program = cache / "interop" / f"adaptation-{nri_version}-{digest}"
+    program = cache / "interop" / f"{name}-{digest}"
     if program.exists():
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
-        fresh = Path(scratch, "adaptation")
+        fresh = Path(scratch, "program")
         built = subprocess.run(
-            [go, "build", "-trimpath", "-tags", "nri_no_wasm", "-modfile", f"{module}.mod", "-o", fresh, "."],
-            cwd=SOURCE,
+            [go, "build", "-trimpath", *flags, "-modfile", f"{module}.mod", "-o", fresh, "."],
+            cwd=source,
             env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
             capture_output=True,
             text=True,
             check=False,
         )
         if built.returncode:
-            raise GoSideError(f"the Go side of NRI {nri_version} does not build: {built.stderr.strip()}")
+            raise GoSideError(f"{name} does not build: {built.stderr.strip()}")
         fresh.replace(program)
     return program
 

@@ -1,0 +1,297 @@
+"""The same pods on three allocators: ``python tests/bench/replay.py [--seeds N] [--events N]``.
+
+Random traces of Guaranteed pods that come and go on machines of 2 to 8 nodes of 64 GiB, never more than 95 %
+of the machine at once: all of it would fit somehow. Played on the `exact` engine, on kubelet's rules (the
+engine `kubelet`), both with two policies, and on libmem, the memory allocator of nri-plugins, through the Go
+program in libmem/. Prints per machine and allocator: pods and memory accepted, nodes per pod, the sum of
+distances, other containers moved, and hidden overcommit: moments (after an event) at which some set of nodes
+is promised more than it has, by brute force over all sets, and the worst excess.
+
+libmem must be told where to begin: at the least promised node and as many of its neighbours as the size
+takes, as nri-plugins' policies do. It moves containers for others; so may `exact`.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Protocol
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
+
+from goside import GoSideError, compiled
+
+from bayplan.domain.decision import Outcome
+from bayplan.domain.engine import Engine
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.kubelet_node import KubeletNodeEngine
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.manifest import plan_manifest, sizes_manifest
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.rehearsal import Rehearsal
+from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet, NodeSet
+
+SIZES = (2, 4, 8)
+NODE_BYTES, CPUS = 64 * GIB, 8
+MOST = 0.95
+LIBMEM = Path(__file__).parent / "libmem"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of a trace."""
+
+    name: str
+    size_bytes: int
+
+
+Event = tuple[str, Pod]
+"""``come`` or ``go``, and who."""
+
+
+def machine(nodes: int) -> Machine:
+    """Two nodes to a socket: 10 at home, 12 in the socket, 21 in the neighbouring one, 31 beyond."""
+
+    def distance(a: int, b: int) -> int:
+        if a == b:
+            return 10
+        return 12 if a // 2 == b // 2 else 21 if a // 4 == b // 4 else 31
+
+    return Machine(
+        tuple(
+            Node(
+                node,
+                CpuSet(range(node * CPUS, (node + 1) * CPUS)),
+                NODE_BYTES,
+                distances={other: distance(node, other) for other in range(nodes)},
+            )
+            for node in range(nodes)
+        ),
+        tuple(
+            Cpu(cpu, cpu, cpu // CPUS // 2, cpu // CPUS, cpu // CPUS * CPUS) for cpu in range(nodes * CPUS)
+        ),
+    )
+
+
+def trace(nodes: int, events: int, seed: int) -> list[Event]:
+    """Pods of 1 to 48 GiB, every sixth of up to 2.3 nodes; one leaves when the next does not fit in all."""
+    rng = random.Random(f"{nodes} {seed}")
+    found: list[Event] = []
+    alive: list[Pod] = []
+    while len(found) < events:
+        large = rng.random() < 1 / 6
+        size_bytes = rng.randint(1, min(147, 64 * nodes * 3 // 4) if large else 48) * GIB
+        while alive and sum(pod.size_bytes for pod in alive) + size_bytes > MOST * nodes * NODE_BYTES:
+            found.append(("go", alive.pop(rng.randrange(len(alive)))))
+        pod = Pod(f"p{len(found)}", size_bytes)
+        alive.append(pod)
+        found.append(("come", pod))
+        if rng.random() < 0.3:
+            found.append(("go", alive.pop(rng.randrange(len(alive)))))
+    return found
+
+
+class Allocator(Protocol):
+    """What is compared. ``sets`` has the nodes and bytes of everybody who is in."""
+
+    name: str
+    sets: Mapping[str, tuple[NodeSet, int]]
+    moves: int
+
+    def come(self, pod: Pod) -> bool:
+        """Let a pod in; whether it was."""
+
+    def go(self, pod: Pod) -> None:
+        """A pod that is in leaves."""
+
+
+class Ours:
+    """An engine of ours, decided and booked as the daemon does it."""
+
+    def __init__(self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy) -> None:
+        self.name = f"{name}, {policy.value}"
+        self.stage = Rehearsal(hardware, Policy(topology=policy), engine)
+        self.moves = 0
+
+    @property
+    def sets(self) -> Mapping[str, tuple[NodeSet, int]]:
+        return dict(promises(self.stage.ledger, self.stage.machine))
+
+    def come(self, pod: Pod) -> bool:
+        amounts = {"memory": str(pod.size_bytes), "cpu": "500m"}
+        manifest = sizes_manifest(pod.name, amounts, amounts, qos="Guaranteed")
+        (planned,) = plan_manifest(manifest, self.stage.machine)
+        (decision,) = self.stage.admit(planned)
+        self.moves += len(decision.moves)
+        return decision.outcome is not Outcome.REFUSED
+
+    def go(self, pod: Pod) -> None:
+        self.stage.release(f"default/{pod.name}/main")
+
+
+class Libmem:
+    """nri-plugins' allocator in its own process."""
+
+    def __init__(self, hardware: Machine, program: Path) -> None:
+        self.name = "libmem"
+        self.machine = hardware
+        self.moves = 0
+        self.sets: dict[str, tuple[NodeSet, int]] = {}
+        self._process = subprocess.Popen(
+            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        nodes = [
+            {
+                "id": node.id,
+                "bytes": node.memory_bytes,
+                "cpus": str(node.cpus),
+                "distances": [hardware.distance(node.id, other) for other in hardware.node_ids],
+            }
+            for node in hardware.nodes
+        ]
+        assert "error" not in self._do(nodes=nodes)
+
+    def _do(self, **step: object) -> dict:
+        self._process.stdin.write(json.dumps(step) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def come(self, pod: Pod) -> bool:
+        said = self._do(allocate=pod.name, bytes=pod.size_bytes, affinity=str(self._affinity(pod)))
+        if "error" in said:
+            return False
+        for name, zone in said["zones"].items():
+            size_bytes = pod.size_bytes if name == pod.name else self.sets[name][1]
+            self.moves += name != pod.name
+            self.sets[name] = (NodeSet.parse(zone), size_bytes)
+        return True
+
+    def go(self, pod: Pod) -> None:
+        assert "error" not in self._do(release=pod.name)
+        del self.sets[pod.name]
+
+    def _affinity(self, pod: Pod) -> NodeSet:
+        """The node with the least promised on it, and the nearest others, as many as the size takes."""
+        load = dict.fromkeys(self.machine.node_ids, 0.0)
+        for nodes, size_bytes in self.sets.values():
+            for node in nodes:
+                load[node] += size_bytes / len(nodes)
+        home = min(load, key=lambda node: (load[node], node))
+        near = sorted(load, key=lambda node: (self.machine.distance(home, node), load[node], node))
+        return NodeSet(near[: -(-pod.size_bytes // NODE_BYTES)])
+
+
+def promises(ledger: Ledger, hardware: Machine) -> Iterator[tuple[str, tuple[NodeSet, int]]]:
+    """Who was promised how much, on which nodes."""
+    for entry in ledger.entries.values():
+        placement, size_bytes = entry.decision.placement, entry.decision.request.memory.high_bytes
+        nodes = placement.claim.nodes if placement.claim is not None else placement.mems
+        yield entry.decision.request.name.split("/")[1], (nodes or hardware.memory_nodes, size_bytes)
+
+
+def hidden_bytes(hardware: Machine, sets: Mapping[str, tuple[NodeSet, int]]) -> int:
+    """The worst excess over all sets of nodes: promised within the set, less what it has."""
+    nodes = tuple(hardware.node_ids)
+    return max(
+        sum(size for where, size in sets.values() if where <= chosen) - len(chosen) * NODE_BYTES
+        for count in range(1, len(nodes) + 1)
+        for chosen in (NodeSet(members) for members in combinations(nodes, count))
+    )
+
+
+@dataclass(slots=True)
+class Score:
+    """What one allocator did on all traces of a machine."""
+
+    pods: int = 0
+    accepted: int = 0
+    offered_bytes: int = 0
+    accepted_bytes: int = 0
+    nodes: int = 0
+    distance: int = 0
+    moves: int = 0
+    moments: int = 0
+    hidden_moments: int = 0
+    worst_bytes: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def play(self, hardware: Machine, allocator: Allocator, events: list[Event]) -> None:
+        for kind, pod in events:
+            if kind == "go":
+                if pod.name in allocator.sets:
+                    allocator.go(pod)
+            else:
+                self.pods += 1
+                self.offered_bytes += pod.size_bytes
+                if allocator.come(pod):
+                    where, _ = allocator.sets[pod.name]
+                    self.accepted += 1
+                    self.accepted_bytes += pod.size_bytes
+                    self.nodes += len(where)
+                    self.distance += hardware.total_distance(where)
+            excess = hidden_bytes(hardware, allocator.sets)
+            self.moments += 1
+            self.hidden_moments += excess > 0
+            self.worst_bytes = max(self.worst_bytes, excess)
+        self.moves += allocator.moves
+
+    def row(self, nodes: int, name: str) -> str:
+        pods, work = self.accepted / self.pods, self.accepted_bytes / self.offered_bytes
+        return (
+            f"{nodes:5} {name:24} {pods:8.1%} {work:8.1%} {self.nodes / max(1, self.accepted):6.2f}"
+            f" {self.distance:9} {self.moves:6} {self.hidden_moments:7} of {self.moments}"
+            f" {self.worst_bytes / GIB:6.0f} GiB"
+        )
+
+
+def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
+    for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
+        yield Ours("exact", hardware, ExactEngine(), policy)
+    for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
+        yield Ours("kubelet", hardware, KubeletNodeEngine(), policy)
+    if program is not None:
+        libmem = Libmem(hardware, program)
+        try:
+            yield libmem
+        finally:
+            libmem.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=10, help="traces per machine")
+    parser.add_argument("--events", type=int, default=150, help="arrivals and departures per trace")
+    options = parser.parse_args()
+    try:
+        program = compiled(LIBMEM, "libmem-replay")
+    except GoSideError as error:
+        program = None
+        print(f"Without libmem: {error}")
+    print(
+        f"{'nodes':>5} {'allocator':24} {'pods':>8} {'memory':>8} {'width':>6} {'distance':>9} {'moves':>6}"
+        f" {'hidden overcommit':>17} {'worst':>10}"
+    )
+    for nodes in SIZES:
+        hardware, scores = machine(nodes), dict[str, Score]()
+        for seed in range(options.seeds):
+            events = trace(nodes, options.events, seed)
+            for allocator in allocators(hardware, program):
+                scores.setdefault(allocator.name, Score()).play(hardware, allocator, events)
+        for name, score in scores.items():
+            print(score.row(nodes, name))
+
+
+if __name__ == "__main__":
+    main()
