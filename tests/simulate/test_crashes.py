@@ -12,7 +12,7 @@ import pytest
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
-from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.workload import Container, Pod
@@ -93,7 +93,7 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon
     controller = Controller(
         MACHINE,
         Policy(),
-        NarrowestEngine(),
+        ExactEngine(),
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=nothing,

@@ -214,7 +214,7 @@ class _Daemon:
             else:
                 self.settings = settings
                 self.hardware.take_settings(settings)
-                self.controller.engine = engine_of(settings)
+                self.controller.take_engine(engine_of(settings))
                 self.desk.rules = _desk_rules(settings)
                 self.controller.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)

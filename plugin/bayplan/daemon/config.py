@@ -14,7 +14,7 @@ from typing import Any, Final
 from bayplan.daemon.keys import FEATURE_GATES, KEYS
 from bayplan.daemon.managers import engine_of, wrong_options
 from bayplan.daemon.reservations import resolve_policy
-from bayplan.daemon.settings import KUBELET, NARROWEST, Settings
+from bayplan.daemon.settings import EXACT, KUBELET, Settings
 from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
 from bayplan.domain.pins import KubeletManager
 from bayplan.domain.policy import MemoryReservationPolicy
@@ -30,9 +30,6 @@ _PINNING: Final[Mapping[tuple[str, str], KubeletManager]] = {
     ("cpuManagerPolicy", "static"): KubeletManager.CPU,
     ("memoryManagerPolicy", "Static"): KubeletManager.MEMORY,
 }
-_NARROWEST_NOTICES: Final[Mapping[tuple[str, str], str]] = {
-    ("topologyManagerScope", "pod"): "containers are placed one by one, not pod by pod",
-}
 _MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
 
 
@@ -40,22 +37,21 @@ _MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
 class _Source:
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
-    ``of_managers`` are further values, and ``of_narrowest`` further notices, that count for the engine
-    `kubelet` only and for all others. ``pinning`` are the managers of kubelet that the file switches on."""
+    ``of_managers`` are further values that count for the engine `kubelet` only. ``pinning`` are the managers
+    of kubelet that the file switches on."""
 
     name: str
     values: Mapping[str, tuple[str, object]]
     notices: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
-    of_narrowest: tuple[str, ...] = ()
     pinning: tuple[KubeletManager, ...] = ()
 
     def for_engine(self, engine: object) -> "_Source":
         """The source as it counts for an engine."""
         if engine == KUBELET:
             return replace(self, values={**self.values, **self.of_managers})
-        return replace(self, notices=self.notices + self.of_narrowest)
+        return self
 
 
 def load_settings(
@@ -80,7 +76,7 @@ def load_settings(
             problems += [(str(file), problem) for problem in wrong.problems]
     sources.append(_of_flags(flags or {}))
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
-    sources = [source.for_engine(engines[-1] if engines else NARROWEST) for source in sources]
+    sources = [source.for_engine(engines[-1] if engines else EXACT) for source in sources]
     typed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source in sources:
@@ -209,8 +205,5 @@ def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
         taken,
         problems=_reserved_twice(top),
         of_managers=managers,
-        of_narrowest=tuple(
-            text for (key, value), text in _NARROWEST_NOTICES.items() if top.get(key) == value
-        ),
         pinning=tuple(manager for (key, value), manager in _PINNING.items() if top.get(key) == value),
     )

@@ -8,7 +8,7 @@ handed in.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from bayplan.daemon.pin_watch import PinWatch
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
 from bayplan.domain.deciding import decide_change, decide_creation
-from bayplan.domain.decision import Decision, Outcome
+from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
@@ -30,6 +30,8 @@ from bayplan.domain.rewrite import (
     Ability,
     adjustment_for,
     cpus_for,
+    merged,
+    move_updates,
     shared_pool_updates,
     wanted_oom_score_adj,
 )
@@ -39,7 +41,6 @@ from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.errors import BayplanError
 from bayplan.nri import Event, Runtime
-from bayplan.sets import CpuSet
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,14 @@ class Controller:
 
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
-        self.ledger = Ledger.of(await self.recorder.entries())
+        recorded = Ledger.of(await self.recorder.entries())
+        self.ledger = self.engine.restored(self.machine, self.policy, recorded)
         self.residents.see_recorded(self.ledger.entries)
+
+    def take_engine(self, engine: Engine) -> None:
+        """Decide by *engine* from now on; what was promised stays promised."""
+        self.engine = engine
+        self.ledger = engine.restored(self.machine, self.policy, self.ledger)
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -114,6 +121,7 @@ class Controller:
         result = reconcile(
             self.machine,
             self.policy,
+            self.engine,
             self.ledger,
             by_id,
             containers,
@@ -162,7 +170,7 @@ class Controller:
         )
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
-        after = base.with_entry(Entry(decision))
+        after = base.moved(decision.moves).with_entry(Entry(decision))
         shared = after.shared_cpus(self.machine, self.policy.withheld_cpus)
         cpus = cpus_for(decision, shared)
         # The adjustment tells them, so that no update of the container itself is due.
@@ -171,7 +179,7 @@ class Controller:
         adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
         if origin is not None:
             ledger = ledger.with_entry(Entry(decision, cpus, replace(origin, applied=adjustment)))
-        updates = await self._commit(ledger, decided=container.id)
+        updates = await self._commit(ledger, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
         self._log("placed", decision)
         if adjustment.oom_score_adj is not None:
@@ -199,7 +207,8 @@ class Controller:
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
         changed = replace(entry, decision=decision, origin=self._resized(entry.origin, decision, resources))
-        updates = await self._commit(base.with_entry(changed), decided=container.id)
+        after = base.moved(decision.moves).with_entry(changed)
+        updates = await self._commit(after, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
         self._log("placed again", decision)
         mems = decision.placement.mems
@@ -218,7 +227,9 @@ class Controller:
         request = entry.decision.request
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(request.pod_id)  # no event tells of the end of a pod without NRI
-        updates = await self._commit(self.ledger.without(container.id), gone=container.id)
+        left = self.ledger.without(container.id)
+        moves = self.engine.returns(self.machine, self.policy, left)
+        updates = await self._commit(left.moved(moves), gone=container.id, moves=moves)
         self.counters["released"] += 1
         fields = {"container": request.name, "container_id": container.id}
         _after_the_reply(lambda: logger.info("released", extra=fields))
@@ -316,7 +327,7 @@ class Controller:
                 self.residents.oom_score_adj[container.id] = wanted
 
     async def _adopt(self, pod: Pod, container: Container) -> Sequence[Update]:
-        entry = adopt(self.machine, self.policy, self.ledger, pod, container)
+        entry = adopt(self.machine, self.policy, self.engine, self.ledger, pod, container)
         updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
@@ -325,21 +336,31 @@ class Controller:
         return updates
 
     async def _commit(
-        self, ledger: Ledger, decided: str | None = None, gone: str | None = None
+        self,
+        ledger: Ledger,
+        decided: str | None = None,
+        gone: str | None = None,
+        moves: Collection[Move] = (),
     ) -> Sequence[Update]:
         """Record the step to *ledger*, make it current, and return the updates that it makes due.
 
-        *decided* and *gone* are the id of the container that the step is about.
+        *decided* and *gone* are the id of the container that the step is about, *moves* what it does to
+        others.
         """
-        updates = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
-        told: dict[str, CpuSet] = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus}
-        ledger = ledger.told(told)
+        pool = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
+        updates = merged(move_updates(ledger, moves), pool) if moves else pool
+        ledger = ledger.told({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
+        told = {one.container_id for one in updates}
         await self.recorder.record(
             [ledger.entries[decided]] if decided is not None else (),
             gone=[gone] if gone is not None else (),
-            told=[ledger.entries[key] for key in told if key != decided],
+            told=[ledger.entries[key] for key in sorted(told) if key != decided],
         )
         self.ledger = ledger
+        for one in moves:
+            self.counters["moves"] += 1
+            fields = {"container": one.name, "container_id": one.container_id, "move": move(one)}
+            _after_the_reply(partial(logger.info, "moved", extra=fields))
         return updates
 
     async def _refuse(self, decision: Decision) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import Threshold, positive_bytes, reserved_memory, reserved_resources, threshold
-from bayplan.daemon.settings import KUBELET, NARROWEST, Settings, Undecided
+from bayplan.daemon.settings import EXACT, KUBELET, Settings, Undecided
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -96,8 +96,8 @@ class Key:
 PLACEMENT: Final = (
     Key(
         "engine", "engine", "engine", "ENGINE",
-        one_of(_same(NARROWEST, KUBELET)), syntax.text, NARROWEST,
-        "how places are found: narrowest, or kubelet for the answers that kubelet's managers would give",
+        one_of(_same(EXACT, KUBELET)), syntax.text, EXACT,
+        "how places are found: exact, or kubelet for the answers that kubelet's managers would give",
     ),
     Key(
         "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",
@@ -108,8 +108,7 @@ PLACEMENT: Final = (
     Key(
         "topologyManagerScope", "topology_scope", "topology-manager-scope", "SCOPE",
         one_of({scope.value: scope for scope in Scope}), syntax.text, "container",
-        "what is placed as one: container or pod; pod needs the engine kubelet",
-        of_managers=True,
+        "what is placed as one: container or pod", of_kubelet=True,
     ),
     Key(
         "topologyManagerPolicyOptions", "topology_options", "topology-manager-policy-options",

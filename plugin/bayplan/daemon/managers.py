@@ -11,6 +11,7 @@ from typing import Final
 
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.domain.engine import Engine
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.kubelet.cpu_errors import CpuConfigError, CpuManagerError
 from bayplan.domain.kubelet.cpu_manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.domain.kubelet.cpu_options import CpuOptions
@@ -27,7 +28,6 @@ from bayplan.domain.kubelet.pod import CPU
 from bayplan.domain.kubelet.topology_manager import TopologyManager
 from bayplan.domain.kubelet.topology_options import OptionGates, TopologyConfigError, TopologyOptions
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
-from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import Problem
@@ -42,7 +42,7 @@ _MILLI: Final = 1000
 def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
     if settings.engine != KUBELET:
-        return NarrowestEngine()
+        return ExactEngine(settings.topology_scope)
     return KubeletNodeEngine(
         Managers(
             settings.memory_manager,

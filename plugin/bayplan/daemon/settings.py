@@ -21,7 +21,7 @@ from bayplan.quantity import MIB
 from bayplan.service.protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.sets import CpuSet
 
-NARROWEST: Final = "narrowest"
+EXACT: Final = "exact"
 KUBELET: Final = "kubelet"
 """The engines, by their names in the configuration."""
 
@@ -50,7 +50,7 @@ class Settings:
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
     """
 
-    engine: str = NARROWEST
+    engine: str = EXACT
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     topology_scope: Scope = Scope.CONTAINER
     topology_options: Mapping[str, str] = field(default_factory=dict)

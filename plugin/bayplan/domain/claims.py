@@ -1,16 +1,16 @@
-"""What a request claims, and the answers in which no engine has a choice.
+"""What a request claims of kubelet's managers, and the answers in which they have no choice.
 
-Shared by all engines and by the reconciliation: what somebody else pinned stays as it is, and containers that
-are not Guaranteed share the CPUs and may use every node. Nothing here looks for room.
+What somebody else pinned stays as it is, and containers that are not Guaranteed share the CPUs and may use
+every node. Nothing here looks for room. What the engine `exact` claims is in `domain.exact.claiming`.
 """
 
 from dataclasses import replace
 from typing import Final
 
+from bayplan.domain.booking import book
 from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request
 from bayplan.domain.engine import free_bytes
 from bayplan.domain.ledger import Ledger
-from bayplan.domain.node_choice import book
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.sets import CpuSet, NodeSet
@@ -46,17 +46,22 @@ def undisputed(
     return None
 
 
-def _respect_pins(
-    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement
-) -> Decision:
-    """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
+def pinned_reason(request: Request) -> Reason:
+    """What somebody else set, and where."""
     whose = " and ".join(
         f"{name} {pinned}"
         for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
         if pinned is not None
     )
     who = "an update set" if request.pinned_by_update else "the spec already had"
-    reason = Reason("pinned", f"{who} {whose}; left as it is")
+    return Reason("pinned", f"{who} {whose}; left as it is")
+
+
+def _respect_pins(
+    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement
+) -> Decision:
+    """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
+    reason = pinned_reason(request)
     placement = current if request.pinned_mems is None else replace(current, mems=None, claim=None)
     if request.pinned_cpus is not None:
         placement = replace(placement, exclusive_cpus=CpuSet())

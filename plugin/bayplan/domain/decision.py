@@ -212,16 +212,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Another container that gets other nodes so that a request fits, or that gets them back.
+    """Another container whose claim gets other nodes so that a request fits, or gets them back.
 
-    None is every node. ``moved_bytes`` is what its witness moves between nodes at most: 0 where the set only
-    becomes wider.
+    ``moved_bytes`` is what its witness has on other nodes than before.
     """
 
     container_id: str
     name: str
-    before: NodeSet | None
-    after: NodeSet | None
+    before: NodeSet
+    after: NodeSet
     moved_bytes: int = 0
 
 

@@ -7,11 +7,11 @@ decision and then makes the next ledger from it.
 from collections.abc import Mapping
 from typing import Protocol
 
-from bayplan.domain.decision import Decision, Placement, Request
+from bayplan.domain.decision import Decision, Move, Placement, Request
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 class Engine(Protocol):
@@ -37,6 +37,21 @@ class Engine(Protocol):
         """
         ...
 
+    def adopt(
+        self, machine: Machine, policy: Policy, ledger: Ledger, request: Request, mems: NodeSet | None
+    ) -> Placement:
+        """What is promised from now on to a container that exists without a decision of ours and may use
+        *mems*, None for all nodes. Nothing is changed about it: the placement binds it to nothing."""
+        ...
+
+    def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:
+        """The containers that once moved over for others and can go back, now that somebody is gone."""
+        ...
+
+    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+        """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
+        ...
+
 
 def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, int]]:
     """Bytes that containers may have: node id -> resource -> capacity less the reservation, never below 0."""
@@ -50,7 +65,10 @@ def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, i
 
 
 def free_bytes(machine: Machine, policy: Policy, ledger: Ledger) -> dict[int, dict[str, int]]:
-    """Allocatable bytes that nobody was promised: node id -> resource -> bytes, never below 0."""
+    """Allocatable bytes that nobody was promised by node: node id -> resource -> bytes, never below 0.
+
+    Claims on sets of nodes are not among these promises.
+    """
     return _less(allocatable_bytes(machine, policy), ledger.booked_bytes)
 
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from bayplan.domain.booking import book, covers
 from bayplan.domain.claims import memory_need, undisputed
-from bayplan.domain.decision import Affinity, Decision, Outcome, Placement, QosClass, Reason, Request
-from bayplan.domain.engine import reserved_cpus
+from bayplan.domain.decision import Affinity, Decision, Move, Outcome, Placement, QosClass, Reason, Request
+from bayplan.domain.engine import free_bytes, reserved_cpus
+from bayplan.domain.exact.witness import settled_by_node
 from bayplan.domain.kubelet.attached_devices import AttachedDevices
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_options import CpuOptions
@@ -26,7 +28,6 @@ from bayplan.domain.kubelet.topology_manager import UNEXPECTED_ERROR, Admission,
 from bayplan.domain.kubelet.topology_options import Scope, TopologyOptions
 from bayplan.domain.kubelet_books import books, placement
 from bayplan.domain.ledger import Ledger
-from bayplan.domain.node_choice import book, covers
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import BayplanError
@@ -110,6 +111,23 @@ class KubeletNodeEngine:
             # A Guaranteed container without a visible limit: kubelet's Memory Manager knows no such thing.
             state = replace(state, memory=NO_MEMORY_MANAGER)
         return _Choice(self.managers, site, ledger, state, request).decide()
+
+    def adopt(
+        self, machine: Machine, policy: Policy, ledger: Ledger, request: Request, mems: NodeSet | None
+    ) -> Placement:
+        """See `Engine.adopt`: booked where its spec lets it go, as far as there is room."""
+        need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
+        return Placement(
+            booked_bytes=book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
+        )
+
+    def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:  # noqa: ARG002
+        """See `Engine.returns`: kubelet moves nobody."""
+        return ()
+
+    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+        """See `Engine.restored`."""
+        return settled_by_node(machine, policy, ledger) if ledger.claimed_bytes else ledger
 
 
 class _Choice:

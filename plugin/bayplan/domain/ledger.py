@@ -7,7 +7,7 @@ containers. Invariant: every total equals the sum over the entries, and no CPU i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bayplan.domain.decision import Decision, Placement
+from bayplan.domain.decision import Decision, Move, Placement
 from bayplan.domain.origin import Origin
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
@@ -77,14 +77,14 @@ class Ledger:
             claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
         )
 
-    def with_sets(self, sets: Mapping[str, NodeSet]) -> "Ledger":
-        """The ledger after containers got other nodes (container id -> the nodes of its claim).
+    def moved(self, moves: Iterable[Move]) -> "Ledger":
+        """The ledger after *moves*.
 
         Who gets nodes other than those it was placed on remembers these as its home, until it is back.
         """
         ledger = self
-        for container_id, nodes in sets.items():
-            entry = ledger.entries[container_id]
+        for move in moves:
+            nodes, entry = move.after, ledger.entries[move.container_id]
             placement, claim = entry.decision.placement, entry.decision.placement.claim
             if claim is None or claim.nodes == nodes:
                 continue

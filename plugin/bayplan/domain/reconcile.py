@@ -6,14 +6,12 @@ Pure: it plans what to record, what to forget and what to tell the runtime; the 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from bayplan.domain.claims import memory_need
-from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, QosSource, Reason
-from bayplan.domain.engine import free_bytes
+from bayplan.domain.decision import Decision, Outcome, QosSource, Reason
+from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.node_choice import book
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
-from bayplan.domain.rewrite import shared_pool_updates
+from bayplan.domain.rewrite import merged, shared_pool_updates
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Container, ContainerState, Pod, Update
@@ -38,6 +36,7 @@ class Reconciliation:
 def reconcile(
     machine: Machine,
     policy: Policy,
+    engine: Engine,
     ledger: Ledger,
     pods: Mapping[str, Pod],
     containers: Collection[Container],
@@ -74,11 +73,11 @@ def reconcile(
     for container_id in sorted(strangers, key=lambda key: not observed[key].resources.cpuset_cpus):
         container = observed[container_id]
         pod = pods.get(container.pod_id, Pod(container.pod_id))
-        entry = adopt(machine, policy, agreed, pod, container)
+        entry = adopt(machine, policy, engine, agreed, pod, container)
         agreed = agreed.with_entry(entry)
         found.append(entry)
     agreed = _recognise_shared(agreed.shared_cpus(machine, policy.withheld_cpus), agreed, found)
-    updates = _merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
+    updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
     agreed = agreed.told(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
@@ -88,22 +87,24 @@ def reconcile(
     )
 
 
-def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container: Container) -> Entry:
+def adopt(
+    machine: Machine, policy: Policy, engine: Engine, ledger: Ledger, pod: Pod, container: Container
+) -> Entry:
     """The entry for a container that exists without a decision of ours: nothing about it is moved.
 
     Its cpusets count as somebody else's. One exception: as many CPUs as an exclusive request asks for, all of
     them free, are taken to be its exclusive CPUs, which is what our own looks like after a lost state store.
-    What it claims is booked where its spec lets it go.
+    What it claims is promised where its spec lets it go.
     """
     wishes = readable_wishes(pod.annotations, container.name, machine)
     request = derive_request(pod, container, machine.memory_bytes, wishes)
     cpus, mems = request.pinned_cpus, request.pinned_mems
-    need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
-    booked = book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
-    placement = Placement(booked_bytes=booked)
-    if cpus and len(cpus) == request.exclusive_cpus and cpus.isdisjoint(ledger.exclusive_cpus):
+    own = cpus is not None and len(cpus) == request.exclusive_cpus and cpus.isdisjoint(ledger.exclusive_cpus)
+    if cpus and own:
         request = replace(request, pinned_cpus=None, pinned_mems=None)
-        placement = Placement(mems, cpus, booked)
+    placement = engine.adopt(machine, policy, ledger, request, mems)
+    if cpus and own:
+        placement = replace(placement, mems=mems, exclusive_cpus=cpus)
     reason = Reason("created-without-us", "the runtime created it while no decision could be made")
     return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
 
@@ -111,18 +112,22 @@ def adopt(machine: Machine, policy: Policy, ledger: Ledger, pod: Pod, container:
 def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple[Entry, Update | None]:
     """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
 
-    An empty cpuset where we set one means that our answer never arrived: it is sent again. Another value
-    than ours was set by somebody else later and is respected from now on. Of a container on the shared CPUs
+    An empty cpuset where we set one means that our answer never arrived, the nodes that it had before it
+    moved that the move did not: it is sent again. Another value than ours was set by somebody else later and
+    is respected from now on. Of a container on the shared CPUs
     that is known only with *kubelets* (kubelet pins it); otherwise it can be an older pool of ours.
     """
     resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
     repair = None
     if placement.mems is not None and resources.cpuset_mems != placement.mems:
-        if resources.cpuset_mems is None:
+        if resources.cpuset_mems in (None, placement.left):
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
             request = replace(request, pinned_mems=resources.cpuset_mems)
-            placement = replace(placement, mems=None)
+            claim = placement.claim
+            if claim is not None and resources.cpuset_mems is not None:
+                claim = replace(claim, nodes=resources.cpuset_mems, flexible=False)
+            placement = replace(placement, mems=None, claim=claim, home=None, left=None)
     overridden = resources.cpuset_cpus is not None and entry.told_cpus not in (None, resources.cpuset_cpus)
     repinned = request.pinned_cpus is not None and resources.cpuset_cpus is not None
     if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
@@ -142,12 +147,3 @@ def _recognise_shared(shared: CpuSet, ledger: Ledger, found: list[Entry]) -> Led
             decision = replace(entry.decision, request=replace(request, pinned_cpus=None))
             ledger = ledger.with_entry(replace(entry, decision=decision))
     return ledger
-
-
-def _merged(repairs: list[Update], pool: list[Update]) -> tuple[Update, ...]:
-    """One update per container: NRI fails a reply that claims a field of a container twice."""
-    by_id = {update.container_id: update for update in repairs}
-    for update in pool:
-        base = by_id.get(update.container_id, update)
-        by_id[update.container_id] = replace(base, cpuset_cpus=update.cpuset_cpus)
-    return tuple(by_id[key] for key in sorted(by_id))

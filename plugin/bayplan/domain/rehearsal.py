@@ -74,12 +74,12 @@ class Rehearsal:
         return decision
 
     def release(self, container_id: str) -> None:
-        """A container is gone; one that is not there is no error."""
-        self.ledger = self.ledger.without(container_id)
+        """A container is gone, and others go back; one that is not there is no error."""
+        left = self.ledger.without(container_id)
+        self.ledger = left.moved(self.engine.returns(self.machine, self.policy, left))
         self.containers.pop(container_id, None)
 
 
 def applied(ledger: Ledger, entry: Entry) -> Ledger:
     """*ledger* with *entry*, and with the containers that its decision moves on their new nodes."""
-    moved = {move.container_id: move.after for move in entry.decision.moves if move.after is not None}
-    return ledger.with_entry(entry).with_sets(moved)
+    return ledger.moved(entry.decision.moves).with_entry(entry)

@@ -4,10 +4,10 @@ Never touches a value that the spec already carries, with one exception: oom_sco
 write where nobody chose one.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from bayplan.domain.decision import Decision, Request
+from bayplan.domain.decision import Decision, Move, Request
 from bayplan.domain.kubelet.cgroup_values import (
     MEMORY_HIGH,
     OOM_GROUP,
@@ -96,6 +96,23 @@ def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = Cpu
         if cpus is not None and cpus != entry.told_cpus:
             updates.append(Update(entry.container_id, cpuset_cpus=cpus))
     return updates
+
+
+def move_updates(ledger: Ledger, moves: Iterable[Move]) -> list[Update]:
+    """What the containers that *moves* are about must be told; *ledger* has them where they go."""
+    return [
+        Update(move.container_id, cpuset_mems=ledger.entries[move.container_id].decision.placement.mems)
+        for move in moves
+    ]
+
+
+def merged(memory: Iterable[Update], cpus: Iterable[Update]) -> tuple[Update, ...]:
+    """One update per container: NRI fails a reply that claims a field of a container twice."""
+    by_id = {update.container_id: update for update in memory}
+    for update in cpus:
+        base = by_id.get(update.container_id, update)
+        by_id[update.container_id] = replace(base, cpuset_cpus=update.cpuset_cpus)
+    return tuple(by_id[key] for key in sorted(by_id))
 
 
 def memory_qos_values(

@@ -18,6 +18,7 @@ from bayplan.domain.decision import (
     Placement,
     Request,
 )
+from bayplan.domain.exact.criteria import ROOM_TAKEN
 from bayplan.domain.topology import MEMORY
 from bayplan.domain.wishes import POLICY_FLAGS
 from bayplan.errors import PlacementError
@@ -94,7 +95,9 @@ def advantage(winner: NodeSet | None, found: Advantage) -> str:
     """Why the winner is better than the runner-up."""
     mine, other = _anywhere(winner), nodes_text(found.runner_up_nodes)
     won = "beat" if winner is not None and len(winner) > 1 else "beats"
-    return f"{mine} {won} {other} by {found.criterion}: {found.winner} against {found.runner_up}"
+    values = [found.winner, found.runner_up]
+    first, second = map(format_bytes, values) if found.criterion == ROOM_TAKEN else map(str, values)
+    return f"{mine} {won} {other} by {found.criterion}: {first} against {second}"
 
 
 def move(one: Move) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from bayplan import __version__
 from bayplan.domain.decision import QosSource
 from bayplan.domain.engine import allocatable_bytes, reserved_cpus
+from bayplan.domain.exact.witness import Spread, by_node, witness
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_kinds import tier_ranks
 from bayplan.domain.policy import Policy
@@ -94,6 +95,7 @@ def ping_view(snapshot: Snapshot) -> View:
 def status_view(snapshot: Snapshot) -> View:
     """Every container with its decision, and how the daemon and the runtime are."""
     shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
+    spreads = witness(snapshot.machine, snapshot.policy, snapshot.ledger)
     entries = sorted(
         snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
     )
@@ -103,7 +105,7 @@ def status_view(snapshot: Snapshot) -> View:
         runtime=_runtime(snapshot.runtime),
         policy=_policy(snapshot.policy),
         sharedCpus=str(shared),
-        containers=[_container(entry, shared, snapshot) for entry in entries],
+        containers=[_container(entry, shared, snapshot, spreads[entry.container_id]) for entry in entries],
         unmanaged=[{"id": one.container_id, "name": one.name} for one in snapshot.unmanaged],
         drift=[
             {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
@@ -117,11 +119,14 @@ def nodes_view(snapshot: Snapshot) -> View:
     """Every NUMA node: what it has, keeps, promised and has left, and who is there."""
     machine = snapshot.machine
     allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
+    spreads = witness(machine, snapshot.policy, snapshot.ledger)
+    booked = by_node(spreads.values())
     return _document(
         "Nodes",
         daemon=_daemon(snapshot),
         nodes=[
-            _node(node, allocatable[node.id], snapshot) | {"kind": _kind(node, machine, ranks)}
+            _node(node, allocatable[node.id], booked.get(node.id, {}), spreads, snapshot)
+            | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
         ],
     )
@@ -170,7 +175,7 @@ def _policy(policy: Policy) -> View:
     }
 
 
-def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot) -> View:
+def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread) -> View:
     decision = entry.decision
     request, placement = decision.request, decision.placement
     cpus = cpus_for(decision, shared)
@@ -198,17 +203,22 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot) -> View:
             "limitBytes": request.memory_limit_bytes,
         },
         "hugepagesBytes": dict(request.hugepages_bytes),
-        "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
+        "bookedBytes": {str(node): dict(row) for node, row in sorted(spread.items())},
         "deviceHints": [{"device": hint.device, "nodes": str(hint.nodes)} for hint in request.hints],
         "oomScoreAdj": snapshot.oom_score_adj.get(entry.container_id),
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
     }
 
 
-def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> View:
+def _node(
+    node: Node,
+    allocatable: Mapping[str, int],
+    booked: Mapping[str, int],
+    spreads: Mapping[str, Spread],
+    snapshot: Snapshot,
+) -> View:
     machine, ledger = snapshot.machine, snapshot.ledger
     exclusive = node.cpus & ledger.exclusive_cpus
-    booked = ledger.booked_bytes.get(node.id, {})
     capacity = node.capacity_bytes()
     return {
         "id": node.id,
@@ -235,14 +245,14 @@ def _node(node: Node, allocatable: Mapping[str, int], snapshot: Snapshot) -> Vie
             {
                 "id": entry.container_id,
                 "name": entry.decision.request.name,
-                "bookedBytes": dict(entry.decision.placement.booked_bytes.get(node.id, {})),
+                "bookedBytes": dict(spreads[entry.container_id].get(node.id, {})),
                 "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
                 "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
             }
             for entry in sorted(
                 ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
             )
-            if _is_bound_to(entry, node)
+            if _is_bound_to(entry, node, spreads[entry.container_id])
         ],
     }
 
@@ -278,15 +288,16 @@ def _reservation(node: Node, snapshot: Snapshot) -> View:
     }
 
 
-def _is_bound_to(entry: Entry, node: Node) -> bool:
-    """Whether the container's memory may only be on some nodes, this one among them, or holds its CPUs."""
+def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:
+    """Whether the container is bound to some nodes, this one among them, is promised memory or has CPUs
+    there."""
     placement = entry.decision.placement
     mems = (
         placement.mems if entry.decision.request.pinned_mems is None else entry.decision.request.pinned_mems
     )
     return (
         (mems is not None and node.id in mems)
-        or any(placement.booked_bytes.get(node.id, {}).values())
+        or any(spread.get(node.id, {}).values())
         or not placement.exclusive_cpus.isdisjoint(node.cpus)
     )
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.domain.decision import QosClass
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
 from bayplan.quantity import GIB
@@ -95,7 +95,7 @@ def _decisions() -> list[Row]:
     for nodes, population in ((2, 100), (8, 400), (64, 1000)):
         hardware = machine(nodes, cpus_per_node=8, memory_bytes=64 * GIB)
         owner = pod("p", QosClass.GUARANTEED)
-        engine, policy, ledger = NarrowestEngine(), Policy(), Ledger()
+        engine, policy, ledger = ExactEngine(), Policy(), Ledger()
         for number in range(population):
             one = container(f"c{number}", owner, memory_bytes=nodes * 40 * GIB // population, milli_cpus=500)
             request = derive_request(owner, one, hardware.memory_bytes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
-from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container, Pod
@@ -27,7 +27,7 @@ class Controlled:
         self.controller = Controller(
             on,
             policy,
-            NarrowestEngine(),
+            ExactEngine(),
             recorder,
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,

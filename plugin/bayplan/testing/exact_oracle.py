@@ -134,9 +134,9 @@ class Trial:
         self.ledger = self.ledger.without(container_id)
         for move in self.engine.returns(self.machine, self.policy, self.ledger):
             entry = self.ledger.entries[move.container_id]
-            if move.after is None or move.after != entry.decision.placement.home:
+            if move.after != entry.decision.placement.home:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")
-            self.ledger = self.ledger.with_sets({move.container_id: move.after})
+            self.ledger = self.ledger.moved([move])
             self.counts["returns"] += 1
 
     def check_promises(self) -> None:
@@ -184,10 +184,9 @@ class Trial:
             self._check_shortfall(claim, asked)
         for move in decision.moves:
             moved = self.ledger.entries[move.container_id].decision.placement.claim
-            if moved is None or not moved.flexible or move.after is None or not moved.nodes <= move.after:
+            if moved is None or not moved.flexible or not moved.nodes <= move.after:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} of {moved}")
-        sets = {move.container_id: move.after for move in decision.moves if move.after is not None}
-        self.ledger = self.ledger.with_sets(sets).with_entry(Entry(decision))
+        self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
 
     def _check_refusal(
         self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Claim | None

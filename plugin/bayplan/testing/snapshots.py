@@ -49,7 +49,7 @@ GUARANTEED: Final = Decision(
     ),
     Outcome.PLACED,
     Placement(NodeSet([0]), CpuSet([2, 3]), {0: {"memory": GIB, "hugepages-2Mi": 4 * MIB}}),
-    (Reason("narrowest", "one node has room for all of it"),),
+    (Reason("best-set", "one node has room for all of it"),),
 )
 BURSTABLE: Final = Decision(
     Request(
@@ -86,7 +86,7 @@ def make_snapshot(**changes: Any) -> Snapshot:
         machine=MACHINE,
         policy=Policy(reserved_bytes={0: {"memory": GIB}}, reserved_cpus=CpuSet([0]), memory_qos=MemoryQos()),
         ledger=Ledger.of([Entry(GUARANTEED, CpuSet([2, 3])), Entry(BURSTABLE), Entry(PINNED)]),
-        engine="narrowest",
+        engine="exact",
         runtime=RuntimeState(
             "containerd", "v2.1.0", "0.8.0", {"oom_score_adj": True, "memory_policy": False}
         ),

@@ -265,7 +265,7 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
     [
         ("topologyManagerPolicy = 'strict'", "topologyManagerPolicy: 'strict'"),
         ("topologyManagerPolicy = true", "topologyManagerPolicy: true"),
-        ("topologyManagerScope = 'pod'", "topologyManagerScope: 'pod'"),
+        ("topologyManagerScope = 'node'", "topologyManagerScope: 'node'"),
         ("memoryManagerPolicy = 'None'", "memoryManagerPolicy: 'None'"),
         ("cpuManagerPolicy = 'none'", "cpuManagerPolicy: 'none'"),
         ("reservedSystemCPUs = 3", "reservedSystemCPUs: 3 (int)"),
@@ -427,20 +427,17 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_memory == {0: {"memory": 1100 * MIB}}
     assert settings.kube_reserved == {"memory": GIB, "cpu": 500}
-    assert settings.engine == "narrowest"
-    assert settings.topology_scope is Scope.CONTAINER
+    assert settings.engine == "exact"
+    assert settings.topology_scope is Scope.POD
     assert settings.memory_qos
     assert settings.reserved_cpus == CpuSet([4])
     assert settings.log_level == "debug"
-    assert [one.split(": ", 1)[1] for one in settings.notices] == [
-        "containers are placed one by one, not pod by pod",
-    ]
+    assert settings.notices == ()
     file = settings.sources[0]
     assert settings.kubelet_managers == {KubeletManager.CPU: file, KubeletManager.MEMORY: file}
     assert settings.remarks == (
         f"kubelet's CPU Manager pins containers itself (seen in {file}); what it sets stays as it is",
         f"kubelet's Memory Manager pins containers itself (seen in {file}); what it sets stays as it is",
-        *settings.notices,
     )
 
 
@@ -461,10 +458,9 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "problems"),
     [
-        ("topologyManagerScope = 'pod'", ["topologyManagerScope: 'pod'"]),
         ("memoryManagerPolicy = 'BestEffort'", ["memoryManagerPolicy: 'BestEffort'"]),
         ("cpuManagerPolicyOptions = { full-pcpus-only = true }", ["cpuManagerPolicyOptions: a table"]),
-        ("engine = 'exact'", ["engine: 'exact'"]),
+        ("engine = 'widest'", ["engine: 'widest'"]),
     ],
 )
 def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[str]) -> None:

@@ -311,5 +311,5 @@ def test_more_nodes_than_kubelet_takes_are_worth_a_remark(tmp_path: Path) -> Non
     )
     assert remarks("restricted", '{max-allowable-numa-nodes: "9"}') == ()
     assert remarks(TopologyPolicy.NONE.value) == ()
-    assert remarks("restricted", engine="narrowest") == ()
+    assert remarks("restricted", engine="exact") == ()
     assert remarks_on_machine(load_settings([path], {"engine": ["kubelet"]}), MACHINE) == ()

@@ -13,7 +13,7 @@ import pytest
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
-from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
 from bayplan.errors import PlacementError, StateError
@@ -43,7 +43,7 @@ class Rig:
         self.controller = Controller(
             MACHINE,
             policy,
-            NarrowestEngine(),
+            ExactEngine(),
             recorder,
             cgroup_v2=True,
             write_oom_score_adj=self.write_oom_score_adj,
@@ -153,7 +153,7 @@ def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
                 )
             assert one.controller.ledger is before
             await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
-            assert one.controller.ledger.booked_bytes == {0: {"memory": GIB}}
+            assert one.controller.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
             grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
             assert await one.controller.update_container(GUARANTEED, grown, Resources()) == ()
 
@@ -265,7 +265,7 @@ def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) 
         async with rig(tmp_path) as one:
             await one.controller.create_container(wrong, container("c", wrong))
             reasons = one.controller.ledger.entries["c"].decision.reasons
-            assert [reason.code for reason in reasons] == ["shared-pool", "wrong-annotation"]
+            assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
 
     async def refused() -> None:
         async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:

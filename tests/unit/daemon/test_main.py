@@ -47,7 +47,7 @@ def test_check_config_says_what_it_comes_to(machine_root: Path) -> None:
     assert check(settings, machine_root).splitlines() == [
         "The configuration is good. Read: /etc/bayplan/bayplan.toml.",
         "Note: c.yaml: kubelet pins CPUs itself.",
-        "Engine narrowest, policy best-effort on NUMA nodes 0-1.",
+        "Engine exact, policy best-effort on NUMA nodes 0-1.",
         "Node 0 keeps 50Mi memory from containers.",
         "Node 1 keeps 50Mi memory from containers.",
     ]

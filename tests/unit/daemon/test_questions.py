@@ -12,7 +12,7 @@ from bayplan.cli.main import main
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.domain.decision import QosClass
-from bayplan.domain.narrowest import NarrowestEngine
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.errors import PlacementError
 from bayplan.quantity import GIB, MIB
@@ -40,7 +40,7 @@ async def serving(
             lambda level: level or "info",
             questions={
                 "explain": explaining(controller.recorder.history),
-                "what-if": rehearsing(NarrowestEngine, controller.policy_ability),
+                "what-if": rehearsing(ExactEngine, controller.policy_ability),
             },
         )
         await server.start()
@@ -95,15 +95,19 @@ def test_an_explanation_reads_well(tmp_path: Path, capsys: Capture) -> None:
         assert await bayplan("explain", "default/g") == 0
         first, *lines = capsys.readouterr().out.splitlines()
         assert first.startswith("default/g/c-name (current, decided 20")
-        assert lines == [
+        assert lines[:8] == [
             "  asked:      Guaranteed, known from its cgroup parent",
             "              memory: 512Mi, known from limit",
             "              CPUs: 2 of its own",
             "  outcome:    placed",
             "  placed:     memory: node 0 (512Mi on node 0)",
             "              CPUs: 1-2, its own",
-            "  why:        node 0 is the nearest of the smallest sets with room",
+            "  why:        node 0 is the best set with room",
+            "  won:        node 0 beats node 1 by id: 0 against 1",
         ]
+        assert lines[8] == ""
+        assert lines[9].split()[:3] == ["CANDIDATE", "OVERLAPPING", "SETS"]
+        assert [line.split()[0] for line in lines[10:]] == ["0", "1"]
 
     run(tmp_path, scenario)
 

@@ -265,4 +265,4 @@ def test_the_engine_has_what_was_configured() -> None:
         scope=Scope.POD,
         topology_options=TopologyOptions(max_nodes=64),
     )
-    assert engine_of(Settings()).name == "narrowest"
+    assert engine_of(Settings()).name == "exact"

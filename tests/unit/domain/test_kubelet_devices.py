@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bayplan.domain.decision import Decision, DeviceHint, Outcome, QosClass
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.kubelet.attached_devices import AttachedDevices
 from bayplan.domain.kubelet.device_manager import Device, DeviceManager, DeviceState
 from bayplan.domain.kubelet.hints import HintSet
@@ -12,7 +13,6 @@ from bayplan.domain.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine
@@ -139,4 +139,4 @@ def test_the_narrowest_engine_prefers_the_nodes_of_devices() -> None:
     home = pod("p", QosClass.GUARANTEED)
     one = container("c", home, memory_bytes=100 * MIB, milli_cpus=500)
     request = derive_request(home, one, FOUR.memory_bytes, hints=(DISK, NIC, SHARED))
-    assert str(NarrowestEngine().decide(FOUR, BEST_EFFORT, Ledger(), request).placement.mems) == "2"
+    assert str(ExactEngine().decide(FOUR, BEST_EFFORT, Ledger(), request).placement.mems) == "2"

@@ -183,7 +183,9 @@ def test_an_adopted_container_takes_room_and_binds_no_nodes() -> None:
     node = Node(machine(2, memory_bytes=GIB))
     home = pod("g", QosClass.GUARANTEED)
     found = container("found", home, memory_bytes=1200 * MIB, milli_cpus=500)
-    node.ledger = node.ledger.with_entry(adopt(node.machine, node.policy, node.ledger, home, found))
+    node.ledger = node.ledger.with_entry(
+        adopt(node.machine, node.policy, node.engine, node.ledger, home, found)
+    )
     assert node.mems("next", 600 * MIB) == "1"
     assert node.place("none-left", 600 * MIB).outcome is Outcome.REFUSED
 

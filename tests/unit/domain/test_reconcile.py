@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from bayplan.domain.decision import Outcome, QosClass
+from bayplan.domain.decision import Claim, Outcome, QosClass
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.narrowest import NarrowestEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import Reconciliation, reconcile
 from bayplan.domain.request import derive_request
@@ -22,7 +22,7 @@ PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
 
 def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE.memory_bytes)
-    decision = NarrowestEngine().decide(MACHINE, Policy(), ledger, request)
+    decision = ExactEngine().decide(MACHINE, Policy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
     return after.told({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
 
@@ -44,7 +44,7 @@ AS_PLACED = [running(EXCLUSIVE, "1-2", "0"), running(SHARED, "0,3-7")]
 
 
 def against(containers: list[Container], ledger: Ledger = LEDGER) -> Reconciliation:
-    return reconcile(MACHINE, Policy(), ledger, PODS, containers)
+    return reconcile(MACHINE, Policy(), ExactEngine(), ledger, PODS, containers)
 
 
 def test_agreement_changes_nothing() -> None:
@@ -57,7 +57,7 @@ def test_a_record_without_a_container_goes_and_the_pool_grows() -> None:
     result = against(AS_PLACED[1:])
     assert result.gone == ("x",)
     assert result.updates == (Update("s", cpuset_cpus=CpuSet(range(8))),)
-    assert not result.ledger.booked_bytes
+    assert NodeSet([0]) not in result.ledger.claimed_bytes
     assert not result.ledger.exclusive_cpus
 
 
@@ -72,7 +72,7 @@ def test_a_container_without_a_record_is_found_and_kept_off_the_exclusive_cpus()
     entry = result.found[0]
     assert entry.decision.outcome is Outcome.ADOPTED
     assert entry.decision.placement.mems is None
-    assert sum(row["memory"] for row in entry.decision.placement.booked_bytes.values()) == 200 * MIB
+    assert entry.decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 200 * MIB}, flexible=True)
     assert result.updates == (Update("n", cpuset_cpus=CpuSet.parse("0,3-7")),)
 
 
@@ -98,7 +98,7 @@ def test_a_lost_store_is_rebuilt_from_the_runtime() -> None:
     result = against(AS_PLACED, Ledger())
     assert result.ledger.exclusive_cpus == CpuSet([1, 2])
     assert result.ledger.entries["x"].decision.placement.mems == NodeSet([0])
-    assert result.ledger.booked_bytes[0]["memory"] == 100 * MIB
+    assert result.ledger.claimed_bytes[NodeSet([0])] == {"memory": 100 * MIB}
     assert result.ledger.entries["s"].decision.request.pinned_cpus is None
     assert result.updates == ()
     assert {entry.container_id for entry in result.changed} == {"x", "s"}

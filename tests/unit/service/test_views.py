@@ -50,7 +50,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
         "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
         "oomScoreAdj": -997,
-        "reasons": [{"code": "narrowest", "text": "one node has room for all of it"}],
+        "reasons": [{"code": "best-set", "text": "one node has room for all of it"}],
     }
 
 

@@ -33,7 +33,7 @@ def make_entry(container_id: str, name: str = "default/web-0/nginx", node: int =
         exclusive_cpus=2,
     )
     placement = Placement(NodeSet([node]), CpuSet([2, 3]), {node: {"memory": GIB}})
-    decision = Decision(request, Outcome.PLACED, placement, (Reason("narrowest", "fits on one node"),))
+    decision = Decision(request, Outcome.PLACED, placement, (Reason("best-set", "fits on one node"),))
     return Entry(decision, told_cpus=CpuSet([2, 3]))
 
 

@@ -37,7 +37,7 @@ from bayplan.domain.exact.claiming import (
 )
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.flow import crosses
-from bayplan.domain.exact.moves import described, make_room
+from bayplan.domain.exact.moves import make_room, measured, moves_to
 from bayplan.domain.exact.reasons import amounts_text, chosen, cpus_text, overlap
 from bayplan.domain.exact.search import Area, Found, search
 from bayplan.domain.exact.sites import Site
@@ -196,7 +196,7 @@ class Confining:
         nodes = NodeSet.of_mask(found.nodes)
         cpus, lacking = self._take(nodes if self.cpus else NodeSet())
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
-        notes = [*self.notes, chosen(nodes, found)]
+        notes = [*self.notes, chosen(nodes)]
         if attempt.ground.why:
             notes.append(Reason("as-wished", attempt.ground.why))
         if found.overlapping:
@@ -261,13 +261,14 @@ class Confining:
         if best is None:
             return None
         nodes, sets = best
-        moved = self.ledger.with_sets(sets)
+        planned = moves_to(self.ledger, sets)
+        moved = self.ledger.moved(planned)
         claimed = {other.mask for other in moved.claimed_bytes}
         found = Found(nodes, sum(crosses(nodes, other) for other in claimed), (), None)
         decision = self._placed(attempt, found)
         placement = self._with_witness(decision.placement, moved)
         after = moved.with_entry(Entry(replace(decision, placement=placement)))
-        moves = described(self.ledger, after, self.books, sets)
+        moves = measured(planned, after, self.books)
         names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))

@@ -7,20 +7,19 @@ set of nodes is found for a container that is to be confined is in `confining`.
 
 from dataclasses import replace
 
-from bayplan.domain.claims import OPTED_OUT
+from bayplan.domain.claims import OPTED_OUT, pinned_reason
 from bayplan.domain.decision import Claim, Decision, Move, Outcome, Placement, QosClass, Reason, Request
-from bayplan.domain.exact.books import Books
-from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, wished_ground
+from bayplan.domain.exact.books import Books, shortage
+from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground
 from bayplan.domain.exact.confining import Confining
 from bayplan.domain.exact.moves import returns
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.unconfined import everywhere
-from bayplan.domain.exact.witness import witness
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 class ExactEngine:
@@ -45,7 +44,7 @@ class ExactEngine:
         container keeps what it has."""
         books = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
-            return _left_alone(machine, request)
+            return _left_alone(books, ledger, request, current)
         if is_bounded(request) or wished_ground(machine, request) is not None or request.exclusive_cpus:
             site = self._site_of(machine)
             decision = Confining(site, books, ledger, request, self.scope, current).decide()
@@ -56,10 +55,19 @@ class ExactEngine:
             books.check(claim)
         return decision
 
-    def adopt(self, machine: Machine, policy: Policy, ledger: Ledger, request: Request) -> Placement:
+    def adopt(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,  # noqa: ARG002 - the engines have one shape
+        request: Request,
+        mems: NodeSet | None,
+    ) -> Placement:
         """See `Engine.adopt`: claimed in full, whether or not it fits, because it is there."""
-        del policy, ledger
-        return _left_alone(machine, request).placement
+        amounts = claimed_amounts(request)
+        claim = Claim(mems or machine.ordinary_nodes, amounts, is_flexible(policy, request))
+        booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
+        return Placement(booked_bytes=booked, claim=claim)
 
     def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:
         """See `Engine.returns`."""
@@ -67,9 +75,13 @@ class ExactEngine:
             return ()
         return returns(self._followed(machine, policy, ledger), ledger)
 
-    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+    def restored(
+        self,
+        machine: Machine,
+        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        ledger: Ledger,
+    ) -> Ledger:
         """See `Engine.restored`: whoever has no claim yet gets the one that the rules give."""
-        del policy
         changed = [
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
             for entry in ledger.entries.values()
@@ -92,32 +104,27 @@ class ExactEngine:
         return self._site
 
 
-def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
-    """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
-    spreads = witness(machine, policy, ledger)
-    for container_id, entry in ledger.entries.items():
-        placement = entry.decision.placement
-        if placement.claim is not None:
-            placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
-            ledger = ledger.with_entry(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return ledger
-
-
-def _left_alone(machine: Machine, request: Request) -> Decision:
-    """Keep what somebody else set in the spec, or what is there because the container opted out, and claim
-    what it uses, so that nobody else is promised it."""
-    nodes = request.pinned_mems if request.pinned_mems is not None else machine.ordinary_nodes
-    amounts = claimed_amounts(request)
-    placement = Placement(claim=Claim(nodes, amounts))
-    if request.pinned_cpus is None and request.pinned_mems is None:
-        return Decision(request, Outcome.PLACED, placement, (OPTED_OUT,))
-    whose = " and ".join(
-        f"{name} {pinned}"
-        for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
-        if pinned is not None
+def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
+    """Keep what somebody else set, or all of it where the container opted out, and claim what it uses: in
+    full, whether or not it fits, so that nobody else is promised it."""
+    kept = current or Placement()
+    own = None if request.pinned_mems is not None or request.opted_out else kept.claim
+    nodes = request.pinned_mems or (books.machine.ordinary_nodes if own is None else own.nodes)
+    claim = Claim(nodes, claimed_amounts(request))
+    cut = books.cut(nodes.mask, claim.amounts_bytes)
+    lacking = None if cut is None else shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
+    placement = Placement(
+        mems=None if own is None else kept.mems,
+        exclusive_cpus=CpuSet() if request.pinned_cpus is not None else kept.exclusive_cpus,
+        claim=claim,
     )
-    reason = Reason("pinned", f"the spec already had {whose}; left as it is")
-    return Decision(request, Outcome.PLACED, placement, (reason,))
+    notes = [OPTED_OUT] if request.opted_out else []
+    if request.pinned_cpus is not None or request.pinned_mems is not None:
+        notes.append(pinned_reason(request))
+    if lacking is not None:
+        notes.append(Reason("overcommitted", f"{lacking.sentence()}; nothing new is placed there"))
+    outcome = Outcome.PLACED if lacking is None else Outcome.DEGRADED
+    return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

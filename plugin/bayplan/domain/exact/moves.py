@@ -55,19 +55,24 @@ def make_room(site: Site, books: Books, ledger: Ledger, nodes: int, amounts: Amo
     return sets
 
 
-def described(ledger: Ledger, after: Ledger, books: Books, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
-    """The *sets* as moves out of *ledger*, with the bytes that the witness of *after* has outside the old
-    nodes."""
+def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
+    """The *sets* as moves out of *ledger*."""
     found = []
     for container_id, wider in sorted(sets.items()):
-        placement = ledger.entries[container_id].decision.placement
-        before = placement.mems
-        claim = placement.claim
-        old = before if before is not None else NodeSet() if claim is None else claim.nodes
-        spread = share(books.machine, books.policy, after, container_id)
-        moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in old)
-        name = ledger.entries[container_id].decision.request.name
-        found.append(Move(container_id, name, before, wider, moved_bytes))
+        entry = ledger.entries[container_id]
+        claim = claim_of(entry)
+        before = NodeSet() if claim is None else claim.nodes
+        found.append(Move(container_id, entry.decision.request.name, before, wider))
+    return tuple(found)
+
+
+def measured(moves: Iterable[Move], after: Ledger, books: Books) -> tuple[Move, ...]:
+    """*moves* with the bytes that the witness of *after* has outside the old nodes."""
+    found = []
+    for move in moves:
+        spread = share(books.machine, books.policy, after, move.container_id)
+        moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in move.before)
+        found.append(replace(move, moved_bytes=moved_bytes))
     return tuple(found)
 
 
@@ -86,7 +91,7 @@ def returns(books: Books, ledger: Ledger) -> tuple[Move, ...]:
             spread = share(books.machine, books.policy, ledger, container_id)
             moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in back.nodes)
             name = entry.decision.request.name
-            found.append(Move(container_id, name, placement.mems, back.nodes, moved_bytes))
+            found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
             if len(found) == MAX_RETURNS:
                 break
         else:

@@ -2,29 +2,17 @@
 
 from bayplan.domain.decision import Reason
 from bayplan.domain.exact.books import Amounts
-from bayplan.domain.exact.criteria import ROOM_TAKEN, Question
+from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.search import Area, Found
+from bayplan.domain.exact.search import Area
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
 
-def chosen(nodes: NodeSet, found: Found) -> Reason:
-    """That *nodes* are the best set, and by what they beat the next."""
-    text = f"node {nodes} is the best set with room"
-    won = found.advantage
-    if won is None:
-        return Reason("best-set", text)
-    if won.criterion == "id":
-        return Reason("best-set", f"{text}; node {won.runner_up_nodes} is as good and has higher ids")
-    mine, other = (
-        (format_bytes(won.winner), format_bytes(won.runner_up))
-        if won.criterion == ROOM_TAKEN
-        else (str(won.winner), str(won.runner_up))
-    )
-    against = f"{won.criterion} {mine} against {other} of node {won.runner_up_nodes}"
-    return Reason("best-set", f"{text}: {against}")
+def chosen(nodes: NodeSet) -> Reason:
+    """That *nodes* are the best set; by what they beat the next is in the decision's `Advantage`."""
+    return Reason("best-set", f"node {nodes} is the best set with room")
 
 
 def overlap(nodes: NodeSet, count: int) -> Reason:

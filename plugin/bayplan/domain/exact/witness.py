@@ -6,6 +6,7 @@ came without us or lost their capacity can be short of that.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from bayplan.domain.decision import Claim, Placement, Shortage
 from bayplan.domain.engine import allocatable_bytes
@@ -45,6 +46,17 @@ def by_node(spreads: Iterable[Spread]) -> dict[int, dict[str, int]]:
             for resource, amount_bytes in row.items():
                 total[resource] = total.get(resource, 0) + amount_bytes
     return sums
+
+
+def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+    """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
+    spreads = witness(machine, policy, ledger)
+    for container_id, entry in ledger.entries.items():
+        placement = entry.decision.placement
+        if placement.claim is not None:
+            placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
+            ledger = ledger.with_entry(replace(entry, decision=replace(entry.decision, placement=placement)))
+    return ledger
 
 
 def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -> Spread:
