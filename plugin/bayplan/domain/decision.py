@@ -177,10 +177,14 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Affinity:
     """The nodes on which a pod is aligned as a whole, None if any will do, and whether no better ones were
-    conceivable."""
+    conceivable. ``whole``: room was found for all of the pod's sums, its memory on ``mems`` and, as far as it
+    has CPUs of its own, on ``cpus``; that is kept for the pod."""
 
     nodes: NodeSet | None
     preferred: bool
+    whole: bool = False
+    mems: NodeSet | None = None
+    cpus: CpuSet = CpuSet()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,27 @@ from bayplan.domain.kubelet.cpu_state import CpuState
 from bayplan.domain.kubelet.engine import NO_MEMORY_MANAGER, EngineState
 from bayplan.domain.kubelet.memory_manager import MemoryManager, MemoryPolicy
 from bayplan.domain.kubelet.memory_state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
+from bayplan.domain.kubelet_rests import REST, Rest, rests
 from bayplan.domain.ledger import Ledger
 from bayplan.sets import CpuSet, NodeSet
 
 
-def books(policy: MemoryPolicy, empty: Nodes, cpus: StaticCpuPolicy | None, ledger: Ledger) -> EngineState:
+def books(
+    policy: MemoryPolicy,
+    empty: Nodes,
+    cpus: StaticCpuPolicy | None,
+    ledger: Ledger,
+    for_pod: str | None = None,
+) -> EngineState:
     """What the managers have given away when everything in *ledger* is promised.
 
     *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
+    What is kept for the rest of a pod is given away too, but for the pod *for_pod*.
     """
+    kept = [rest for rest in rests(ledger.entries.values()) if rest.pod_id != for_pod]
     return EngineState(
-        cpus=CpuState() if cpus is None else _cpus(cpus, ledger),
-        memory=NO_MEMORY_MANAGER if policy is MemoryPolicy.NONE else _memory(policy, empty, ledger),
+        cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),
+        memory=NO_MEMORY_MANAGER if policy is MemoryPolicy.NONE else _memory(policy, empty, ledger, kept),
     )
 
 
@@ -44,7 +53,7 @@ def placement(
     return Placement(mems, after.cpus.of(pod_uid, container) or CpuSet(), booked, affinity)
 
 
-def _cpus(policy: StaticCpuPolicy, ledger: Ledger) -> CpuState:
+def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[Rest]) -> CpuState:
     taken = ledger.exclusive_cpus
     assignments: dict[str, dict[str, CpuSet]] = {}
     for entry in ledger.entries.values():
@@ -53,30 +62,52 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger) -> CpuState:
             assignments.setdefault(request.pod_id, {})[request.container_id] = own
         if request.pinned_cpus is not None:
             taken |= request.pinned_cpus
+    for rest in kept:
+        if rest.cpus:
+            assignments.setdefault(rest.pod_id, {})[REST] = rest.cpus
+            taken |= rest.cpus
     return CpuState(policy.managed - taken, assignments)
 
 
-def _memory(policy: MemoryPolicy, empty: Nodes, ledger: Ledger) -> MemoryManager:
+def _memory(policy: MemoryPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest]) -> MemoryManager:
     everything = NodeSet(empty)
     counts = dict.fromkeys(empty, 0)
     sets: dict[int, set[NodeSet]] = {node: set() for node in empty}
     assignments: dict[str, dict[str, Blocks]] = {}
+
+    def count(pod_id: str, container_id: str, where: NodeSet, blocks: Blocks) -> None:
+        if where and blocks:
+            assignments.setdefault(pod_id, {})[container_id] = blocks
+            for node in where:
+                counts[node] += len(blocks)
+                sets[node].add(where)
+
     for entry in ledger.entries.values():
         where = _bound_to(policy, entry.decision) & everything
         blocks = _blocks(where, entry.decision.placement)
-        if not where or not blocks:
-            continue
-        assignments.setdefault(entry.decision.request.pod_id, {})[entry.container_id] = blocks
-        for node in where:
-            counts[node] += len(blocks)
-            sets[node].add(where)
+        count(entry.decision.request.pod_id, entry.container_id, where, blocks)
+    for rest in kept:
+        where = rest.nodes & everything
+        needed = tuple(Block(where, resource, amount) for resource, amount in sorted(rest.need.items()))
+        count(rest.pod_id, REST, where, needed)
     nodes = {}
     for node, memory in empty.items():
         group = narrowest_set(sets[node]) if sets[node] else memory.group
         nodes[node] = NodeMemory(memory.tables, counts[node], group)
         for resource, amount_bytes in ledger.booked_bytes.get(node, {}).items():
             nodes[node] = _taken(nodes[node], resource, amount_bytes)
+    for rest in kept:
+        for resource, amount_bytes in rest.need.items():
+            _keep(nodes, rest.nodes & everything, resource, amount_bytes)
     return MemoryManager(policy, MemoryState(nodes, assignments))
+
+
+def _keep(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_bytes: int) -> None:
+    """Take so much from the nodes *where* together, the lowest first, as kubelet does."""
+    for node in where:
+        taken_bytes = min(amount_bytes, max(0, nodes[node].free_bytes(resource)))
+        nodes[node] = _taken(nodes[node], resource, taken_bytes)
+        amount_bytes -= taken_bytes
 
 
 def _blocks(where: NodeSet, placed: Placement) -> Blocks:

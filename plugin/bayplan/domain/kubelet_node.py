@@ -27,17 +27,17 @@ from bayplan.domain.kubelet.refusals import REFUSED, reasons
 from bayplan.domain.kubelet.topology_manager import UNEXPECTED_ERROR, Admission, TopologyManager
 from bayplan.domain.kubelet.topology_options import Scope, TopologyOptions
 from bayplan.domain.kubelet_books import books, placement
-from bayplan.domain.ledger import Ledger
+from bayplan.domain.kubelet_rests import REST, rests
+from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.errors import BayplanError
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 INFEASIBLE: Final = "Infeasible"
 """kubelet's word for a resize that it never tries."""
 
 _NO_RESIZE: Final = "Resize is infeasible for Guaranteed Pods alongside"
-_REST: Final = "the rest of the pod"
 _POD_LEVEL: Final = Reason(
     "pod-level",
     "the pod has resources as a whole; kubelet's managers leave such pods alone, it shares the CPUs",
@@ -104,7 +104,8 @@ class KubeletNodeEngine:
             site = self._site = _Site.of(machine, policy, self.managers)
         if answer is not None:
             return _Choice(self.managers, site, ledger, EngineState(), request).refusal() or answer
-        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger)
+        for_pod = request.pod_id if current is None else None
+        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod)
         if current is not None:
             return _Resize(self.managers, site, state, request, current).decide()
         if not memory_need(request):
@@ -138,6 +139,7 @@ class _Choice:
     ) -> None:
         self.managers, self.site, self.ledger, self.state = managers, site, ledger, state
         self.request = request
+        self.affinity: Affinity | None = None
         pod_name, _, name = request.name.rpartition("/")
         guaranteed = request.qos is QosClass.GUARANTEED
         self.container = (
@@ -162,8 +164,8 @@ class _Choice:
         if not admission.admitted:
             return self._refused(pod, admission)
         hint = admission.hint(self.container.name)
-        affinity = None
-        if self._pod_by_pod() or self.managers.memory is MemoryPolicy.BEST_EFFORT:
+        affinity = self.affinity
+        if affinity is None and (self._pod_by_pod() or self.managers.memory is MemoryPolicy.BEST_EFFORT):
             affinity = Affinity(hint.nodes, hint.preferred)
         placed = placement(self.state, admission.state, self.pod.uid, self.container.name, affinity)
         return Decision(self.request, self._outcome(hint, placed), placed, tuple(self._why(hint, placed)))
@@ -178,14 +180,18 @@ class _Choice:
 
     def _admit_in_pod(self) -> tuple[PodSpec, Admission[EngineState]]:
         """Align the pod's first container together with the rest of the pod, later ones as the first."""
-        affinity = self._affinity_of_pod()
+        self.affinity = affinity = self._affinity_of_pod()
         if affinity is not None:
             return self.pod, self._allocated(Hint(affinity.nodes, affinity.preferred))
         whole = replace(self.pod, containers=(self.container, *self._rest()))
         admission = self.engine.admit(self.state, whole)
         if not admission.admitted or len(whole.containers) == 1:
             return whole, admission
-        return whole, self._allocated(admission.hint(self.container.name))
+        hint, after, pod_id = admission.hint(self.container.name), admission.state, self.pod.uid
+        cpus = [after.cpus.of(pod_id, each.name) or CpuSet() for each in whole.containers]
+        mems = after.memory.mems(pod_id, REST)
+        self.affinity = Affinity(hint.nodes, hint.preferred, whole=True, mems=mems, cpus=cpus[0] | cpus[1])
+        return whole, self._allocated(hint)
 
     def _affinity_of_pod(self) -> Affinity | None:
         for entry in self.ledger.entries.values():
@@ -205,7 +211,7 @@ class _Choice:
         if left[MEMORY] <= 0:
             return ()
         need = {name: amount for name, amount in left.items() if amount > 0}
-        return (_container(_REST, max(0, totals.cpu_milli - self.request.cpu_milli), need),)
+        return (_container(REST, max(0, totals.cpu_milli - self.request.cpu_milli), need),)
 
     def _allocated(self, hint: Hint) -> Admission[EngineState]:
         """This container with its resources by a hint that is settled."""
@@ -228,6 +234,11 @@ class _Choice:
             admission = replace(admission, state=state)
         return admission
 
+    def _kept(self, placed: Placement) -> list[Reason]:
+        entries = [*self.ledger.entries.values(), Entry(Decision(self.request, Outcome.PLACED, placed))]
+        own = [one for one in rests(entries) if one.pod_id == self.request.pod_id]
+        return [Reason("kept-for-pod", f"kept for the rest of its pod: {rest}") for rest in own if rest]
+
     def _outcome(self, hint: Hint, placed: Placement) -> Outcome:
         not_preferred = self.site.policy.topology is TopologyPolicy.BEST_EFFORT and not hint.preferred
         return Outcome.DEGRADED if not_preferred or self._without_memory(placed) else Outcome.PLACED
@@ -247,6 +258,8 @@ class _Choice:
             why = [Reason("kubelet-admits", f"{where} ({rank}; policy {policy.value}, scope {scope})")]
         if placed.mems is not None and placed.mems != hint.nodes:
             why.append(Reason("memory-nodes", f"its memory is on node {placed.mems}"))
+        if placed.affinity is not None and placed.affinity.whole:
+            why += self._kept(placed)
         if self._without_memory(placed):
             why.append(Reason("no-memory-entry", "no room for its memory; BestEffort lets it run anywhere"))
         return why
@@ -291,7 +304,9 @@ class _Resize:
 
     def _granted(self, placed: Placement, outcome: Outcome) -> Decision:
         where = "where it is" if placed.mems is None else f"on node {placed.mems}"
-        return Decision(self.request, outcome, placed, (Reason("resized", f"resized {where}"),))
+        # The pod's sums are others now, and we are not told which.
+        request = replace(self.request, pod_totals=None)
+        return Decision(request, outcome, placed, (Reason("resized", f"resized {where}"),))
 
     def _refused(self, whose: str, why: str) -> Decision:
         reason = Reason(REFUSED, f"{_NO_RESIZE} {whose} ({why})")

@@ -226,14 +226,92 @@ def test_a_pod_that_fits_nowhere_as_a_whole_is_refused_at_its_first_container() 
     assert node.place("one", 300 * MIB, owner="team").outcome is Outcome.PLACED
 
 
-def test_a_later_container_whose_room_was_taken_is_refused() -> None:
+def test_the_room_of_a_later_container_is_kept() -> None:
+    node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
+    sums = _sums(900 * MIB, 3000)
+    first = node.place("one", 300 * MIB, 1000, owner="team", totals=sums)
+    assert first.reasons[-1].text == "kept for the rest of its pod: 600Mi memory on node 0 and CPUs 2-3"
+    assert str(node.place("thief", 600 * MIB, 2000).placement.mems) == "1"
+    assert node.place("second-thief", 600 * MIB).outcome is Outcome.REFUSED
+    second = node.place("two", 600 * MIB, 2000, owner="team", totals=sums)
+    assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("0", "2-3")
+    assert second.reasons[-1].code != "kept-for-pod"
+
+
+def test_the_room_of_a_container_that_starts_again_is_kept_and_goes_with_the_pod() -> None:
+    node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
+    sums = _sums(900 * MIB, 1000)
+    for name, size in (("one", 300), ("two", 600)):
+        node.place(name, size * MIB, owner="team", totals=sums)
+    node.ledger = node.ledger.without("two")
+    assert str(node.place("other", 600 * MIB).placement.mems) == "1"
+    assert str(node.place("two-again", 600 * MIB, owner="team", totals=sums).placement.mems) == "0"
+    for name in ("one", "two-again"):
+        node.ledger = node.ledger.without(name)
+    assert str(node.place("next", 1000 * MIB).placement.mems) == "0"
+
+
+def test_what_a_resized_pod_needs_is_not_known_and_so_not_kept() -> None:
     node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
     sums = _sums(900 * MIB, 1000)
     node.place("one", 300 * MIB, owner="team", totals=sums)
-    node.place("thief", 600 * MIB)
-    refused = node.place("two", 600 * MIB, owner="team", totals=sums)
-    assert refused.refused_as == "UnexpectedAdmissionError"
-    assert "failed to find NUMA nodes to extend" in refused.explanation()
+    node.place("two", 600 * MIB, owner="team", totals=sums)
+    assert _resized(node, "two", memory_limit_bytes=100 * MIB).outcome is Outcome.PLACED
+    assert [str(node.place(f"c{i}", 600 * MIB).placement.mems) for i in range(2)] == ["0", "1"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([RESTRICTED, SINGLE, BEST_EFFORT]),
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.lists(st.tuples(st.integers(1, 5), st.integers(1, 2)), min_size=2, max_size=3),
+        ),
+        min_size=4,
+        max_size=6,
+    ),
+    st.lists(
+        st.tuples(st.integers(0, 7), st.sampled_from(["next", "next", "next", "again", "end"])), max_size=40
+    ),
+)
+def test_no_container_of_an_admitted_pod_finds_its_room_taken(
+    policy: Policy,
+    nodes: int,
+    plans: list[tuple[bool, list[tuple[int, int]]]],
+    turns: list[tuple[int, str]],
+) -> None:
+    """Pods of several containers come, start containers again and go, in any order, with restarts between."""
+    node = Node(_hardware(nodes), policy, POD_SCOPE)
+    running: dict[int, list[int]] = {}
+    for which, what in turns:
+        number = which % len(plans)
+        whole_cpus, plan = plans[number]
+        milli = [cpus * 1000 if whole_cpus else 500 for _, cpus in plan]
+        sums = _sums(sum(tenths for tenths, _ in plan) * GIB // 10, sum(milli))
+        here = running.setdefault(number, [])
+        if what == "end":
+            for index in here:
+                node.ledger = node.ledger.without(f"p{number}-{index}")
+            running[number] = []
+            continue
+        if what == "again" and len(here) > 1:
+            node.ledger = node.ledger.without(f"p{number}-{here.pop()}")
+            continue
+        left = [index for index in range(len(plan)) if index not in here]
+        if not left:
+            continue
+        index, admitted = left[0], bool(here)
+        size = plan[index][0] * GIB // 10
+        decision = node.place(f"p{number}-{index}", size, milli[index], owner=f"p{number}", totals=sums)
+        if admitted:
+            assert decision.outcome is not Outcome.REFUSED, decision.explanation()
+        if decision.outcome is not Outcome.REFUSED:
+            here.append(index)
+            assert len(decision.placement.exclusive_cpus) == (milli[index] // 1000 if whole_cpus else 0)
+        _check_promises(node)
+        node.ledger = Ledger.of(decode_entry(encode(entry)) for entry in node.ledger.entries.values())
 
 
 def test_the_affinity_of_a_pod_survives_the_store() -> None:

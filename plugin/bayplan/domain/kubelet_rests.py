@@ -1,0 +1,79 @@
+"""The rest of pods that were admitted as a whole: room that is kept until their other containers come.
+
+kubelet promises a pod everything at once, a runtime names its containers one by one. What is kept is what
+the pod's sums leave after the containers that are there, on the nodes and CPUs that the pod was given; it is
+read off the ledger, so that it survives a restart and goes with the pod's last container.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bayplan.domain.claims import memory_need
+from bayplan.domain.decision import Affinity, PodTotals
+from bayplan.domain.ledger import Entry
+from bayplan.domain.topology import MEMORY
+from bayplan.quantity import format_bytes
+from bayplan.sets import CpuSet, NodeSet
+
+REST: Final = "the rest of the pod"
+"""Its name as a container among the pod's."""
+
+_MILLI: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is kept for a pod: bytes by resource on ``nodes`` together, and ``cpus`` that become exclusive."""
+
+    pod_id: str
+    nodes: NodeSet
+    need: Mapping[str, int]
+    cpus: CpuSet
+
+    def __bool__(self) -> bool:
+        return bool(self.need or self.cpus)
+
+    def __str__(self) -> str:
+        parts = [f"{format_bytes(amount)} {name}" for name, amount in sorted(self.need.items())]
+        memory = [f"{', '.join(parts)} on node {self.nodes}"] if parts else []
+        return " and ".join(memory + ([f"CPUs {self.cpus}"] if self.cpus else []))
+
+
+def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
+    """What is kept for the pods of *entries*, in the order of their ids."""
+    pods: dict[str, list[Entry]] = {}
+    for entry in entries:
+        affinity = entry.decision.placement.affinity
+        if affinity is not None and affinity.whole:
+            pods.setdefault(entry.decision.request.pod_id, []).append(entry)
+    for pod_id, members in sorted(pods.items()):
+        affinity = members[0].decision.placement.affinity
+        totals = members[0].decision.request.pod_totals
+        # A pod with a container that was resized has other sums than those it was admitted with.
+        known = all(member.decision.request.pod_totals == totals for member in members)
+        if known and totals is not None and affinity is not None:
+            yield _rest(pod_id, totals, affinity, members)
+
+
+def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, int], int]:
+    """What the containers *members* leave of their pod's sums: bytes by resource, and the number of CPUs that
+    the rest of the pod may have for itself. The sums do not say that number: a whole one is taken for it."""
+    left = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+    milli = totals.cpu_milli
+    for member in members:
+        request = member.decision.request
+        milli -= request.cpu_milli
+        for name, amount in memory_need(request).items():
+            left[name] = left.get(name, 0) - amount
+    need = {name: amount for name, amount in left.items() if amount > 0}
+    return need, milli // _MILLI if milli > 0 and milli % _MILLI == 0 else 0
+
+
+def _rest(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> Rest:
+    need, count = left_over(totals, members)
+    free = affinity.cpus
+    for member in members:
+        free -= member.decision.placement.exclusive_cpus
+    nodes = affinity.mems or NodeSet()
+    return Rest(pod_id, nodes, need if nodes else {}, CpuSet(sorted(free)[:count]))
