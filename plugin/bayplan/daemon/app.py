@@ -43,6 +43,7 @@ from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
+from bayplan.oci.cri import list_containers
 from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
 from bayplan.service.questions import Question, explaining, rehearsing
@@ -157,7 +158,13 @@ class _Daemon:
             self._verify_now.set,
             _desk_rules(self.settings),
         )
-        self.residue = Residue(self.controller, self.hierarchy, self.in_host_thread, self.desk.release)
+        self.residue = Residue(
+            self.controller,
+            self.hierarchy,
+            self.in_host_thread,
+            self.desk.release,
+            lambda: list_containers(self.settings.crio_socket),
+        )
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,

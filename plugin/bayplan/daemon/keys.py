@@ -257,6 +257,11 @@ CONNECTION: Final = (
         "their own --on-failure, refuse fails the container, allow starts it unplaced",
     ),
     Key(
+        "crioSocket", "crio_socket", "crio-socket", "PATH",
+        absolute_path, syntax.text, "/var/run/crio/crio.sock",
+        "CRI-O's own socket, which is asked whether containers that came through hooks have ended",
+    ),
+    Key(
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",
         duration_ms(10, 60_000), syntax.text, "1s",
         "after this time the runtime gets a safe default answer; less than its plugin_request_timeout (2s)",

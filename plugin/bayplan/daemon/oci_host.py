@@ -21,7 +21,14 @@ from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
 from bayplan.oci.errors import OciError
-from bayplan.oci.workloads import container_from, id_in_cgroups_path, is_sandbox, pod_from, sandbox_id
+from bayplan.oci.workloads import (
+    container_from,
+    engine_of,
+    id_in_cgroups_path,
+    is_sandbox,
+    pod_from,
+    sandbox_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +87,8 @@ def _described(form: Form, read: _Read, container_id: str, bundle: str, pid: int
         return None
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
-    return Arrival(pod, container, Origin.of(form, pod, container, bundle), spec, read.document)
+    origin = Origin.of(form, pod, container, bundle, engine_of(spec))
+    return Arrival(pod, container, origin, spec, read.document)
 
 
 def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:

@@ -1,12 +1,13 @@
 """Entries without a container: those that came without NRI, and whose end nobody told us.
 
 A hook that was killed, a poststop that crun does not run after a failed creation, a reboot: nobody will ever
-speak of such a container again. So the kernel is asked, now and then, whether it still has a process.
+speak of such a container again. So the kernel is asked, now and then, whether it still has a process, and
+CRI-O, where that made it, whether it has ended.
 """
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,9 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
+
+CRIO: Final = "cri-o"
+"""CRI-O's word for itself in its containers' annotations."""
 
 PATIENCE_S: Final = 300.0
 """For a container whose spec was rewritten to get its process: CRI-O allows a creation 240 s."""
@@ -33,12 +37,14 @@ class Residue:
         hierarchy: Hierarchy,
         in_thread: InThread,
         release: Callable[[Entry], Awaitable[None]],
+        list_crio: Callable[[], Mapping[str, bool]],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._controller = controller
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._release = release
+        self._list_crio = list_crio
         self._clock_s = clock_s
         self._awaited_since_s: dict[str, float] = {}
         self._seen: dict[str, Origin] = {}
@@ -52,8 +58,10 @@ class Residue:
         self._seen = {key: origin for key, origin in self._seen.items() if key in ids}
         if not suspects:
             return
+        listed = await self._in_thread(partial(self._listed, suspects))
         for entry in await self._in_thread(partial(self._without_process, suspects)):
-            if not self._may_come(entry):
+            alive = listed.get(entry.container_id)
+            if alive is False or (alive is None and not self._may_come(entry)):
                 logger.warning(
                     "a container is gone without a word",
                     extra={
@@ -63,6 +71,16 @@ class Residue:
                 )
                 self._controller.counters["oci_gone"] += 1
                 await self._release(entry)
+
+    def _listed(self, suspects: list[Entry]) -> Mapping[str, bool]:
+        """What CRI-O says of the containers that it made, if it made any; nothing when it does not answer."""
+        if not any(entry.origin is not None and entry.origin.engine == CRIO for entry in suspects):
+            return {}
+        try:
+            return self._list_crio()
+        except BayplanError as error:
+            logger.debug("CRI-O does not say which containers it has", extra={"problem": str(error)})
+            return {}
 
     def _without_process(self, suspects: list[Entry]) -> list[Entry]:
         gone = []

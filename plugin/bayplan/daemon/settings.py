@@ -79,6 +79,7 @@ class Settings:
     state_directory: Path = Path("/var/lib/bayplan")
     admin_socket: Path = DEFAULT_SOCKET
     oci_socket: Path | None = DEFAULT_OCI_SOCKET
+    crio_socket: Path = Path("/var/run/crio/crio.sock")
     oci_deadline_ms: int = 1500
     oci_undecided: Undecided = Undecided.CLIENT
     log_level: str = "info"

@@ -27,7 +27,8 @@ class Origin:
     ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations,
     labels and devices. ``container.pid`` is its first process, 0 until it is known; ``start_ticks`` tells it
     from a later one with its id. ``cgroups`` are the paths below the mounts, by controller; empty
-    until they are known. ``applied`` is what was set.
+    until they are known. ``applied`` is what was set. ``engine`` is who calls the OCI runtime (``cri-o``,
+    ``libpod``), empty where nothing says so.
     """
 
     form: Form
@@ -37,9 +38,10 @@ class Origin:
     cgroups: Mapping[str, str] = field(default_factory=dict)
     start_ticks: int = 0
     applied: Adjustment = field(default_factory=Adjustment)
+    engine: str = ""
 
     @classmethod
-    def of(cls, form: Form, pod: Pod, container: Container, bundle: str = "") -> "Origin":
+    def of(cls, form: Form, pod: Pod, container: Container, bundle: str = "", engine: str = "") -> "Origin":
         """The origin of a container that is described by *pod* and *container*."""
         bare = replace(container, annotations={}, labels={}, devices=(), device_mounts=(), cdi_devices=())
-        return cls(form, replace(pod, annotations={}, labels={}), bare, bundle)
+        return cls(form, replace(pod, annotations={}, labels={}), bare, bundle, engine=engine)

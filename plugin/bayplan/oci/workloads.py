@@ -44,7 +44,7 @@ def sandbox_id(spec: Spec) -> str:
     return _first(spec.annotations or {}, *_SANDBOX_IDS)
 
 
-def runtime_manager(spec: Spec) -> str:
+def engine_of(spec: Spec) -> str:
     """Who calls the OCI runtime: ``cri-o``, ``libpod``, ``containerd``; empty where nothing says so."""
     annotations = spec.annotations or {}
     if manager := annotations.get(_MANAGER, ""):

@@ -77,6 +77,7 @@ def test_every_flag() -> None:
         "--request-deadline=1.5s",
         "--oci-socket=none",
         "--oci-deadline=2s",
+        "--crio-socket=/run/crio.sock",
         "--oci-undecided=allow",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",

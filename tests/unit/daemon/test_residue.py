@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bayplan.daemon.residue import PATIENCE_S, Residue
+from bayplan.daemon.residue import CRIO, PATIENCE_S, Residue
 from bayplan.domain.decision import QosClass
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Container
+from bayplan.errors import UnavailableError
 from bayplan.quantity import GIB
 from bayplan.testing.controllers import Controlled, controlled
 from bayplan.testing.machines import container, pod
@@ -39,11 +40,17 @@ async def entered(one: Controlled, form: Form, **changes: Any) -> None:
     await one.controller.create_container(OWNER, asked, replace(origin, container=known, **changes))
 
 
-def residue(one: Controlled, node: OciNode, clock: Clock) -> Residue:
+def nobody() -> dict[str, bool]:
+    raise UnavailableError("/run/crio.sock", "nobody listens")
+
+
+def residue(
+    one: Controlled, node: OciNode, clock: Clock, listing: Callable[[], dict[str, bool]] = nobody
+) -> Residue:
     async def release(entry: Any) -> None:
         await one.controller.stop_container(OWNER, Container(entry.container_id, OWNER.id))
 
-    return Residue(one.controller, node.hierarchy, here, release, clock)
+    return Residue(one.controller, node.hierarchy, here, release, listing, clock)
 
 
 def test_a_hooks_container_is_released_with_its_last_process(tmp_path: Path) -> None:
@@ -132,5 +139,50 @@ def test_what_came_over_nri_is_not_looked_for(tmp_path: Path) -> None:
             await one.controller.create_container(OWNER, container("x", OWNER, milli_cpus=1000))
             await residue(one, OciNode(tmp_path / "root"), Clock()).look()
             assert set(one.controller.ledger.entries) == {"x"}
+
+    asyncio.run(scenario())
+
+
+def test_crio_knows_better_what_it_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        listing = {"x": True}
+        async with controlled(tmp_path / "state", nri=None) as one:
+            node = OciNode(tmp_path / "root")
+            look = residue(one, node, Clock(), lambda: listing).look
+            # The process of a container that CRI-O lists is in a place that we cannot see.
+            await entered(one, Form.HOOK, pid=42, start_ticks=1000, engine=CRIO)
+            await look()
+            assert set(one.controller.ledger.entries) == {"x"}
+            listing["x"] = False
+            await look()
+            assert one.controller.ledger.entries == {}
+            # One whose spec was rewritten may still come if CRI-O has not heard of it, and not if it ended.
+            await entered(one, Form.WRAPPER, engine=CRIO)
+            listing.clear()
+            await look()
+            assert set(one.controller.ledger.entries) == {"x"}
+            listing["x"] = False
+            await look()
+            assert one.controller.ledger.entries == {}
+
+    asyncio.run(scenario())
+
+
+def test_crio_is_asked_only_about_its_own(tmp_path: Path) -> None:
+    asked = []
+
+    def listing() -> dict[str, bool]:
+        asked.append(1)
+        return {}
+
+    async def scenario() -> None:
+        async with controlled(tmp_path / "state", nri=None) as one:
+            look = residue(one, OciNode(tmp_path / "root"), Clock(), listing).look
+            await entered(one, Form.PRECREATE, engine="libpod")
+            await look()
+            assert asked == []
+            await entered(one, Form.PRECREATE, engine=CRIO)
+            await look()
+            assert asked == [1]
 
     asyncio.run(scenario())
