@@ -45,7 +45,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> Table:
         tuple(
             (
                 one["nodes"],
-                *(str(one["criteria"].get(name, "-")) for name in criteria),
+                *(one["texts"].get(name, "-") for name in criteria),
                 *((one["obstacle"] or "-",) if obstacles else ()),
             )
             for one in candidates

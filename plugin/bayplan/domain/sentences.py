@@ -4,7 +4,7 @@ simulator and refusals say the same of the same decision.
 The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from bayplan.domain.decision import (
     Advantage,
@@ -84,6 +84,14 @@ def placed(placement: Placement) -> list[str]:
     lines = [f"memory: {_anywhere(placement.mems)}{_witness(placement.booked_bytes)}"]
     if placement.overlapping:
         lines[-1] += "; shared in part with other sets of nodes"
+    if placement.home is not None:
+        lines.append(f"placed on {nodes_text(placement.home)} at first, moved over since")
+    claim = placement.claim
+    if claim is not None and claim.amounts_bytes:
+        flexible = ", and may move over for others" if claim.flexible else ""
+        lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
+    if claim is not None and claim.short_bytes:
+        lines.append(f"not promised: {_amounts(claim.short_bytes)}")
     cpus = placement.exclusive_cpus
     lines.append(f"CPUs: {cpus}, its own" if cpus else "CPUs: the shared ones")
     if placement.memory_policy is not None:
@@ -94,10 +102,16 @@ def placed(placement: Placement) -> list[str]:
 def advantage(winner: NodeSet | None, found: Advantage) -> str:
     """Why the winner is better than the runner-up."""
     mine, other = _anywhere(winner), nodes_text(found.runner_up_nodes)
+    if found.criterion == "id":
+        return f"{mine} before {other}, which would do as well, by the lower id"
     won = "beat" if winner is not None and len(winner) > 1 else "beats"
-    values = [found.winner, found.runner_up]
-    first, second = map(format_bytes, values) if found.criterion == ROOM_TAKEN else map(str, values)
-    return f"{mine} {won} {other} by {found.criterion}: {first} against {second}"
+    values = (criterion(found.criterion, value) for value in (found.winner, found.runner_up))
+    return f"{mine} {won} {other} by {found.criterion}: {' against '.join(values)}"
+
+
+def criterion(name: str, value: int) -> str:
+    """A value by which candidates were compared."""
+    return format_bytes(value) if name == ROOM_TAKEN else str(value)
 
 
 def move(one: Move) -> str:
@@ -143,11 +157,16 @@ def _hint(hint: DeviceHint) -> str:
 
 
 def _witness(booked_bytes: Mapping[int, Mapping[str, int]]) -> str:
-    parts: Iterable[str] = (
-        f"{format_bytes(amount)}{'' if resource == MEMORY else f' {resource}'} on node {node}"
-        for node, row in sorted(booked_bytes.items())
-        for resource, amount in row.items()
-        if amount
+    rows = (
+        (node, {name: amount for name, amount in row.items() if amount}) for node, row in booked_bytes.items()
     )
-    text = ", ".join(parts)
+    text = ", ".join(f"{_amounts(row)} on node {node}" for node, row in sorted(rows) if row)
     return f" ({text})" if text else ""
+
+
+def _amounts(amounts_bytes: Mapping[str, int]) -> str:
+    """``2Gi and 64Mi of hugepages-2Mi``."""
+    return " and ".join(
+        format_bytes(amount) + ("" if resource == MEMORY else f" of {resource}")
+        for resource, amount in amounts_bytes.items()
+    )

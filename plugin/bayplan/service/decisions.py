@@ -27,7 +27,12 @@ def decision_view(decision: Decision) -> View:
         "refusal": str(sentences.refusal(decision)) if refused else None,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
         "candidates": [
-            {"nodes": str(one.nodes), "criteria": dict(one.criteria), "obstacle": one.obstacle or None}
+            {
+                "nodes": str(one.nodes),
+                "criteria": dict(one.criteria),
+                "texts": {name: sentences.criterion(name, value) for name, value in one.criteria.items()},
+                "obstacle": one.obstacle or None,
+            }
             for one in decision.candidates
         ],
         "advantage": _advantage(decision),
@@ -69,11 +74,20 @@ def _asked(request: Request) -> View:
 
 
 def _placement(placement: Placement) -> View:
-    policy = placement.memory_policy
+    policy, claim = placement.memory_policy, placement.claim
     return {
         "mems": _nodes(placement.mems),
         "exclusiveCpus": str(placement.exclusive_cpus),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
+        "claim": None
+        if claim is None
+        else {
+            "nodes": str(claim.nodes),
+            "amountsBytes": dict(claim.amounts_bytes),
+            "shortBytes": dict(claim.short_bytes),
+            "flexible": claim.flexible,
+        },
+        "home": _nodes(placement.home),
         "overlapping": placement.overlapping,
         "memoryPolicy": None if policy is None else sentences.policy_text(policy),
         "lines": sentences.placed(placement),

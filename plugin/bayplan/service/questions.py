@@ -6,10 +6,12 @@ moment with an engine of its own. Neither changes anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.engine import Engine
+from bayplan.domain.exact.witness import witness
 from bayplan.domain.manifest import plan_manifest
 from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.rehearsal import Rehearsal
@@ -89,6 +91,8 @@ def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Record
         for entry in snapshot.ledger.entries.values()
         if concerns(subject, entry.decision.request.name, entry.container_id)
     }
+    if any(decision.placement.claim is not None for decision in current.values()):
+        current = _with_witness(snapshot, current)
     names = sorted(by_name.keys() | current.keys())
     if not names:
         raise UnknownSubjectError(subject)
@@ -125,6 +129,15 @@ def what_if_view(
             }
         )
     return {"apiVersion": API_VERSION, "kind": "WhatIf", "engine": engine.name, "pods": pods}
+
+
+def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[str, Decision]:
+    """*current* with what each has on which node now; later decisions may have routed it otherwise."""
+    spreads = witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+    return {
+        name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
+        for name, one in current.items()
+    }
 
 
 def _explained(current: Decision | None, recorded: Sequence[Recorded]) -> View:

@@ -11,6 +11,7 @@ from bayplan.domain import sentences
 from bayplan.domain.decision import (
     Advantage,
     Candidate,
+    Claim,
     Decision,
     DeviceHint,
     Holder,
@@ -55,13 +56,15 @@ PLACED = Decision(
     Placement(
         NodeSet([0, 1]),
         booked_bytes={0: {"memory": GIB}, 1: {"memory": 256 * MIB, "hugepages-2Mi": 64 * MIB}},
+        claim=Claim(NodeSet([0, 1]), {"memory": 1280 * MIB}, flexible=True, short_bytes={"memory": 32 * MIB}),
         overlapping=True,
+        home=NodeSet([0]),
         memory_policy=MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1])),
     ),
     (Reason("fits", "nodes 0-1 have room"), Reason("moves", "default/web/a moves over")),
     moves=(Move("bbb", "default/web/a", NodeSet([0]), NodeSet([0, 2]), 64 * MIB), Move("c", "d/e/f", None, NodeSet([3]))),
     candidates=(
-        Candidate(NodeSet([0, 1]), {"width": 2, "distance": 42}),
+        Candidate(NodeSet([0, 1]), {"width": 2, "distance": 42, "room taken": 3 * GIB}),
         Candidate(NodeSet([0, 2]), {"width": 2, "distance": 62}),
         Candidate(NodeSet([3]), {"width": 1}, "node 3 holds 1Gi"),
     ),
@@ -96,7 +99,10 @@ default/db/main (current)
               wish: near nic0 on node 1 (preferred)
               set by somebody else: cpuset.cpus 3
   outcome:    placed
-  placed:     memory: nodes 0-1 (1Gi on node 0, 256Mi on node 1, 64Mi hugepages-2Mi on node 1); shared in part with other sets of nodes
+  placed:     memory: nodes 0-1 (1Gi on node 0, 256Mi and 64Mi of hugepages-2Mi on node 1); shared in part with other sets of nodes
+              placed on node 0 at first, moved over since
+              promised: 1280Mi on nodes 0-1, and may move over for others
+              not promised: 32Mi
               CPUs: the shared ones
               memory policy: interleave:0-1
   why:        nodes 0-1 have room
@@ -105,10 +111,10 @@ default/db/main (current)
   moved:      default/web/a from node 0 to nodes 0,2, at most 64Mi of it moved
               d/e/f from any node to node 3
 
-CANDIDATE  WIDTH  DISTANCE  OBSTACLE
-0-1            2        42  -
-0,2            2        62  -
-3              1         -  node 3 holds 1Gi
+CANDIDATE  WIDTH  DISTANCE  ROOM TAKEN  OBSTACLE
+0-1            2        42         3Gi  -
+0,2            2        62           -  -
+3              1         -           -  node 3 holds 1Gi
 """
     )
 

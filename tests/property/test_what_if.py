@@ -1,0 +1,77 @@
+"""What-if changes nothing: not the ledger, and no later answer of the daemon's own engine."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayplan.domain.engine import Engine
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.kubelet_node import KubeletNodeEngine
+from bayplan.domain.manifest import plan_manifest, sizes_manifest
+from bayplan.domain.memory_policy import PolicyAbility
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.rehearsal import Rehearsal
+from bayplan.quantity import GIB
+from bayplan.service.questions import what_if_view
+from bayplan.state.codec import encode
+from bayplan.testing.machines import machine
+from bayplan.testing.snapshots import make_snapshot
+
+MACHINE = machine(3, cpus_per_node=4, memory_bytes=4 * GIB)
+PODS = st.lists(
+    st.tuples(st.integers(1, 7000), st.sampled_from(["250m", "1", "2"]), st.sampled_from(["", "0-1", "2"])),
+    max_size=6,
+)
+
+
+def manifest(name: str, mib: int, cpus: str, nodes: str) -> dict[str, object]:
+    sizes = {"memory": f"{mib}Mi", "cpu": cpus}
+    wishes = {"bayplan.dev/preferred-nodes": nodes} if nodes else {}
+    return sizes_manifest(name, sizes, sizes, annotations=wishes)
+
+
+@pytest.mark.parametrize("make", [ExactEngine, KubeletNodeEngine])
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(TopologyPolicy), PODS, PODS)
+def test_nothing_is_changed(
+    make: Callable[[], Engine],
+    topology: TopologyPolicy,
+    there: list[tuple[int, str, str]],
+    asked: list[tuple[int, str, str]],
+) -> None:
+    policy = Policy(topology=topology)
+    asked_pods = [manifest(f"w{number}", *pod) for number, pod in enumerate(asked)]
+    daemon, twin = (Rehearsal(MACHINE, policy, make()) for _ in range(2))
+    for number, pod in enumerate(there):
+        snapshot = make_snapshot(machine=MACHINE, policy=policy, ledger=daemon.ledger)
+        before = {key: encode(entry) for key, entry in daemon.ledger.entries.items()}
+        said = what_if_view(snapshot, make(), PolicyAbility(), asked_pods)
+        assert len(said["pods"]) == len(asked_pods)
+        assert {key: encode(entry) for key, entry in snapshot.ledger.entries.items()} == before
+        (planned,) = plan_manifest(manifest(f"t{number}", *pod), MACHINE)
+        assert daemon.admit(planned) == twin.admit(planned)
+    assert daemon.ledger == twin.ledger
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(TopologyPolicy), PODS, PODS)
+def test_what_it_says_is_what_happens(
+    topology: TopologyPolicy, there: list[tuple[int, str, str]], asked: list[tuple[int, str, str]]
+) -> None:
+    policy = Policy(topology=topology)
+    daemon = Rehearsal(MACHINE, policy, ExactEngine())
+    for number, pod in enumerate(there):
+        daemon.admit(plan_manifest(manifest(f"t{number}", *pod), MACHINE)[0])
+    snapshot = make_snapshot(machine=MACHINE, policy=policy, ledger=daemon.ledger)
+    pods = [manifest(f"w{number}", *pod) for number, pod in enumerate(asked)]
+    said = what_if_view(snapshot, ExactEngine(), PolicyAbility(), pods)
+    for pod, told in zip(pods, said["pods"], strict=True):
+        (decision,) = daemon.admit(plan_manifest(pod, MACHINE)[0])
+        assert told["containers"][0]["outcome"] == decision.outcome.value
+        mems = told["containers"][0]["placement"] and told["containers"][0]["placement"]["mems"]
+        assert mems == (None if decision.placement.mems is None else str(decision.placement.mems))
+        assert [one["text"] for one in told["containers"][0]["reasons"]] == [
+            one.text for one in decision.reasons
+        ]
