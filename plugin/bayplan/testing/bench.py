@@ -13,16 +13,18 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.decision import QosClass
+from bayplan.domain.decision import NodeWish, Outcome, QosClass
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
 from bayplan.quantity import GIB
+from bayplan.sets import NodeSet
 from bayplan.testing.flavors import CONTAINERD_2_3
 from bayplan.testing.machines import container, machine, pod
 from bayplan.testing.runtime import FakeRuntime
@@ -30,6 +32,7 @@ from bayplan.testing.workloads import BEST_EFFORT, make_container, make_pod
 
 SYNCHRONIZED_CONTAINERS: Final = 1000
 CONTAINER_BYTES: Final = 10_000
+DECISIONS: Final = 300
 
 Row = tuple[str, str, str]
 
@@ -90,26 +93,37 @@ async def _synchronization() -> list[Row]:
 
 
 def _decisions() -> list[Row]:
-    """The engine alone: one more decision on machines that are in use."""
+    """The engine alone on machines that are in use: one container comes and another goes each time, so that
+    no decision is about a ledger that was seen before."""
     rows = []
     for nodes, population in ((2, 100), (8, 400), (64, 1000)):
-        hardware = machine(nodes, cpus_per_node=8, memory_bytes=64 * GIB)
-        owner = pod("p", QosClass.GUARANTEED)
-        engine, policy, ledger = ExactEngine(), Policy(), Ledger()
-        for number in range(population):
-            one = container(f"c{number}", owner, memory_bytes=nodes * 40 * GIB // population, milli_cpus=500)
-            request = derive_request(owner, one, hardware.memory_bytes)
-            ledger = ledger.with_entry(Entry(engine.decide(hardware, policy, ledger, request)))
-        request = derive_request(
-            owner, container("next", owner, memory_bytes=GIB, milli_cpus=500), hardware.memory_bytes
-        )
-        times_ms = []
-        for _ in range(100):
-            started = time.perf_counter()
-            engine.decide(hardware, policy, ledger, request)
-            times_ms.append((time.perf_counter() - started) * 1000)
-        rows.append((f"decision alone, {nodes} nodes, {population} containers", *_milliseconds(times_ms)))
+        rows.append(_decision(nodes, population))
+    rows.append(_decision(8, 400, crossing=True))
     return rows
+
+
+def _decision(nodes: int, population: int, *, crossing: bool = False) -> Row:
+    """With *crossing* every container wishes a pair of neighbours, so that all sets with promises cross
+    others and the search has to solve flows."""
+    hardware = machine(nodes, cpus_per_node=8, memory_bytes=64 * GIB)
+    owner = pod("p", QosClass.GUARANTEED)
+    engine, policy, ledger = ExactEngine(), Policy(), Ledger()
+    times_ms = []
+    for number in range(population + DECISIONS):
+        one = container(f"c{number}", owner, memory_bytes=nodes * 40 * GIB // population, milli_cpus=500)
+        request = derive_request(owner, one, hardware.memory_bytes)
+        if crossing and number < population:
+            pair = NodeSet([number % nodes, (number + 1) % nodes])
+            request = replace(request, nodes=NodeWish(pair, required=True))
+        started = time.perf_counter()
+        decision = engine.decide(hardware, policy, ledger, request)
+        times_ms.append((time.perf_counter() - started) * 1000)
+        assert decision.outcome is Outcome.PLACED
+        ledger = ledger.with_entry(Entry(decision))
+        if number >= population:
+            ledger = ledger.without(f"c{number - population}")
+    name = f"decision alone, {nodes} nodes, {population} containers{', crossing sets' if crossing else ''}"
+    return name, *_milliseconds(times_ms[population:])
 
 
 def _milliseconds(times_ms: list[float]) -> tuple[str, str]:

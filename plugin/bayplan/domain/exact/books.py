@@ -13,7 +13,7 @@ from bayplan.domain.engine import allocatable_bytes
 from bayplan.domain.exact.flow import Flow, bits
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
-from bayplan.domain.topology import Machine
+from bayplan.domain.topology import MEMORY, Machine
 from bayplan.sets import NodeSet
 
 NAMED_HOLDERS: Final = 5
@@ -44,6 +44,7 @@ class Books:
         for node, amounts in allocatable_bytes(machine, policy).items():
             for resource, amount_bytes in amounts.items():
                 self.capacity.setdefault(resource, {})[1 << node] = amount_bytes
+        self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
         self.flows: dict[str, Flow] = {}
         self._totals: dict[NodeSet, Amounts] = {}
 
@@ -105,6 +106,7 @@ class Books:
         """Independent books with the same promises."""
         twin = Books.__new__(Books)
         twin.machine, twin.policy, twin.capacity = self.machine, self.policy, self.capacity
+        twin.largest_node_bytes = self.largest_node_bytes
         twin.flows = {resource: flow.copy() for resource, flow in self.flows.items()}
         twin._totals = self._totals  # noqa: SLF001 - of its own class
         return twin

@@ -282,7 +282,7 @@ class Confining:
         every = (
             row.nodes
             for width in range(1, min(area.widest, area.ground.bit_count()) + 1)
-            for row in self.site.ranked(area.ground, width, ())
+            for row in self.site.ranked(area.ground, width, {})
             if bare.plausible(row.nodes)
         )
         return list(islice(every, MAX_TARGETS))

@@ -37,11 +37,14 @@ class Question:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
         if self.cpus and self.cpus_on(nodes) < self.cpus:
             return False
-        if any(not hint & nodes for hint in self.hard_hints):
+        if self.hard_hints and any(not hint & nodes for hint in self.hard_hints):
             return False
         for resource, amount_bytes in self.amounts.items():
             rooms = self.rooms[resource]
-            if sum(rooms.get(node, 0) for node in bits(nodes)) < amount_bytes:
+            have_bytes = rooms.get(nodes)  # most sets have one node
+            if have_bytes is None:
+                have_bytes = sum(rooms.get(node, 0) for node in bits(nodes))
+            if have_bytes < amount_bytes:
                 return False
         return True
 
@@ -66,7 +69,8 @@ def distance(question: Question, nodes: int) -> int:
 
 
 def remote_initiators(question: Question, nodes: int) -> int:
-    """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0)."""
+    """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0; where that is
+    not known, nodes without CPUs)."""
     return question.site.remote_initiators(nodes)
 
 
@@ -76,12 +80,20 @@ def devices_elsewhere(question: Question, nodes: int) -> int:
 
 
 def room_taken(question: Question, nodes: int) -> int:
-    """Bytes of room on *nodes* before: the less, the more stays in one piece elsewhere for a large one."""
+    """Bytes of room on *nodes* before: the less, the more stays in one piece elsewhere for a large one.
+
+    In steps of an eighth of the largest node, so that nodes that only differ by what their kernel took at
+    boot are filled in the order of their ids.
+    """
     rooms = question.rooms.get(MEMORY)
-    return sum(rooms.get(node, 0) for node in bits(nodes)) if rooms else 0
+    if not rooms:
+        return 0
+    step_bytes = question.books.largest_node_bytes // ROOM_STEPS or 1
+    return sum(rooms.get(node, 0) for node in bits(nodes)) // step_bytes * step_bytes
 
 
 ROOM_TAKEN: Final = "room taken"
+ROOM_STEPS: Final = 8
 
 CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
     "overlapping sets": overlapping_sets,
@@ -92,8 +104,9 @@ CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
     ROOM_TAKEN: room_taken,
 }
 """After these the lowest ids decide."""
+_FUNCTIONS: Final = tuple(CRITERIA.values())
 
 
 def values(question: Question, nodes: int) -> tuple[int, ...]:
     """*nodes* by all criteria."""
-    return tuple(criterion(question, nodes) for criterion in CRITERIA.values())
+    return tuple([criterion(question, nodes) for criterion in _FUNCTIONS])

@@ -139,15 +139,10 @@ def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
     """The sets of one width in the order of distance and initiators."""
     if area.exactly:
         return [area.ground]
-    roomiest = _roomiest(question, area.ground)
-    rows = [row.nodes for row in question.site.ranked(area.ground, width, roomiest)]
-    return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
-
-
-def _roomiest(question: Question, ground: int) -> list[int]:
     resource = next(iter(question.amounts), None)
-    rooms = question.rooms[resource] if resource is not None else question.free_cpus
-    return sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))
+    rooms = question.free_cpus if resource is None else question.rooms[resource]
+    rows = [row.nodes for row in question.site.ranked(area.ground, width, rooms)]
+    return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
 
 
 def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]) -> Found:

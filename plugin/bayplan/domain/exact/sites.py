@@ -3,7 +3,7 @@
 Worked out once for a machine and kept, because a machine changes with hotplug only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -35,6 +35,9 @@ class Site:
         self.machine = machine
         self._distances: dict[int, int] = {}
         self._ranked: dict[tuple[int, int], list[Ranked]] = {}
+        self._initiators = {
+            1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
+        }
         self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
 
     def distance(self, nodes: int) -> int:
@@ -45,27 +48,26 @@ class Site:
         return found
 
     def remote_initiators(self, nodes: int) -> int:
-        """How many of *nodes* have initiators, none of which is among *nodes*."""
-        count = 0
-        for node in bits(nodes):
-            initiators = self.machine.node_by_id[node.bit_length() - 1].initiators.mask
-            count += bool(initiators) and not initiators & nodes
-        return count
+        """How many of *nodes* have initiators, none of which is among *nodes*, or no CPUs to begin with."""
+        best = self._initiators
+        return sum(1 for node in bits(nodes) if node in best and not best[node] & nodes)
 
     def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
         """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
         return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
 
-    def ranked(self, ground: int, width: int, roomiest: Iterable[int]) -> list[Ranked]:
+    def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[Ranked]:
         """The sets of *width* nodes of *ground*: by distance, initiators and ids.
 
-        Where these are too many to enumerate only good ones, among them the first of *roomiest*, which are
-        the nodes by falling room.
+        Where these are too many to enumerate only good ones, among them the nodes with the most of *rooms*.
         """
-        if comb(ground.bit_count(), width) > MAX_COMBINATIONS:
-            return self._sorted({*self._grown(ground, width), _joined(list(roomiest)[:width])})
         found = self._ranked.get((ground, width))
-        if found is None:
+        if found is not None:
+            return found
+        if comb(ground.bit_count(), width) > MAX_COMBINATIONS:
+            roomiest = sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))
+            found = self._sorted({*self._grown(ground, width), _joined(roomiest[:width])})
+        else:
             every = [_joined(members) for members in combinations(bits(ground), width)]
             found = self._ranked[ground, width] = self._sorted(every)
         return found
