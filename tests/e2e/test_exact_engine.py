@@ -1,0 +1,82 @@
+"""The engine `exact` in the kernel: sets that overlap, others that move over and back, resizes, and refusals
+whose text says what is in the way.
+"""
+
+import pytest
+from testbed.errors import CommandError
+from testbed.node import Node
+from testbed.pods import MIB, Pod, guaranteed
+from testbed.scenario import on
+from testbed.topology import FOUR_NODES
+
+
+def requiring(nodes: str, name: str, memory: str) -> Pod:
+    return guaranteed(name, 0.5, memory, annotations={"bayplan.dev/required-nodes": nodes})
+
+
+@on(FOUR_NODES, "2.3")
+def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    first = node.launch(requiring("0-1", "first", "1200Mi"))
+    second = node.launch(requiring("1-2", "second", "800Mi"))
+    assert node.view(first).mems_allowed == {0, 1}
+    assert node.view(second).mems_allowed == {1, 2}
+    # Nodes 1 and 2 alone have room for it. Nodes 0 to 2 do not, and nobody of them can go elsewhere.
+    refusal = node.crictl.refused(requiring("1-2", "third", "850Mi"))
+    assert "TopologyAffinityError: default/third/main: asks for 850Mi and requires node 1-2" in refusal
+    assert "nodes 0-2 hold " in refusal
+    assert (
+        "2000Mi are promised to default/first/main, default/second/main; you asked for 850Mi there" in refusal
+    )
+    fourth = node.launch(requiring("1-2", "fourth", "400Mi"))
+    assert node.view(fourth).mems_allowed == {1, 2}
+    promised = [node.bayplan.decided(pod.container_id)["bookedBytes"] for pod in (first, second, fourth)]
+    sums = [sum(row["memory"] for row in spread.values()) for spread in promised]
+    assert sums == [1200 * MIB, 800 * MIB, 400 * MIB]
+    for view in node.bayplan.nodes()["nodes"]:
+        amounts = view["resources"]["memory"]
+        here = sum(spread.get(str(view["id"]), {}).get("memory", 0) for spread in promised)
+        assert here == amounts["bookedBytes"] <= amounts["allocatableBytes"]
+
+
+@on(FOUR_NODES, "2.1")
+def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    flexible = node.launch(guaranteed("flexible", 0.5, "600Mi").touching("300Mi"))
+    node.crictl.await_log(flexible, "touched")
+    assert node.view(flexible).mems_allowed == {0}
+    late = node.launch(requiring("0", "late", "500Mi"))
+    assert node.view(late).mems_allowed == {0}
+    assert node.view(flexible).mems_allowed == {0, 1}
+    explained = node.bayplan.command("explain", "default/late").stdout
+    assert "default/flexible/main from node 0 to nodes 0-1" in explained
+    # After a restart it is still known where everybody is, and where they belong.
+    node.bayplan.restart()
+    node.bayplan.await_synchronized()
+    assert node.view(flexible).mems_allowed == {0, 1}
+    node.crictl.stop(late.container_id)
+    view = node.view(flexible)
+    assert view.mems_allowed == {0}
+    assert {place for place, amount in view.numa_stat["anon"].items() if amount} == {0}
+
+
+@on(FOUR_NODES, "2.1")
+def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    neighbour = node.launch(guaranteed("neighbour", 0.5, "400Mi"))
+    grown = node.launch(guaranteed("grown", 0.5, "400Mi"))
+    assert node.view(neighbour).mems_allowed == node.view(grown).mems_allowed == {0}
+    node.crictl.update(grown.container_id, memory=1000 * MIB)
+    view = node.view(grown)
+    assert (view.mems_allowed, view.memory_max_bytes) == ({0, 1}, 1000 * MIB)
+    before = node.bayplan.decided(grown.container_id)
+    with pytest.raises(
+        CommandError, match="400Mi are promised to default/neighbour/main; you asked for 4000Mi"
+    ):
+        node.crictl.update(grown.container_id, memory=4000 * MIB)
+    view = node.view(grown)
+    assert (view.mems_allowed, view.memory_max_bytes) == ({0, 1}, 1000 * MIB)
+    assert node.bayplan.decided(grown.container_id) == before
