@@ -22,7 +22,7 @@ from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, lo
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_policy import PolicyAbility
-from bayplan.domain.origin import Origin
+from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
 from bayplan.domain.request import changed_resources
@@ -370,8 +370,11 @@ class Controller:
 
     def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
         """Which memory policies can be set for a container that comes over NRI, or by *origin*."""
-        runtime = None if origin is not None else self.runtime
-        able = runtime is not None and runtime.capabilities.memory_policy
+        if origin is not None:
+            # Only a spec that is still to be read can have one.
+            able = origin.form is not Form.HOOK
+        else:
+            able = self.runtime is not None and self.runtime.capabilities.memory_policy
         return PolicyAbility(able, self._weighted_interleave)
 
     def _can_adjust_oom_score(self) -> bool:

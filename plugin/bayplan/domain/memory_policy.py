@@ -65,7 +65,7 @@ def with_memory_policy(machine: Machine, ability: PolicyAbility, decision: Decis
 def _obstacle(ability: PolicyAbility, wish: MemoryPolicyWish, setting: MemoryPolicySetting) -> Reason | None:
     asked = f"the memory policy {wish.mode.value} is not set"
     if not ability.runtime:
-        text = f"{asked}: the runtime passes none on (NRI 0.12 does, containerd from 2.3)"
+        text = f"{asked}: it comes without a way to say so (NRI 0.12 has one, containerd from 2.3)"
         return Reason("memory-policy-unsupported", text)
     if wish.mode is MemoryPolicyMode.WEIGHTED_INTERLEAVE and not ability.weighted:
         return Reason("memory-policy-unsupported", f"{asked}: the kernel has it from 6.9 on")

@@ -5,7 +5,7 @@ named here are skipped, and null counts as absent, as Go's decoder has it.
 """
 
 import re
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -91,12 +91,13 @@ class MountPoint(Struct, frozen=True):
 
 
 class Linux(Struct, frozen=True, rename="camel"):
-    """linux."""
+    """linux. ``memory_policy`` matters only for being there."""
 
     devices: list[Device] | None = None
     namespaces: list[Namespace] | None = None
     cgroups_path: str | None = None
     resources: LinuxResources | None = None
+    memory_policy: dict[str, Any] | None = None
 
 
 class Process(Struct, frozen=True, rename="camel"):

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from bayplan.domain.decision import MemoryPolicySetting
 from bayplan.domain.workload import Adjustment
-from bayplan.oci.documents import LinuxResources, Spec
+from bayplan.oci.documents import Linux, LinuxResources, Spec
 from bayplan.oci.errors import OciError
 
 Patch = Mapping[str, Any]
@@ -39,14 +40,30 @@ def merged(document: bytes, patch: Patch, source: str) -> bytes:
 
 
 def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
-    """What *adjustment* changes in *spec*; empty for nothing. A spec without a process gets none."""
-    resources = spec.linux.resources if spec.linux is not None else None
+    """What *adjustment* changes in *spec*; empty for nothing. A spec without a process gets none; a memory
+    policy that somebody else chose stays."""
+    present = spec.linux if spec.linux is not None else Linux()
     patch: dict[str, Any] = {}
-    inner = resources_patch(adjustment, resources or LinuxResources())
+    linux: dict[str, Any] = {}
+    inner = resources_patch(adjustment, present.resources or LinuxResources())
     if inner:
-        patch["linux"] = {"resources": inner}
+        linux["resources"] = inner
+    if adjustment.memory_policy is not None and present.memory_policy is None:
+        linux["memoryPolicy"] = _memory_policy(adjustment.memory_policy)
+    if linux:
+        patch["linux"] = linux
     if adjustment.oom_score_adj is not None and spec.process is not None:
         patch["process"] = {"oomScoreAdj": adjustment.oom_score_adj}
+    return patch
+
+
+def _memory_policy(setting: MemoryPolicySetting) -> Patch:
+    """linux.memoryPolicy of the runtime specification 1.3, whose names are the kernel's."""
+    patch: dict[str, Any] = {"mode": f"MPOL_{setting.mode.value.replace('-', '_').upper()}"}
+    if setting.nodes:
+        patch["nodes"] = str(setting.nodes)
+    if setting.flags:
+        patch["flags"] = [f"MPOL_F_{flag.upper()}" for flag in setting.flags]
     return patch
 
 
