@@ -230,8 +230,13 @@ class Hardware:
         if controller.machine != self.machine:
             controller.machine = self.machine
         if controller.policy != self.policy:
+            if controller.policy.reserved_bytes != self.policy.reserved_bytes:
+                logger.info("nodes keep memory from containers", extra={"bytes_by_node": self._kept_bytes()})
             controller.policy = self.policy
         self._report()
+
+    def _kept_bytes(self) -> dict[str, int]:
+        return {str(node): row.get(MEMORY, 0) for node, row in sorted(self.policy.reserved_bytes.items())}
 
     def _report(self) -> None:
         """Log and count what was not a problem at the last look."""

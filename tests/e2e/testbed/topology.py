@@ -151,3 +151,15 @@ FAR_MEMORY = Topology(
     distances=((10, 21, 17), (21, 10, 28), (17, 28, 10)),
 )
 NO_MEMORY = Topology("no-memory", (NumaNode(2, 1024), NumaNode(2, 0), NumaNode(2, 1024)))
+# Node 2 is rated as CXL memory is: the kernel puts it into a slower tier.
+TIERED = Topology(
+    "tiered",
+    (NumaNode(2, 1024), NumaNode(2, 1024), NumaNode(0, 1024)),
+    threads_per_core=2,
+    distances=((10, 21, 17), (21, 10, 28), (17, 28, 10)),
+    hmat=(
+        *(Path(here, here, 90, 120_000) for here in (0, 1)),
+        *(Path(here, 1 - here, 140, 60_000) for here in (0, 1)),
+        *(Path(here, 2, 250 + 50 * here, 30_000) for here in (0, 1)),
+    ),
+)
