@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from bayplan.domain.decision import Decision
+from bayplan.domain.exact.unconfined import open_mems
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.origin import Origin
 from bayplan.domain.rewrite import cpus_for
@@ -135,13 +137,24 @@ def expectations(
         if entry is None:
             continue
         decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))
-        cpus, mems = cpus_for(decision, shared), decision.placement.mems
+        cpus, mems = cpus_for(decision, shared), _mems_for(machine, decision)
         cpus = None if cpus is None else cpus & machine.online_cpus or None
         mems = None if mems is None else mems & machine.memory_nodes or None
         if cpus is not None or mems is not None or entry.origin is not None:
             name = decision.request.name
             wanted.append(Expectation(container, pod.cgroup_parent, name, cpus, mems, entry.origin))
     return wanted
+
+
+def _mems_for(machine: Machine, decision: Decision) -> NodeSet | None:
+    """The nodes that a container should have. One that was left free when all memory was ordinary is kept off
+    other memory that came since."""
+    placement, request = decision.placement, decision.request
+    if placement.mems is not None or placement.claim is None:
+        return placement.mems
+    if request.pinned_mems is not None or request.opted_out:
+        return None
+    return open_mems(machine, request)
 
 
 class InThread(Protocol):

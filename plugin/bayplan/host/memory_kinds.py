@@ -42,25 +42,28 @@ class Reach(NamedTuple):
     performance: Performance
 
 
-def read_tiers(root: str) -> Mapping[int, int]:
+def read_tiers(root: str, owned: NodeSet = NodeSet()) -> Mapping[int, int]:
     """The rank of the tier of each node that is in one, 0 for the fastest.
 
     The kernel names a tier by its abstract distance, lower for faster memory; only the order means anything.
+    A tier of *owned* nodes alone has no rank: it comes and goes with a driver, and the others keep theirs.
 
     Raises:
         HostError: a list is garbled, or a node is in two tiers.
     """
     ranks: dict[int, int] = {}
+    seen = NodeSet()
     rank = 0
     for number in numbered_entries(f"{root}/{TIERS}", _TIER):
         path = f"{root}/{TIERS}/memory_tier{number}/nodelist"
         text = read_optional(path)
         members = NodeSet() if text is None else parse_file(path, NodeSet.parse, text)
-        for node in members:
-            if node in ranks:
-                raise HostError(path, f"node {node} is already in a faster tier")
-            ranks[node] = rank
-        rank += bool(members)
+        if not members.isdisjoint(seen):
+            raise HostError(path, f"node {members & seen} is already in a faster tier")
+        seen |= members
+        if members - owned:
+            ranks.update(dict.fromkeys(members, rank))
+            rank += 1
     return ranks
 
 

@@ -99,7 +99,8 @@ def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
         raise garbage(path, "", "at least one node")
     cpus_of = _cpus_of_nodes(base, online_nodes, online_cpus)
     cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
-    tiers, owners = read_tiers(str(root)), read_owners(str(root), cpu_nodes)
+    owners = read_owners(str(root), cpu_nodes)
+    tiers = read_tiers(str(root), NodeSet(owners))
     nodes = []
     for node_id in online_nodes:
         directory = f"{base}/node/node{node_id}"

@@ -15,7 +15,7 @@ from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.daemon.turns import Turn
 from bayplan.domain.decision import Outcome
 from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES
-from bayplan.domain.policy import TopologyPolicy
+from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import ConfigError, HostError, PlacementError
@@ -290,6 +290,25 @@ class TestMeasuredReservation:
                 assert "promised to default/first/first-name; nothing new is placed there" in problem
                 assert caplog.messages.count("less than was promised") == 1
                 assert await one.place("second", 100 * MIB) == NodeSet([1])
+
+        run(scenario())
+
+    def test_a_promise_made_while_the_policy_was_prepared_is_kept(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.held_bytes[0] = 2 * GIB
+
+                async def meanwhile(work: Callable[[], Any]) -> Any:
+                    found = work()
+                    if isinstance(found, Policy):
+                        assert found.reserved_bytes[0][MEMORY] > 2 * GIB
+                        await one.place("quick", 3 * GIB)
+                    return found
+
+                one.hardware._in_thread = meanwhile
+                await one.hardware.measure_once()
+                assert one.controller.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
+                assert one.reserved(0) == GIB
 
         run(scenario())
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from bayplan.daemon.verify import Expectation, Verifier, expectations
-from bayplan.domain.decision import Decision, Outcome, Placement
+from bayplan.domain.decision import Claim, Decision, Outcome, Placement
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine
@@ -128,3 +128,24 @@ def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone() -> None:
     assert expected(whole) == [(CpuSet([1, 2]), NodeSet([0, 1]))]
     assert expected(half) == [(CpuSet([1]), NodeSet([0]))]
     assert expected(other) == []
+
+
+def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free() -> None:
+    before = machine(2)
+    slow = replace(before.nodes[0], id=5, cpus=CpuSet(), tier=1)
+    after = Machine((*(replace(node, tier=0) for node in before.nodes), slow), before.cpus)
+    owner = pod("p")
+    one = container("c1", owner)
+    request = derive_request(owner, one, before.memory_bytes)
+
+    def mems(decided: Decision, of: Machine) -> list[NodeSet | None]:
+        ledger = Ledger.of([Entry(decided)])
+        return [each.mems for each in expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])]
+
+    free = Decision(request, Outcome.PLACED, Placement(claim=Claim(NodeSet([0, 1]))))
+    assert mems(free, before) == [None]
+    assert mems(free, after) == [NodeSet([0, 1])]
+    assert mems(replace(free, request=replace(request, pinned_mems=NodeSet([5]))), after) == [None]
+    assert mems(replace(free, request=replace(request, opted_out=True)), after) == []
+    kubelets = replace(free, placement=Placement())
+    assert mems(kubelets, after) == [None]

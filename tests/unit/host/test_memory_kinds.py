@@ -52,6 +52,14 @@ def test_only_the_order_of_the_tiers_counts(tmp_path):
     assert {node.id: node.tier for node in found.nodes} == {0: 1, 1: 1, 4: 0, 9: 2}
 
 
+def test_a_tier_that_is_all_a_devices_shifts_no_rank(tmp_path):
+    tree = SysfsTree(of_kinds(n4={"owner": GPU}))
+    for number, members in ((1, "4"), (4, "0-1"), (50, "9")):
+        tree.files[f"{TIERS}/memory_tier{number}/nodelist"] = f"{members}\n"
+    found = read_machine(tree.write(tmp_path))
+    assert {node.id: node.tier for node in found.nodes} == {0: 0, 1: 0, 4: None, 9: 1}
+
+
 def test_a_node_in_two_tiers_cannot_be(tmp_path):
     tree = SysfsTree(TIERED)
     tree.files[f"{TIERS}/memory_tier99/nodelist"] = "1\n"
