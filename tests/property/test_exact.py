@@ -2,10 +2,16 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayplan.testing.exact_oracle import Trial
+from bayplan.domain.decision import Decision, Outcome, Placement, Request
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.topology import Machine
+from bayplan.testing.exact_oracle import OVERCOMMIT, WRONG_REFUSAL, BrokenPromiseError, Trial
 
 STEPS = 40
 
@@ -16,3 +22,49 @@ def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None
     trial = Trial(random.Random(seed), nodes)
     for _ in range(STEPS):
         trial.step()
+
+
+class Careless(ExactEngine):
+    """Forgets every third container that is there, as one does who looks only at sets in use."""
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        known = [entry for number, entry in enumerate(ledger.entries.values()) if number % 3]
+        return super().decide(machine, policy, Ledger.of(known), request, current)
+
+
+class Timid(ExactEngine):
+    """Refuses whatever it would place on sets that cross others."""
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        decision = super().decide(machine, policy, ledger, request, current)
+        if not decision.placement.overlapping:
+            return decision
+        return Decision(request, Outcome.REFUSED)
+
+
+@pytest.mark.parametrize(("engine", "kind"), [(Careless(), OVERCOMMIT), (Timid(), WRONG_REFUSAL)])
+def test_brute_force_notices_a_wrong_engine(engine: ExactEngine, kind: str) -> None:
+    kinds = set()
+    for seed in range(30):
+        trial = Trial(random.Random(seed))
+        trial.engine = engine
+        try:
+            for _ in range(STEPS):
+                trial.step()
+        except BrokenPromiseError as error:
+            kinds.add(error.kind)
+    assert kind in kinds
