@@ -73,9 +73,13 @@ class OciDesk:
         self._persuader = persuader or Persuader()
         self._works: set[asyncio.Task[Answer]] = set()
 
-    async def close(self) -> None:
-        """Finish what was begun."""
+    async def settled(self) -> None:
+        """Finish what was begun, whether or not its client still waits."""
         await asyncio.gather(*self._works, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Finish what was begun, and end."""
+        await self.settled()
         await self._persuader.close()
         self._thread.shutdown()
 
@@ -228,7 +232,7 @@ class OciDesk:
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
         async with self._turn:
-            if self._controller.ledger.entries.get(entry.container_id) != entry:
+            if not _same(entry, self._controller.ledger.entries.get(entry.container_id)):
                 return
             pod = Pod(entry.decision.request.pod_id)
             updates = await self._controller.stop_container(pod, Container(entry.container_id, pod.id))
@@ -253,9 +257,11 @@ class OciDesk:
         await self._update_others(updates)
         async with self._turn:
             present = self._controller.ledger.entries.get(entry.container_id)
-            if present == entry and applied != origin.applied:
-                await self._controller.amend(replace(entry, origin=replace(origin, applied=applied)))
-            elif present is not None and present.told_cpus != entry.told_cpus:
+            if present is None or not _same(entry, present):
+                return
+            if applied != origin.applied:
+                await self._controller.amend(replace(present, origin=replace(origin, applied=applied)))
+            if present.told_cpus != entry.told_cpus:
                 # The shared pool changed while its former CPUs were being written.
                 self._verify_soon()
 
@@ -311,6 +317,12 @@ def _origin(entry: Entry) -> Origin:
     if entry.origin is None:
         raise OciError(f"container {entry.container_id}", "came over NRI")
     return entry.origin
+
+
+def _same(entry: Entry, present: Entry | None) -> bool:
+    """Whether *present* is still about the start of the container that *entry* is about: what it was told of
+    the shared CPUs, and where its memory is, change for the sake of others."""
+    return present is not None and present.origin is entry.origin
 
 
 def _was_rewritten(entry: Entry, arrival: Arrival) -> bool:

@@ -37,7 +37,8 @@ class OciServer:
         self._serve = serve
         self._client_timeout_s = client_timeout_s
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self.clients: set[asyncio.Task[None]] = set()
+        """Who is being served."""
 
     async def start(self) -> None:
         """Take the socket's place and begin to serve.
@@ -56,14 +57,14 @@ class OciServer:
             return
         server.close()
         self._place.give_up()
-        for client in self._clients:
+        for client in self.clients:
             client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        await asyncio.gather(*self.clients, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = asyncio.get_running_loop().create_task(self._meet(reader, writer))
-        self._clients.add(client)
-        client.add_done_callback(self._clients.discard)
+        self.clients.add(client)
+        client.add_done_callback(self.clients.discard)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -98,7 +99,7 @@ class OciServer:
         return await self._serve(header.verb, body, peer)
 
     def _why_full(self) -> str | None:
-        full = len(self._clients) > MAX_CLIENTS
+        full = len(self.clients) > MAX_CLIENTS
         return f"more than {MAX_CLIENTS} clients at once; try again" if full else None
 
 

@@ -1,5 +1,6 @@
 """The daemon's side of the OCI socket, served over a real one, on a node that is a directory."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,11 +48,19 @@ class Desk:
     desk: OciDesk
     turn: Turn
     around: Controlled
+    server: OciServer
 
     async def ask(self, verb: str, body: bytes) -> tuple[str, str]:
         """The answer to one request, as text."""
         status, answer = await ask(self.path, verb, body)
         return status, answer.decode()
+
+    async def quiet(self) -> None:
+        """Wait until everybody who connected before has been dealt with."""
+        await self.ask("delete", b"nobody")
+        while self.server.clients:
+            await asyncio.wait(self.server.clients)
+        await self.desk.settled()
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -89,7 +98,7 @@ async def desk(
         server = OciServer(directory / "oci.sock", one.serve)
         await server.start()
         try:
-            yield Desk(node, directory / "oci.sock", one, turn, around)
+            yield Desk(node, directory / "oci.sock", one, turn, around, server)
         finally:
             await server.close()
             await one.close()

@@ -88,6 +88,23 @@ def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(
     run(scenario)
 
 
+def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_cpus(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
+            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+            found = one.entries
+            for container_id in (ID, OTHER):
+                await one.desk.release(found[container_id])
+            assert one.entries == {}
+            # An entry of an earlier start takes nothing from the next one.
+            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000))
+            await one.desk.release(found[ID])
+            assert set(one.entries) == {ID}
+
+    run(scenario)
+
+
 def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with desk(tmp_path) as one:

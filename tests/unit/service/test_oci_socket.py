@@ -160,7 +160,7 @@ def test_too_many_clients_are_turned_away(path: Path) -> None:
         assert (status, b"at once" in text) == ("error", True)
         for _, writer in waiting:
             writer.transport.abort()
-        while server._clients:  # noqa: ASYNC110 - there is no event inside the server to wait for
+        while server.clients:  # noqa: ASYNC110 - there is no event inside the server to wait for
             await asyncio.sleep(0)
         assert (await ask(path, "delete", b"x"))[0] == "ok"
 
@@ -211,9 +211,9 @@ def test_an_answer_that_nobody_takes_is_dropped(path: Path) -> None:
     async def scenario(server: OciServer, path: Path) -> None:
         _, writer = await asyncio.open_unix_connection(str(path), limit=1)
         writer.write(b"bayplan-oci/1 precreate 1\nx")
-        while not server._clients:  # noqa: ASYNC110
+        while not server.clients:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        await asyncio.wait(list(server._clients))
+        await asyncio.wait(list(server.clients))
         writer.transport.abort()
         large.answer = Answer(Status.OK)
         assert await exchange(path, b"bayplan-oci/1 delete 1\nx") == ("ok", b"")
