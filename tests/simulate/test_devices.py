@@ -1,6 +1,7 @@
 """Devices over real NRI messages: the runtime describes them, its answer has the nodes they are on."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,8 +10,11 @@ from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.snapshot import snapshot_of
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.kubelet_node import KubeletNodeEngine
+from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.workload import Container, Pod
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
@@ -27,6 +31,7 @@ from bayplan.testing.workloads import GUARANTEED, make_container, make_pod
 
 MACHINE = machine(4)
 RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+BEST_EFFORT = replace(RESTRICTED, topology=TopologyPolicy.BEST_EFFORT)
 NAMESPACE = "/var/run/netns/cni-1"
 MIB = 1 << 20
 
@@ -35,7 +40,11 @@ async def in_this_thread(work):
     return work()
 
 
+asked = []
+
+
 async def interfaces(namespace):
+    asked.append(namespace)
     if namespace != NAMESPACE:
         raise HostError(namespace, "cannot be entered")
     return (Interface("eth0", "virtio", "virtio7"),)
@@ -46,8 +55,9 @@ async def unused(*_):
 
 
 @asynccontextmanager
-async def daemon(runtime, directory):
+async def daemon(runtime, directory, engine=None):
     """A controller with the engine kubelet, a disk on node 2 and a network card on node 3."""
+    asked.clear()
     tree = SysfsTree(MACHINE)
     tree.add_device("pci0000:80/0000:81:00.0", node=2)
     tree.add_device("pci0000:80/0000:81:00.0/virtio1/block/vdb", numbers="block/254:16")
@@ -58,7 +68,7 @@ async def daemon(runtime, directory):
     controller = Controller(
         MACHINE,
         RESTRICTED,
-        KubeletNodeEngine(),
+        engine or KubeletNodeEngine(),
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=unused,
@@ -67,11 +77,13 @@ async def daemon(runtime, directory):
     )
     path = directory / "nri.sock"
     await runtime.listen(path)
-    async with serving(controller, UnixSocket(str(path))):
-        await runtime.synchronized()
-        yield controller
-    await runtime.stop()
-    await recorder.close()
+    try:
+        async with serving(controller, UnixSocket(str(path))):
+            await runtime.synchronized()
+            yield controller
+    finally:
+        await runtime.stop()
+        await recorder.close()
 
 
 def pod_with(name="web", namespace="", **annotations):
@@ -113,6 +125,41 @@ async def test_memory_goes_to_the_node_of_a_disk_or_an_interface(flavor, tmp_pat
             "its devices: net/eth0 on node 3"
         )
     assert runtime.logged == []
+
+
+async def test_the_default_engine_goes_where_the_devices_are(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path, ExactEngine()) as controller:
+        assert await place(runtime, pod_with("disk"), disk=True) == "2"
+        assert await place(runtime, pod_with("nic", NAMESPACE)) == "3"
+        with pytest.raises(OperationError) as caught:
+            await place(runtime, pod_with("apart", NAMESPACE), disk=True)
+        assert "its devices: /dev/disk on node 2; net/eth0 on node 3" in str(caught.value)
+        controller.policy = BEST_EFFORT
+        apart = pod_with("apart", NAMESPACE)
+        mems = await place(runtime, apart, disk=True)
+        assert mems in {"2", "3"}
+        far = "net/eth0 on node 3" if mems == "2" else "/dev/disk on node 2"
+        assert reasons(controller, container_of(apart))["devices-elsewhere"] == f"not on node {mems}: {far}"
+
+
+async def test_a_pod_is_asked_for_its_interfaces_once_and_forgotten_when_it_is_gone(tmp_path):
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path) as controller:
+        pod = pod_with("nic", NAMESPACE)
+        for _ in range(2):
+            assert await place(runtime, pod) == "3"
+            await runtime.remove_container(container_of(pod).id)
+        assert asked == [NAMESPACE]
+        await runtime.remove_pod(pod.id)
+        assert await place(runtime, pod) == "3"
+        assert asked == [NAMESPACE] * 2
+        alone, own = Pod("alone", network_namespace=NAMESPACE), Container("one", "alone")
+        for _ in range(2):
+            # No event tells of the end of a pod that came without NRI: it goes with its container.
+            await controller.create_container(alone, own, Origin.of(Form.HOOK, alone, own))
+            await controller.stop_container(alone, own)
+        assert asked == [NAMESPACE] * 4
 
 
 async def test_devices_apart_refuse_and_annotations_undo_it(tmp_path):
