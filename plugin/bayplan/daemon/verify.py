@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from bayplan.domain.decision import Decision
+from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.exact.unconfined import open_mems
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.origin import Origin
@@ -148,11 +148,11 @@ def expectations(
 
 def _mems_for(machine: Machine, decision: Decision) -> NodeSet | None:
     """The nodes that a container should have. One that was left free when all memory was ordinary is kept off
-    other memory that came since."""
+    other memory that came since; what was found running is not moved."""
     placement, request = decision.placement, decision.request
     if placement.mems is not None or placement.claim is None:
         return placement.mems
-    if request.pinned_mems is not None or request.opted_out:
+    if decision.outcome is Outcome.ADOPTED or request.pinned_mems is not None or request.opted_out:
         return None
     return open_mems(machine, request)
 

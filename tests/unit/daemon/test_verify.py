@@ -147,5 +147,6 @@ def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free()
     assert mems(free, after) == [NodeSet([0, 1])]
     assert mems(replace(free, request=replace(request, pinned_mems=NodeSet([5]))), after) == [None]
     assert mems(replace(free, request=replace(request, opted_out=True)), after) == []
+    assert mems(replace(free, outcome=Outcome.ADOPTED), after) == [None]
     kubelets = replace(free, placement=Placement())
     assert mems(kubelets, after) == [None]

@@ -14,7 +14,7 @@ from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexib
 from bayplan.domain.exact.confining import Confining
 from bayplan.domain.exact.moves import returns
 from bayplan.domain.exact.sites import Site
-from bayplan.domain.exact.unconfined import everywhere
+from bayplan.domain.exact.unconfined import everywhere, open_mems
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
@@ -113,8 +113,11 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
     claim = Claim(nodes, claimed_amounts(request))
     cut = books.cut(nodes.mask, claim.amounts_bytes)
     lacking = None if cut is None else shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
+    mems = None if own is None else kept.mems
+    if mems is None and request.pinned_mems is None and not request.opted_out:
+        mems = open_mems(books.machine, request)
     placement = Placement(
-        mems=None if own is None else kept.mems,
+        mems=mems,
         exclusive_cpus=CpuSet() if request.pinned_cpus is not None else kept.exclusive_cpus,
         claim=claim,
     )
