@@ -125,8 +125,7 @@ class Ours:
         return dict(promises(self.stage.ledger, self.stage.machine))
 
     def come(self, pod: Pod) -> bool:
-        amounts = {"memory": str(pod.size_bytes), "cpu": "500m"}
-        manifest = sizes_manifest(pod.name, amounts, amounts, qos="Guaranteed")
+        manifest = sizes_manifest(pod.name, memory=str(pod.size_bytes), cpus="500m")
         (planned,) = plan_manifest(manifest, self.stage.machine)
         (decision,) = self.stage.admit(planned)
         self.moves += len(decision.moves)

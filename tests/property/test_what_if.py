@@ -27,9 +27,8 @@ PODS = st.lists(
 
 
 def manifest(name: str, mib: int, cpus: str, nodes: str) -> dict[str, object]:
-    sizes = {"memory": f"{mib}Mi", "cpu": cpus}
     wishes = {"bayplan.dev/preferred-nodes": nodes} if nodes else {}
-    return sizes_manifest(name, sizes, sizes, annotations=wishes)
+    return sizes_manifest(name, memory=f"{mib}Mi", cpus=cpus, annotations=wishes)
 
 
 @pytest.mark.parametrize("make", [ExactEngine, KubeletNodeEngine])

@@ -40,6 +40,10 @@ VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
 _EPILOG: Final = """\
+  bayplan explain default/web-0                    why it is there, or why it was refused
+  bayplan what-if --memory 40Gi --cpus 8           what would become of such a pod
+  bayplan simulate --topology m.toml --trace t.jsonl --engine exact --engine kubelet
+
 Exit status: 0 fine, 1 the daemon could not answer, 2 wrong usage, 3 no daemon answers.
 Tables are for people; scripts should use --output json, whose fields stay."""
 

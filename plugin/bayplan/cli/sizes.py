@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from bayplan.errors import ConfigError, Problem
 
-_GUARANTEED: Final = "Guaranteed"
-_QOS: Final = {name.lower(): name for name in (_GUARANTEED, "Burstable", "BestEffort")}
+_QOS: Final = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestEffort")}
 
 
 def add_size_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +48,14 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
     given = (arguments.memory, arguments.memory_limit, arguments.cpus, arguments.hugepages, arguments.qos)
     if not any(given):
         return None
-    hugepages = _pairs("--hugepages", arguments.hugepages, "SIZE=AMOUNT, like 2Mi=64Mi")
-    annotations = _pairs("--annotation", arguments.annotation, "KEY=VALUE")
-    qos = _QOS[arguments.qos] if arguments.qos else None
-    if qos is None and arguments.memory and arguments.cpus and not arguments.memory_limit:
-        qos = _GUARANTEED
-    requests = {"memory": arguments.memory, "cpu": arguments.cpus}
-    limits = {"memory": arguments.memory_limit}
-    if qos is _GUARANTEED:
-        limits = {"memory": arguments.memory_limit or arguments.memory, "cpu": arguments.cpus}
-    pages = {f"hugepages-{size}": amount for size, amount in hugepages.items()}
     return sizes_manifest(
         arguments.name or "pod",
-        {key: value for key, value in requests.items() if value} | pages,
-        {key: value for key, value in limits.items() if value} | pages,
-        qos=qos,
-        annotations=annotations,
+        memory=arguments.memory,
+        memory_limit=arguments.memory_limit,
+        cpus=arguments.cpus,
+        hugepages=_pairs("--hugepages", arguments.hugepages, "SIZE=AMOUNT, like 2Mi=64Mi"),
+        qos=_QOS[arguments.qos] if arguments.qos else None,
+        annotations=_pairs("--annotation", arguments.annotation, "KEY=VALUE"),
     )
 
 

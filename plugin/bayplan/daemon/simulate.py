@@ -13,6 +13,7 @@ from bayplan.daemon.reservations import reserved_bytes, resolve_policy
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.daemon.topology_file import read_topology
 from bayplan.daemon.trace_file import read_trace
+from bayplan.domain.memory_kinds import with_owners
 from bayplan.domain.sentences import summary
 from bayplan.domain.simulation import Arrival, Departure, Event, Simulation, Step
 from bayplan.domain.topology import Machine
@@ -87,7 +88,8 @@ def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Seq
     return load_settings(configs, said, _NOWHERE)
 
 
-def _run(machine: Machine, settings: Settings, events: Sequence[Event]) -> View:
+def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> View:
+    machine = with_owners(described, settings.device_memory)
     policy = resolve_policy(settings, machine)
     simulation = Simulation(machine, policy, engine_of(settings))
     steps = [_step(number, step) for number, step in enumerate(simulation.play(events), 1)]

@@ -82,27 +82,28 @@ def _events(where: str, value: object, machine: Machine) -> list[Event]:
 
 
 def _manifest(where: str, subject: object, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The manifest of a pod that is given by its sizes; requests are limits, if it is Guaranteed."""
+    """The manifest of a pod that is given by its sizes."""
     if not isinstance(subject, str) or not subject:
         raise Wrong(Problem(where, show(subject), "arrive: a name, or a pod manifest"))
     qos = sizes.get("qos")
     if qos is not None and qos not in [one.value for one in QosClass]:
         raise Wrong(Problem(f"{where}: qos", show(qos), "Guaranteed, Burstable or BestEffort"))
-    asked = {"memory": sizes.get("memory"), "cpu": sizes.get("cpus")}
-    requests = {key: str(amount) for key, amount in asked.items() if amount is not None}
-    if qos is None and len(requests) == len(asked) and "memoryLimit" not in sizes:
-        qos = QosClass.GUARANTEED.value
-    limits = dict(requests) if qos == QosClass.GUARANTEED.value else {}
-    if sizes.get("memoryLimit") is not None:
-        limits["memory"] = str(sizes["memoryLimit"])
-    pages = {
-        f"hugepages-{size}": str(amount)
-        for size, amount in items(f"{where}: hugepages", sizes.get("hugepages", {}))
-    }
-    annotations = {
-        key: str(text) for key, text in items(f"{where}: annotations", sizes.get("annotations", {}))
-    }
-    return sizes_manifest(subject, requests | pages, limits | pages, qos=qos, annotations=annotations)
+
+    def amount(key: str) -> str | None:
+        return None if sizes.get(key) is None else str(sizes[key])
+
+    def texts(key: str) -> dict[str, str]:
+        return {name: str(text) for name, text in items(f"{where}: {key}", sizes.get(key, {}))}
+
+    return sizes_manifest(
+        subject,
+        memory=amount("memory"),
+        memory_limit=amount("memoryLimit"),
+        cpus=amount("cpus"),
+        hugepages=texts("hugepages"),
+        qos=qos,
+        annotations=texts("annotations"),
+    )
 
 
 def _change(where: str, event: Mapping[str, Any]) -> Resources:

@@ -9,6 +9,7 @@ Burstable container) is lost here too.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from bayplan.domain.decision import QosClass
@@ -69,25 +70,36 @@ def plan_manifest(manifest: object, machine: Machine, id_prefix: str = "") -> li
 
 def sizes_manifest(
     name: str,
-    requests: Mapping[str, str],
-    limits: Mapping[str, str],
     *,
+    memory: str | None = None,
+    memory_limit: str | None = None,
+    cpus: str | None = None,
+    hugepages: Mapping[str, str] = MappingProxyType({}),
     qos: str | None = None,
-    annotations: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The manifest of a pod with one container from sizes alone. *name* is ``[NAMESPACE/]POD[/CONTAINER]``
-    (two parts are namespace and pod); *qos* None leaves the class to kubelet's rules."""
+    """The manifest of a pod with one container from sizes alone, amounts as texts; *hugepages* maps sizes.
+
+    *name* is ``[NAMESPACE/]POD[/CONTAINER]``, two parts being namespace and pod. With *memory* and *cpus* and
+    no *memory_limit* it is Guaranteed, unless *qos* says otherwise; else the class follows kubelet's rules.
+    """
+    if qos is None and memory and cpus and not memory_limit:
+        qos = QosClass.GUARANTEED.value
+    requests = {"memory": memory, "cpu": cpus}
+    limits = {"memory": memory_limit}
+    if qos == QosClass.GUARANTEED.value:
+        limits = {"memory": memory_limit or memory, "cpu": cpus}
+    pages = {f"hugepages-{size}": amount for size, amount in hugepages.items()}
+    resources = {
+        kind: {key: text for key, text in amounts.items() if text} | pages
+        for kind, amounts in (("requests", requests), ("limits", limits))
+    }
     parts = name.split("/")
-    namespace = parts[0] if len(parts) > 1 else "default"
-    pod = parts[1] if len(parts) > 1 else parts[0]
+    namespace, pod = parts[:2] if len(parts) > 1 else ("default", name)
     container = "/".join(parts[2:]) or "main"
     return {
-        "metadata": {"name": pod, "namespace": namespace, "annotations": dict(annotations or {})},
-        "spec": {
-            "containers": [
-                {"name": container, "resources": {"requests": dict(requests), "limits": dict(limits)}}
-            ]
-        },
+        "metadata": {"name": pod, "namespace": namespace, "annotations": dict(annotations)},
+        "spec": {"containers": [{"name": container, "resources": resources}]},
         **({} if qos is None else {"status": {"qosClass": qos}}),
     }
 

@@ -194,20 +194,20 @@ class Simulation:
 
     def _largest(self, most_bytes: int) -> int:
         """By bisection, to the MiB: an engine says only whether something fits."""
+        strict = replace(self.stage.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE)
         low, high = 0, most_bytes // MIB
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._fits(middle * MIB) else (low, middle - 1)
+            low, high = (middle, high) if self._fits(middle * MIB, strict) else (low, middle - 1)
         return low * MIB
 
-    def _fits(self, size_bytes: int) -> bool:
+    def _fits(self, size_bytes: int, strict: Policy) -> bool:
         probe = Request(
             "probe", "probe", "probe/probe/probe", QosClass.GUARANTEED, QosSource.INFERRED,
             Interval(size_bytes, size_bytes, "limit"), size_bytes,
         )  # fmt: skip
         stage = self.stage
-        policy = replace(stage.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE)
-        decision = stage.engine.decide(stage.machine, policy, stage.ledger, probe)
+        decision = stage.engine.decide(stage.machine, strict, stage.ledger, probe)
         return decision.outcome is Outcome.PLACED and not decision.moves
 
 

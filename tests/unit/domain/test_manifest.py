@@ -106,11 +106,26 @@ def test_what_is_no_manifest_is_said_to_be_none(manifest: object, path: str) -> 
     [("p", "default/p/main"), ("n/p", "n/p/main"), ("n/p/c", "n/p/c")],
 )
 def test_sizes_make_a_pod_of_one_container(name: str, full: str) -> None:
-    sizes = {"memory": "1Gi", "cpu": "2"}
-    manifest = sizes_manifest(
-        name, sizes, sizes, qos="Guaranteed", annotations={"bayplan.dev/opt-out": "true"}
-    )
+    manifest = sizes_manifest(name, memory="1Gi", cpus="2", annotations={"bayplan.dev/opt-out": "true"})
     (planned,) = plan_manifest(manifest, MACHINE)
     request = derive_request(planned.pod, planned.containers[0].container, MACHINE.memory_bytes)
     assert (request.name, request.qos, request.exclusive_cpus) == (full, QosClass.GUARANTEED, 2)
     assert planned.pod.annotations == {"bayplan.dev/opt-out": "true"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "qos"),
+    [
+        ({"memory": "1Gi", "cpus": "1"}, QosClass.GUARANTEED),
+        ({"memory": "1Gi", "cpus": "1", "memory_limit": "2Gi"}, QosClass.BURSTABLE),
+        ({"memory": "1Gi"}, QosClass.BURSTABLE),
+        ({"memory_limit": "1Gi"}, QosClass.BURSTABLE),
+        ({"memory": "1Gi", "qos": "Guaranteed"}, QosClass.GUARANTEED),
+        ({"qos": "BestEffort"}, QosClass.BEST_EFFORT),
+        ({"memory": "1Gi", "cpus": "1", "qos": "Burstable"}, QosClass.BURSTABLE),
+    ],
+)
+def test_the_class_of_sizes(sizes: dict[str, str], qos: QosClass) -> None:
+    (planned,) = plan_manifest(sizes_manifest("p", **sizes), MACHINE)
+    request = derive_request(planned.pod, planned.containers[0].container, MACHINE.memory_bytes)
+    assert request.qos is qos
