@@ -124,13 +124,14 @@ async def interfaces_in(namespace: str) -> tuple[Interface, ...]:
     Raises:
         HostError: the namespace cannot be entered, or the kernel does not answer as it should.
     """
+    await asyncio.to_thread(_route_classes)  # the import, away from the loop
     socket = await socket_in(namespace, rtnetlink_socket)
     return () if socket is None else await interfaces_of(socket, namespace)
 
 
 async def interfaces_of(socket: sockets.socket, namespace: str) -> tuple[Interface, ...]:
     """See `interfaces_in`; over an rtnetlink *socket* of that *namespace*, which is closed afterwards."""
-    route_class, netlink_error = await asyncio.to_thread(_route_classes)
+    route_class, netlink_error = _route_classes()
     route = route_class(fileno=socket.detach())
     try:
         links = [link async for link in await route.get_links()]

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from bayplan.errors import HostError
 from bayplan.host.kernelfs import refusal
 
 _CLONE_NEWNET: Final = 0x40000000
@@ -31,7 +30,7 @@ async def socket_in(path: str, make: Callable[[], socket.socket]) -> socket.sock
     loop = asyncio.get_running_loop()
     made: asyncio.Future[socket.socket | None] = loop.create_future()
 
-    def settle(result: socket.socket | None, error: HostError | None) -> None:
+    def settle(result: socket.socket | None, error: Exception | None) -> None:
         if made.done():
             _close(result)
         elif error is not None:
@@ -40,10 +39,11 @@ async def socket_in(path: str, make: Callable[[], socket.socket]) -> socket.sock
             made.set_result(result)
 
     def work() -> None:
-        result, error = None, None
+        result: socket.socket | None = None
+        error: Exception | None = None
         try:
             result = _make_inside(path, make)
-        except HostError as caught:
+        except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits for an end
             error = caught
         try:
             loop.call_soon_threadsafe(settle, result, error)

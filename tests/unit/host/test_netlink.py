@@ -252,3 +252,12 @@ def test_a_fifo_in_place_of_a_namespace_holds_up_nobody(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(HostError):
         asyncio.run(interfaces_in(str(tmp_path / "fifo")))
+
+
+@pytest.mark.root
+def test_an_error_inside_of_a_namespace_comes_out(namespace):
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(socket_in(namespace, broken))
