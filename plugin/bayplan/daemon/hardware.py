@@ -150,9 +150,9 @@ class Hardware:
     async def measure_for_ever(
         self, first_s: float = FIRST_MEASURE_S, interval_s: float = MEASURE_INTERVAL_S
     ) -> None:
-        """Measure every *interval_s*, but soon (*first_s*) as long as nothing is known, until cancelled."""
+        """Measure every *interval_s*, but soon (*first_s*) as long as nothing is learned, until cancelled."""
         while True:
-            await asyncio.sleep(interval_s if self.learned else first_s)
+            await asyncio.sleep(first_s if self._learns and not self.learned else interval_s)
             try:
                 await self.measure_once()
             except Exception:
@@ -160,36 +160,23 @@ class Hardware:
                 logger.exception("what is held outside of containers could not be measured")
 
     async def measure_once(self) -> None:
-        """Measure, and reserve what follows; pass where containers would be mistaken for something else."""
-        if not self._settings.measured_reservation or self._settings.engine == KUBELET:
-            self.learned = {}
-            return
-        controller = self._controller
-        if (
-            controller is None
-            or not controller.ledger.entries.keys() <= controller.residents.containers.keys()
-        ):
-            return  # before the runtime has listed them their memory looks like somebody else's
-        residents, connections = controller.residents, controller.counters["connections"]
-        containers = [
-            (residents.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in residents.containers.values()
-        ]
-        machine = self.machine
+        """Measure, and reserve what follows. Also notices pools of huge pages that changed."""
+        containers = self._containers()
+        nodes = self.machine.memory_nodes
         try:
-            found = await self._in_thread(partial(self._host.measure, containers, machine.memory_nodes))
+            found = await self._in_thread(partial(self._host.measure, containers or (), nodes))
         except BayplanError as error:
             if str(error) != self._unmeasurable:
                 logger.warning("nothing measured outside of containers", extra={"problem": str(error)})
             self._unmeasurable = str(error)
             return
         self._unmeasurable = ""
-        pools = {node.id: node.hugepages_bytes for node in machine.nodes if node.id in found.hugepages_bytes}
-        if pools != found.hugepages_bytes:
+        known = {node.id: node.hugepages_bytes for node in self.machine.nodes}
+        if any(known.get(node, pools) != pools for node, pools in found.hugepages_bytes.items()):
             self.changed(frozenset({HUGEPAGES}))
-        # A runtime that connects brings containers that looked like somebody else's before.
-        before = self.learned if connections == self._connections else {}
-        self._connections = connections
-        self.learned = learn(before, found.held_bytes, self.machine, time.time_ns() // 1000)
+        if containers is None:
+            return
+        self.learned = learn(self.learned, found.held_bytes, self.machine, time.time_ns() // 1000)
         # With 1000 containers on 64 nodes it takes up to 30 ms, which no creation should wait for.
         basis = self._basis()
         prepared = await self._in_thread(partial(_resolved, basis))
@@ -210,6 +197,28 @@ class Hardware:
             )
             for node in self.machine.memory_nodes
         }
+
+    @property
+    def _learns(self) -> bool:
+        """Whether measurements count: not for the engine `kubelet`, which has to add up as kubelet does."""
+        return self._settings.measured_reservation and self._settings.engine != KUBELET
+
+    def _containers(self) -> list[tuple[Pod, Container]] | None:
+        """The containers; None where measurements don't count or would take them for something else, because
+        the runtime has not listed them yet."""
+        controller = self._controller
+        if not self._learns or controller is None:
+            self.learned = {}
+            return None
+        residents, connections = controller.residents, controller.counters["connections"]
+        if connections != self._connections:
+            # A runtime that connects brings containers that looked like somebody else's before.
+            self.learned, self._connections = {}, connections
+        if not controller.ledger.entries.keys() <= residents.containers.keys():
+            return None
+        return [
+            (residents.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in residents.containers.values()
+        ]
 
     @property
     def _ledger(self) -> Ledger:

@@ -340,23 +340,27 @@ class TestMeasuredReservation:
                 one.hardware._settings = replace(PLAIN, **settings)
                 await one.hardware.measure_once()
                 assert one.hardware.learned == {}
-                assert len(one.host.measured) == 1
+                assert len(one.host.measured) == 2
+                one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
+                await one.hardware.measure_once()
+                assert one.hardware._reasons == {HUGEPAGES}
 
         run(scenario())
 
-    def test_nothing_is_measured_before_the_runtime_listed_recorded_containers(self, tmp_path: Path) -> None:
+    def test_nothing_is_learned_before_the_runtime_listed_recorded_containers(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with bench(tmp_path) as one:
                 await one.place("first", GIB)
             async with bench(tmp_path) as again:
                 assert "first" in again.controller.ledger.entries
                 await again.hardware.measure_once()
-                assert again.host.measured == []
+                assert (again.host.measured, again.hardware.learned) == ([[]], {})
                 owner = pod("first")
                 listed = container("first", owner, memory_bytes=GIB, milli_cpus=500)
                 await again.controller.synchronize([owner], [listed])
                 await again.hardware.measure_once()
-                assert again.host.measured == [["first"]]
+                assert again.host.measured[1:] == [["first"]]
+                assert again.hardware.learned.keys() == {0, 1}
 
         run(scenario())
 
