@@ -49,12 +49,9 @@ def claimed_amounts(request: Request) -> dict[str, int]:
 def is_bounded(request: Request) -> bool:
     """Whether the container cannot use more than it claims."""
     limit_bytes = request.memory_limit_bytes
-    return (
-        request.qos is QosClass.GUARANTEED
-        and limit_bytes is not None
-        and request.memory.exact
-        and 0 < limit_bytes <= request.memory.high_bytes
-    )
+    if request.qos is not QosClass.GUARANTEED or limit_bytes is None:
+        return False
+    return 0 < limit_bytes <= claimed_amounts(request).get(MEMORY, 0)
 
 
 def is_flexible(policy: Policy, request: Request) -> bool:

@@ -332,6 +332,10 @@ class Confining:
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
         devices elsewhere, or as much memory as there is."""
+        if self.current is not None and self.request.exclusive_cpus > len(self.free_cpus):
+            text = f"asks for {self.request.exclusive_cpus} exclusive CPUs, {len(self.free_cpus)} are left"
+            reason = Reason("no-exclusive-cpus", f"{text}; it keeps what it has")
+            return Decision(self.request, Outcome.REFUSED, reasons=(reason,))
         ordinary = Ground(self.machine.ordinary_nodes)
         attempt = self._attempt(ordinary, 0)
         relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))

@@ -33,7 +33,15 @@ class Site:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._distances: dict[int, int] = {}
+        self._distances: dict[int, int] = {0: 0}
+        # Both ways at once; only the sum of them ever counts.
+        self._pairs = {
+            1 << one: {
+                1 << other: machine.distance(one, other) + machine.distance(other, one)
+                for other in machine.node_ids
+            }
+            for one in machine.node_ids
+        }
         self._ranked: dict[tuple[int, int], list[Ranked]] = {}
         self._initiators = {
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
@@ -41,10 +49,14 @@ class Site:
         self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
 
     def distance(self, nodes: int) -> int:
-        """Sum of the distances over all ordered pairs of different nodes."""
+        """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
         found = self._distances.get(nodes)
         if found is None:
-            found = self._distances[nodes] = self.machine.total_distance(NodeSet.of_mask(nodes))
+            first = nodes & -nodes
+            others = nodes ^ first
+            pairs = self._pairs.get(first, {})
+            found = self.distance(others) + sum([pairs.get(other, 0) for other in bits(others)])
+            self._distances[nodes] = found
         return found
 
     def remote_initiators(self, nodes: int) -> int:

@@ -306,6 +306,17 @@ def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
     assert codes(resized(800 * MIB)) == ["kept"]
 
 
+def test_a_resize_that_asks_for_too_many_cpus_keeps_those_it_has() -> None:
+    node = Node(machine(2, cpus_per_node=2))
+    before = node.place("grown", 100 * MIB, 2000)
+    assert len(before.placement.exclusive_cpus) == 2
+    base = node.ledger.without("grown")
+    more = replace(before.request, exclusive_cpus=4)
+    refused = ENGINE.decide(node.machine, node.policy, base, more, before.placement)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.explanation() == "asks for 4 exclusive CPUs, 3 are left; it keeps what it has"
+
+
 def test_a_node_that_lost_memory_takes_nothing_new() -> None:
     node = Node(machine(2))
     node.place("a", 900 * MIB)
