@@ -16,7 +16,7 @@ from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.pin_watch import PinWatch
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
-from bayplan.domain.deciding import decide_change, decide_creation
+from bayplan.domain.deciding import WRONG_ANNOTATION, decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.domain.engine import Engine
@@ -385,7 +385,8 @@ class Controller:
         if decision.outcome is not Outcome.PLACED:
             for code in {reason.code for reason in decision.reasons}:
                 self.counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
-        level = logging.INFO if decision.outcome is Outcome.PLACED else logging.WARNING
+        wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
+        level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
         _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
         for sentence in self.pins.note(decision.request):
             _after_the_reply(partial(logger.warning, sentence, extra=_fields(decision)))

@@ -4,6 +4,7 @@ The daemon decides by this and then records; a rehearsal decides by this and the
 """
 
 from dataclasses import replace
+from typing import Final
 
 from bayplan.domain.decision import Decision, Outcome, Placement, Reason
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
@@ -16,6 +17,9 @@ from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import Wishes, read_wishes
 from bayplan.domain.workload import Container, Pod, Resources
 from bayplan.errors import ConfigError
+
+WRONG_ANNOTATION: Final = "wrong-annotation"
+"""Code of the reason that names what is wrong with a pod's annotations."""
 
 
 def decide_creation(
@@ -72,4 +76,4 @@ def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) ->
         return read_wishes(pod.annotations, container.name, machine), None
     except ConfigError as error:
         ignored = "" if policy.refuse_wrong_annotations else "ignored: "
-        return Wishes(), Reason("wrong-annotation", f"{ignored}{error}")
+        return Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error}")

@@ -87,7 +87,7 @@ def placed(placement: Placement) -> list[str]:
     if placement.home is not None:
         lines.append(f"placed on {nodes_text(placement.home)} at first, moved over since")
     claim = placement.claim
-    if claim is not None and claim.amounts_bytes:
+    if claim is not None and claim.amounts_bytes and (claim.flexible or claim.nodes != placement.mems):
         flexible = ", and may move over for others" if claim.flexible else ""
         lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
     if claim is not None and claim.short_bytes:

@@ -31,6 +31,9 @@ Question = Callable[[Snapshot, Mapping[str, object]], Awaitable[View]]
 MAX_RECORDED: Final = 500
 """So many recorded decisions about one subject are looked at."""
 
+MAX_PODS: Final = 200
+"""So many pods are rehearsed at once, at about a millisecond each."""
+
 EARLIER: Final = 20
 """So many earlier decisions about a container are listed."""
 
@@ -118,6 +121,8 @@ def what_if_view(
         for number, manifest in enumerate(manifests)
         for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
     ]
+    if len(planned) > MAX_PODS:
+        raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
     pods: list[dict[str, Any]] = []
     for pod in planned:
         decisions = stage.admit(pod)
