@@ -266,7 +266,9 @@ class Controller:
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
         if opted_out or container.resources.cpuset_cpus is not None:
             return Adjustment()
-        return Adjustment(cpuset_cpus=self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus))
+        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+        self.residents.defaulted[container.id] = shared
+        return Adjustment(cpuset_cpus=shared)
 
     def missed(self, event: Event, container_id: str, why: str) -> None:
         """The runtime went on without our answer.

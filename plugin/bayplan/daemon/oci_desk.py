@@ -242,6 +242,12 @@ class OciDesk:
     async def _decide(self, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
         """Decide and record, in turn; the new entry, and what is due for others."""
         controller, container = self._controller, arrival.container
+        resources = container.resources
+        if resources.cpuset_cpus is not None and resources.cpuset_cpus == controller.residents.defaulted.get(
+            container.id
+        ):
+            # Nobody chose these: NRI was told so when there was no time to decide. Now there is.
+            container = replace(container, resources=replace(resources, cpuset_cpus=None))
         _, updates = await controller.create_container(arrival.pod, container, arrival.origin)
         return controller.ledger.entries[container.id], updates
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from bayplan.domain.ledger import Entry
 from bayplan.domain.request import carried_oom_score_adj
 from bayplan.domain.workload import Container, Pod
+from bayplan.sets import CpuSet
 
 
 @dataclass(slots=True)
@@ -13,13 +14,15 @@ class Residents:
     """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
 
     ``found`` maps the ids of containers that were created without a decision to their names,
-    ``oom_score_adj`` ids to the value in force, ours or the spec's.
+    ``oom_score_adj`` ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
+    runtime was told by default, when there was no time for a decision.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
     oom_score_adj: dict[str, int] = field(default_factory=dict)
+    defaulted: dict[str, CpuSet] = field(default_factory=dict)
 
     def see(self, pod: Pod, container: Container) -> None:
         """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
@@ -34,6 +37,7 @@ class Residents:
         gone = self.containers.pop(container_id, None)
         self.found.pop(container_id, None)
         self.oom_score_adj.pop(container_id, None)
+        self.defaulted.pop(container_id, None)
         if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
             self.pods.pop(gone.pod_id, None)
 

@@ -18,6 +18,7 @@ from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Adjustment, Container, Pod, Update
 from bayplan.errors import BayplanError
+from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup, Readings
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -56,8 +57,15 @@ class Expectation:
         """What we set beside the cpusets, where nobody but us can restore it."""
         return _NOTHING if self.origin is None else self.origin.applied
 
-    def differences(self, found: Readings) -> Mapping[str, str]:
-        """What the cgroup shows otherwise: texts by the name of what differs.
+    @property
+    def first_process(self) -> proc.Process | None:
+        """The process that oom_score_adj was set for, None where nobody told which it is."""
+        if self.origin is None or self.origin.container.pid <= 1 or not self.origin.start_ticks:
+            return None
+        return proc.Process(self.origin.container.pid, self.origin.start_ticks)
+
+    def differences(self, found: Readings, oom_score_adj: int | None = None) -> Mapping[str, str]:
+        """What the cgroup shows otherwise, and the first process: texts by the name of what differs.
 
         An amount counts only where the kernel's default is back: that is what systemd and runtimes leave when
         they write their own idea of a container. Another amount is somebody's wish, and it stays.
@@ -68,6 +76,8 @@ class Expectation:
         ]
         if found.memory_max_bytes is None:
             pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
+        if self.origin is not None and oom_score_adj == (self.origin.container.oom_score_adj or 0):
+            pairs.append((_OOM_SCORE_ADJ, oom_score_adj, self.amounts.oom_score_adj))
         for key, value in sorted(self.amounts.unified.items()):
             shown, default = _shown(found, key)
             if shown == default != value:
@@ -80,6 +90,7 @@ class Expectation:
 
 
 _NOTHING: Final = Adjustment()
+_OOM_SCORE_ADJ: Final = "oom_score_adj"
 
 
 def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
@@ -191,8 +202,7 @@ class Verifier:
                 logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
         wanted = self._still_expected(due)
         if wanted:
-            changes = [(one.expectation, one.repair) for one in wanted]
-            await self._in_thread(partial(write, self._hierarchy, changes))
+            await self._in_thread(partial(repair, self._hierarchy, wanted))
             logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
         return () if at_once else due
 
@@ -209,14 +219,30 @@ def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drif
         try:
             with _open(hierarchy, one) as cgroup:
                 found = cgroup.read()
+            oom_score_adj = _first_oom_score_adj(hierarchy, one)
         except AbsentError:
             continue
         except BayplanError as error:
             logger.warning("cannot verify", extra={"container": one.name, "problem": str(error)})
             continue
-        if differences := one.differences(found):
+        if differences := one.differences(found, oom_score_adj):
             drifted.append(Drift(one, differences))
     return drifted
+
+
+def repair(hierarchy: Hierarchy, drifted: Iterable[Drift]) -> None:
+    """Undo what drifted. Blocks; what the kernel refuses is logged."""
+    for drift in drifted:
+        one = drift.expectation
+        write(hierarchy, [(one, drift.repair)])
+        value, process = one.amounts.oom_score_adj, one.first_process
+        if _OOM_SCORE_ADJ in drift.differences and value is not None and process is not None:
+            try:
+                proc.write_oom_score_adj(process, value, hierarchy.root)
+            except AbsentError:
+                continue
+            except BayplanError as error:
+                logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
 
 
 def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
@@ -229,6 +255,13 @@ def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -
             continue
         except BayplanError as error:
             logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
+
+
+def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:
+    process = one.first_process
+    if process is None or one.amounts.oom_score_adj is None:
+        return None
+    return proc.read_oom_score_adj(process, hierarchy.root)
 
 
 def _open(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:

@@ -117,8 +117,9 @@ def _write(directory: int, content: bytes, like: os.stat_result) -> None:
             rest = memoryview(content)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            os.fchown(descriptor, like.st_uid, like.st_gid)
+            # In this order: once it is somebody else's, its mode takes a capability to change.
             os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+            os.fchown(descriptor, like.st_uid, like.st_gid)
         finally:
             os.close(descriptor)
         os.rename(_FRESH, CONFIG, src_dir_fd=directory, dst_dir_fd=directory)

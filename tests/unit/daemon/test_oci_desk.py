@@ -14,6 +14,7 @@ from bayplan.daemon.settings import Undecided
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.origin import Form
 from bayplan.domain.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import container, pod
@@ -117,6 +118,22 @@ def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
             assert await one.ask("delete", ID.encode()) == ("ok", "")
             assert one.entries == before
             assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
+
+    run(scenario)
+
+
+def test_a_container_that_nri_answered_by_default_is_placed_after_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            owner, controller = pod("g", QosClass.GUARANTEED), one.around.controller
+            told = controller.fallback_adjustment(owner, container(ID, owner))
+            controller.missed(Event.CREATE_CONTAINER, ID, "late")
+            resources = guaranteed(2, GIB // 2)
+            resources["cpu"]["cpus"] = str(told.cpuset_cpus)
+            document = spec(SYSTEMD, resources=resources, annotations=CRIO)
+            assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
+            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
+            assert one.entries[ID].decision.request.pinned_cpus is None
 
     run(scenario)
 

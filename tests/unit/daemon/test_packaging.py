@@ -24,6 +24,8 @@ def test_the_units_directories_are_the_defaults() -> None:
     service, defaults = unit()["Service"], Settings()
     assert Path("/var/lib") / service["StateDirectory"] == defaults.state_directory
     assert Path("/run") / service["RuntimeDirectory"] == defaults.admin_socket.parent
+    assert defaults.oci_socket is not None
+    assert defaults.oci_socket.parent == defaults.admin_socket.parent
     assert service["ConfigurationDirectory"] == "bayplan"
 
 
@@ -43,10 +45,12 @@ def test_the_unit_leaves_the_runtime_alone() -> None:
 
 def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     service = unit()["Service"]
-    assert service["ReadWritePaths"] == "/sys/fs/cgroup"
+    # Bundles that the wrapper has rewritten, and the state of the OCI runtimes, are in the latter two.
+    assert service["ReadWritePaths"].split() == ["/sys/fs/cgroup", "/run", "-/var/lib/containers"]
     assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
     assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
-    assert {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"} <= set(service["CapabilityBoundingSet"].split())
+    capabilities = set(service["CapabilityBoundingSet"].split())
+    assert {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN", "CAP_CHOWN"} <= capabilities
     assert service["RestrictNamespaces"] == "net"
     assert "PrivateDevices" not in service
     assert service["DevicePolicy"] == "closed"

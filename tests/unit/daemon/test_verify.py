@@ -11,10 +11,12 @@ import pytest
 from bayplan.daemon.verify import Expectation, Verifier, expectations
 from bayplan.domain.decision import Claim, Decision, Outcome, Placement
 from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.origin import Form, Origin
 from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine
-from bayplan.domain.workload import Container
+from bayplan.domain.workload import Adjustment, Container, Pod
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import container, machine, pod
 
@@ -150,3 +152,87 @@ def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free()
     assert mems(replace(free, outcome=Outcome.ADOPTED), after) == [None]
     kubelets = replace(free, placement=Placement())
     assert mems(kubelets, after) == [None]
+
+
+class TestAmounts:
+    """What we set for a container that came through a hook, beside its cpusets."""
+
+    APPLIED = Adjustment(
+        memory_limit_bytes=GIB,
+        oom_score_adj=-997,
+        unified={
+            "memory.high": "4096",
+            "memory.low": "8192",
+            "memory.min": "4096",
+            "memory.oom.group": "1",
+        },
+    )
+
+    @pytest.fixture
+    def verifier(self, hierarchy: Hierarchy, tmp_path: Path) -> Verifier:
+        (tmp_path / "proc/42").mkdir(parents=True)
+        (tmp_path / "proc/42/stat").write_text(f"42 (a) S {'0 ' * 18}7 0")
+        (tmp_path / "proc/42/oom_score_adj").write_text("100\n")
+        one = Container("c1", "p", pid=42, oom_score_adj=100)
+        paths = {CPUSET: "/kubepods/c1", MEMORY: "/kubepods/c1"}
+        origin = Origin(Form.HOOK, Pod("p"), one, cgroups=paths, start_ticks=7, applied=self.APPLIED)
+        wanted = Expectation(one, "", "default/p/c1", None, None, origin)
+        return Verifier(replace(hierarchy, root=tmp_path), lambda: [wanted], here)
+
+    def directory(self, hierarchy: Hierarchy) -> Path:
+        return Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+
+    def test_the_kernels_defaults_mean_that_somebody_undid_them(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        async def scenario() -> None:
+            await verifier.verify(at_once=False)
+            (drift,) = await verifier.verify(at_once=False)
+            assert str(drift) == (
+                "default/p/c1: memory.max is max, decided was 1073741824; "
+                "oom_score_adj is 100, decided was -997; memory.high is max, decided was 4096; "
+                "memory.low is 0, decided was 8192; memory.min is 0, decided was 4096; "
+                "memory.oom.group is 0, decided was 1"
+            )
+            assert await verifier.verify(at_once=False) == ()
+
+        asyncio.run(scenario())
+        shown = {name: (self.directory(hierarchy) / name).read_text() for name in FILES}
+        assert shown["memory.max"] == str(GIB)
+        assert {name: shown[name] for name in self.APPLIED.unified} == self.APPLIED.unified
+        assert shown["cpuset.cpus"].strip() == "0-3"
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "-997"
+
+    def test_what_somebody_else_chose_stays(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        chosen = {
+            "memory.max": "1048576",
+            "memory.high": "12288",
+            "memory.low": "4096",
+            "memory.min": "12288",
+        }
+        for name, text in {**chosen, "memory.oom.group": "1"}.items():
+            (self.directory(hierarchy) / name).write_text(f"{text}\n")
+        (tmp_path / "proc/42/oom_score_adj").write_text("500\n")
+
+        async def scenario() -> None:
+            for _ in range(3):
+                assert await verifier.verify(at_once=False) == ()
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "500\n"
+
+    def test_a_repair_writes_nothing_but_what_was_undone(
+        self, verifier: Verifier, hierarchy: Hierarchy
+    ) -> None:
+        for name, text in {**self.APPLIED.unified, "memory.high": "max", "memory.max": "1048576"}.items():
+            (self.directory(hierarchy) / name).write_text(f"{text}\n")
+
+        async def scenario() -> None:
+            await verifier.verify(at_once=True)
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.high").read_text() == "4096"
+        assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
