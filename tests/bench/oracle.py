@@ -1,7 +1,7 @@
 """A million operations of the `exact` engine against brute force: hidden overcommit, wrong refusals.
 
-Run by hand: ``uv run python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED]``. Every machine is random (2 to
-10 nodes), and every disagreement is printed with the seed that shows it again.
+Run by hand: ``uv run python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED] [SECONDS]``. Every machine is
+random (2 to 10 nodes), and every disagreement is printed with the seed that shows it again.
 """
 
 import random
@@ -16,11 +16,12 @@ STEPS = 100
 PROGRESS_S = 60
 
 
-def main(operations: int = OPERATIONS, seed: int = 0) -> int:
+def main(operations: int = OPERATIONS, seed: int = 0, seconds: int = 24 * 3600) -> int:
+    """Until so many operations are done, or so many seconds are over."""
     counts: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     started = told = time.monotonic()
-    while counts["operations"] < operations:
+    while counts["operations"] < operations and time.monotonic() - started < seconds:
         trial = Trial(random.Random(seed))
         try:
             for _ in range(STEPS):

@@ -131,20 +131,15 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
 
 
 @on(FAR_MEMORY, "2.1")
-def test_a_cpu_less_node_is_the_last_resort(node: Node) -> None:
+def test_a_cpu_less_node_of_ordinary_memory_comes_last(node: Node) -> None:
+    """Without a rating of the firmware the kernel takes it for memory like any other."""
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
     node.bayplan.await_synchronized()
-    first = node.launch(guaranteed("first", 0.5, "800Mi"))
-    second = node.launch(guaranteed("second", 0.5, "800Mi"))
-    assert node.view(first).mems_allowed == {0}
-    assert node.view(second).mems_allowed == {1}
-    assert "TopologyAffinityError" in node.crictl.refused(guaranteed("third", 0.5, "400Mi"))
-    node.bayplan.stop()
-    node.bayplan.start("--topology-manager-policy", "best-effort")
-    node.bayplan.await_synchronized()
-    third = node.launch(guaranteed("third-again", 0.5, "400Mi"))
-    assert node.view(third).mems_allowed == {2}
-    assert node.bayplan.decided(third.container_id)["outcome"] == "degraded"
+    names = (("small", "100Mi"), ("first", "650Mi"), ("second", "700Mi"), ("third", "350Mi"))
+    pods = [node.launch(guaranteed(name, 0.5, size)) for name, size in names]
+    assert [node.view(pod).mems_allowed for pod in pods] == [{0}, {0}, {1}, {2}]
+    assert node.bayplan.decided(pods[3].container_id)["outcome"] == "placed"
+    assert "TopologyAffinityError" in node.crictl.refused(guaranteed("fourth", 0.5, "350Mi"))
 
 
 @on(FOUR_NODES, "2.1")

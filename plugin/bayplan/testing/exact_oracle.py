@@ -60,9 +60,12 @@ def slack_by_subset(capacity: Mapping[int, int], claims: Claims, nodes: tuple[in
     for node in nodes:
         for mask, held in list(slack.items()):
             slack[mask | 1 << node] = held + capacity.get(node, 0)
-    for mask in slack:
-        for claimant, amount in claims:
-            if not claimant & ~mask:
+    by_set: Counter[int] = Counter()
+    for claimant, amount in claims:
+        by_set[claimant] += amount
+    for claimant, amount in by_set.items():
+        for mask in slack:
+            if claimant & mask == claimant:
                 slack[mask] -= amount
     return slack
 
@@ -88,6 +91,10 @@ class Trial:
         self.ledger = Ledger()
         self.number = 0
         self.ids = tuple(self.machine.node_ids)
+        self.capacity: dict[str, dict[int, int]] = {}
+        for node, row in allocatable_bytes(self.machine, self.policy).items():
+            for resource, amount in row.items():
+                self.capacity.setdefault(resource, {})[node] = amount
 
     def step(self) -> None:
         """One operation and all checks.
@@ -140,14 +147,20 @@ class Trial:
             self.counts["returns"] += 1
 
     def check_promises(self) -> None:
-        """No subset of the nodes is promised more than it holds, and the witness shows how."""
+        """No subset of the nodes is promised more than it holds, and the witness shows how it is kept."""
         for resource in (MEMORY, PAGES):
-            slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
-            for mask, left in slack.items():
+            claims = self._claims(resource)
+            if not claims:
+                continue
+            for mask, left in slack_by_subset(self._capacity(resource), claims, self.ids).items():
                 if left < 0:
                     raise BrokenPromiseError(
                         OVERCOMMIT, f"{resource}: nodes {NodeSet.of_mask(mask)} lack {-left}"
                     )
+        self.check_witness()
+
+    def check_witness(self) -> None:
+        """The witness sums to the claims, on their own nodes, and no node has more than it can."""
         spreads = witness(self.machine, self.policy, self.ledger)
         for container_id, entry in self.ledger.entries.items():
             claim = entry.decision.placement.claim
@@ -263,8 +276,7 @@ class Trial:
         return len(ground)
 
     def _capacity(self, resource: str) -> dict[int, int]:
-        allocatable = allocatable_bytes(self.machine, self.policy)
-        return {node: row.get(resource, 0) for node, row in allocatable.items()}
+        return self.capacity.get(resource, {})
 
     def _claims(self, resource: str, *, widened: bool = False) -> Claims:
         found: Claims = []
