@@ -6,7 +6,7 @@ The daemon decides by this and then records; a rehearsal decides by this and the
 from dataclasses import replace
 from typing import Final
 
-from bayplan.domain.decision import Decision, Outcome, Placement, Reason
+from bayplan.domain.decision import Decision, Outcome, Reason
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Ledger
@@ -61,9 +61,9 @@ def decide_change(
     request = changed_request(old.request, spec, change)
     if request == old.request:
         return None
-    current: Placement = old.placement
+    current = old.placement
     decision = engine.decide(machine, policy, ledger, request, current)
-    if decision.outcome is Outcome.REFUSED or current.memory_policy is None:
+    if decision.outcome is Outcome.REFUSED:
         return decision
     # Nobody can change the policy of processes that run.
     placement = replace(decision.placement, memory_policy=current.memory_policy)

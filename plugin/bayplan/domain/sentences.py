@@ -15,10 +15,10 @@ from bayplan.domain.decision import (
     MemoryPolicyWish,
     Move,
     Outcome,
-    Placement,
     Request,
 )
 from bayplan.domain.exact.criteria import ROOM_TAKEN
+from bayplan.domain.request import NO_SIGNAL
 from bayplan.domain.topology import MEMORY
 from bayplan.domain.wishes import POLICY_FLAGS
 from bayplan.errors import PlacementError
@@ -26,6 +26,15 @@ from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
 _FLAG_WORDS = {name: word for word, name in POLICY_FLAGS.items()}
+
+_HOW_KNOWN = {
+    "limit": "known from its limit",
+    "oom_score_adj": "known from its oom_score_adj",
+    "QoS class": "as its class asks for none",
+    "no limit": "as it has no limit",
+    NO_SIGNAL: "as nothing says how much",
+}
+"""The sources of a memory request, as they stand after the amount."""
 
 
 def refusal(decision: Decision) -> PlacementError:
@@ -67,10 +76,11 @@ def wishes(request: Request) -> list[str]:
 
 def memory_text(memory: Interval) -> str:
     """A memory request with its source, as an interval where it is not known exactly."""
-    if memory.exact:
-        return f"{format_bytes(memory.low_bytes)}, known from {memory.source}"
-    low, high = format_bytes(memory.low_bytes), format_bytes(memory.high_bytes)
-    return f"{low} to {high}, known from {memory.source}"
+    low, high = format_bytes(memory.likely_low_bytes), format_bytes(memory.high_bytes)
+    amount = high if memory.exact else f"{low} to {high}"
+    if memory.likely_low_bytes != memory.low_bytes:
+        amount += " (less only if it is a sidecar or its pod has requests of its own)"
+    return f"{amount}, {_HOW_KNOWN.get(memory.source, f'known from {memory.source}')}"
 
 
 def policy_text(policy: MemoryPolicyWish | MemoryPolicySetting) -> str:
@@ -79,9 +89,11 @@ def policy_text(policy: MemoryPolicyWish | MemoryPolicySetting) -> str:
     return f"{policy.mode.value}{flags}{f':{policy.nodes}' if policy.nodes else ''}"
 
 
-def placed(placement: Placement) -> list[str]:
+def placed(decision: Decision) -> list[str]:
     """Where a container is, a line for memory, CPUs and memory policy."""
-    lines = [f"memory: {_anywhere(placement.mems)}{_witness(placement.booked_bytes)}"]
+    request, placement = decision.request, decision.placement
+    mems = placement.mems if request.pinned_mems is None else request.pinned_mems
+    lines = [f"memory: {_anywhere(mems)}{_witness(placement.booked_bytes)}"]
     if placement.overlapping:
         lines[-1] += "; shared in part with other sets of nodes"
     if placement.home is not None:
@@ -92,8 +104,7 @@ def placed(placement: Placement) -> list[str]:
         lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
     if claim is not None and claim.short_bytes:
         lines.append(f"not promised: {_amounts(claim.short_bytes)}")
-    cpus = placement.exclusive_cpus
-    lines.append(f"CPUs: {cpus}, its own" if cpus else "CPUs: the shared ones")
+    lines.append(f"CPUs: {_cpus(decision)}")
     if placement.memory_policy is not None:
         lines.append(f"memory policy: {policy_text(placement.memory_policy)}")
     return lines
@@ -137,6 +148,15 @@ def nodes_text(nodes: NodeSet) -> str:
 
 def _anywhere(nodes: NodeSet | None) -> str:
     return "any node" if nodes is None else nodes_text(nodes)
+
+
+def _cpus(decision: Decision) -> str:
+    request, own = decision.request, decision.placement.exclusive_cpus
+    if request.pinned_cpus is not None:
+        return f"{request.pinned_cpus}, set by somebody else"
+    if request.opted_out:
+        return "as in its spec"
+    return f"{own}, its own" if own else "the shared ones"
 
 
 def _source(request: Request) -> str:

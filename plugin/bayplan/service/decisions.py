@@ -7,7 +7,7 @@ text, null means "none" or "not known".
 from typing import Any
 
 from bayplan.domain import sentences
-from bayplan.domain.decision import Decision, Outcome, Placement, Request, Shortage
+from bayplan.domain.decision import Decision, Outcome, Request, Shortage
 from bayplan.sets import NodeSet
 
 View = dict[str, Any]
@@ -23,7 +23,7 @@ def decision_view(decision: Decision) -> View:
         "outcome": decision.outcome.value,
         "summary": sentences.summary(decision),
         "asked": _asked(decision.request),
-        "placement": None if refused else _placement(decision.placement),
+        "placement": None if refused else _placement(decision),
         "refusal": str(sentences.refusal(decision)) if refused else None,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
         "candidates": [
@@ -57,6 +57,7 @@ def _asked(request: Request) -> View:
         "qosSource": request.qos_source.value,
         "memory": {
             "requestLowBytes": request.memory.low_bytes,
+            "requestLikelyLowBytes": request.memory.likely_low_bytes,
             "requestHighBytes": request.memory.high_bytes,
             "requestExact": request.memory.exact,
             "requestSource": request.memory.source,
@@ -73,7 +74,8 @@ def _asked(request: Request) -> View:
     }
 
 
-def _placement(placement: Placement) -> View:
+def _placement(decision: Decision) -> View:
+    placement = decision.placement
     policy, claim = placement.memory_policy, placement.claim
     return {
         "mems": _nodes(placement.mems),
@@ -90,7 +92,7 @@ def _placement(placement: Placement) -> View:
         "home": _nodes(placement.home),
         "overlapping": placement.overlapping,
         "memoryPolicy": None if policy is None else sentences.policy_text(policy),
-        "lines": sentences.placed(placement),
+        "lines": sentences.placed(decision),
     }
 
 

@@ -97,7 +97,7 @@ def test_an_explanation_reads_well(tmp_path: Path, capsys: Capture) -> None:
         assert first.startswith("default/g/c-name (current, decided 20")
         assert lines[:8] == [
             "  asked:      Guaranteed, known from its cgroup parent",
-            "              memory: 512Mi, known from limit",
+            "              memory: 512Mi, known from its limit",
             "              CPUs: 2 of its own",
             "  outcome:    placed",
             "  placed:     memory: node 0 (512Mi on node 0)",

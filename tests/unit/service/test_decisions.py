@@ -40,7 +40,7 @@ REQUEST = Request(
     name="default/db/main",
     qos=QosClass.BURSTABLE,
     qos_source=QosSource.OOM_SCORE_ADJ,
-    memory=Interval(GIB, GIB + 256 * MIB, "oom_score_adj"),
+    memory=Interval(0, GIB + 256 * MIB, "oom_score_adj", GIB),
     memory_limit_bytes=2 * GIB,
     cpu_milli=1500,
     hugepages_bytes={"hugepages-2Mi": 64 * MIB},
@@ -90,7 +90,7 @@ def test_a_placed_decision_as_text() -> None:
         == """\
 default/db/main (current)
   asked:      Burstable, known from its oom_score_adj
-              memory: 1Gi to 1280Mi, known from oom_score_adj; limited to 2Gi
+              memory: 1Gi to 1280Mi (less only if it is a sidecar or its pod has requests of its own), known from its oom_score_adj; limited to 2Gi
               hugepages-2Mi: 64Mi
               CPUs: 1.5, shared
               wish: nodes 0-1 (required)
@@ -103,7 +103,7 @@ default/db/main (current)
               placed on node 0 at first, moved over since
               promised: 1280Mi on nodes 0-1, and may move over for others
               not promised: 32Mi
-              CPUs: the shared ones
+              CPUs: 3, set by somebody else
               memory policy: interleave:0-1
   why:        nodes 0-1 have room
               default/web/a moves over
