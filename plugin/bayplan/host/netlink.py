@@ -16,7 +16,7 @@ from typing import Any, Final
 from bayplan.errors import HostError
 from bayplan.host.network_namespace import socket_in
 
-SUBSYSTEMS: Final = frozenset({"cpu", "memory", "node"})
+SUBSYSTEMS: Final = frozenset({"cpu", "memory", "memory_tiering", "node"})
 UNKNOWN: Final = "unknown"
 """The reason where events may have been lost: listening has just begun, or the queue ran over."""
 

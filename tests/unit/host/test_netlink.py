@@ -88,9 +88,9 @@ def test_only_nodes_cpus_and_memory_count_and_a_burst_is_told_once():
             for subsystem in ("net", "block", "memory", "memory", "usb", "cpu"):
                 source.queue.put_nowait(subsystem)
             assert await following() == {"memory", "cpu"}
-            source.queue.put_nowait("net")
-            source.queue.put_nowait("node")
-            assert await following() == {"node"}
+            for subsystem in ("net", "node", "memory_tiering"):
+                source.queue.put_nowait(subsystem)
+            assert await following() == {"node", "memory_tiering"}
 
     asyncio.run(scenario())
 
