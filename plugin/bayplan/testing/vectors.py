@@ -1,7 +1,8 @@
 """Run the engine against folders of recorded answers: ``python -m bayplan.testing.vectors DIR``.
 
-Every case of every known table is executed. Tables and files that no section claims are reported by name,
-never passed over in silence. The exit status is 1 if any case fails or anything in the folder is unknown.
+Every case of every known table is executed; fields of a case that no check reads are ignored. Tables and
+files that no section claims are reported by name, never passed over in silence. The exit status is 1 if any
+case fails, a table can't be read, anything in the folder is unknown, or there is no case at all.
 """
 
 import argparse
@@ -60,7 +61,11 @@ def references() -> dict[str, str]:
 def run(section: Section, folder: Folder) -> Result:
     """Execute every case of one section."""
     failures = []
-    cases = section.cases(folder)
+    try:
+        cases = section.cases(folder)
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        why = f"the table can't be read: {type(error).__name__}: {error}"
+        return Result(section, 1, (Failure(0, "", why),))
     for index, case in enumerate(cases):
         try:
             section.check(case, folder)
@@ -111,7 +116,7 @@ def report(folder: Folder, out: TextIO) -> bool:
     for name in strangers:
         print(f"{'UNKNOWN':>15}  {name}: no section of this engine reads it", file=out)
     print(f"{passed} passed, {failed} failed, {len(strangers)} unknown tables", file=out)
-    return not failed and not strangers
+    return bool(passed) and not failed and not strangers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

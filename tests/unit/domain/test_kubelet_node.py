@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bayplan.domain.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.domain.engine import Engine, allocatable_bytes
+from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_options import CpuOptions
 from bayplan.domain.kubelet.cpu_state import CpuState
@@ -497,3 +498,22 @@ def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
     before = books(MemoryPolicy.STATIC, empty, cpus, node.ledger)
     after = books(MemoryPolicy.STATIC, empty, cpus, again)
     assert before == after
+
+
+@settings(max_examples=100)
+@given(st.integers(2, 4), st.sampled_from([RESTRICTED, SINGLE]), STEPS)
+def test_where_only_kubelets_rules_refuse_the_exact_engine_does_not(
+    nodes: int, policy: Policy, steps: list[Step]
+) -> None:
+    """That is what such a refusal says, about exactly this ledger."""
+    node, exact = Node(_hardware(nodes), policy), ExactEngine()
+    for number, (what, tenths, milli_cpus, _pages, which) in enumerate(steps):
+        if what == "remove":
+            keys = sorted(node.ledger.entries)
+            node.ledger = node.ledger.without(keys[which % len(keys)]) if keys else node.ledger
+            continue
+        request = node.request(f"c{number}", tenths * GIB // 10, milli_cpus)
+        before = node.ledger
+        refused = node.decide(request)
+        if "room-elsewhere" in {reason.code for reason in refused.reasons}:
+            assert exact.decide(node.machine, policy, before, request).outcome is Outcome.PLACED

@@ -65,15 +65,38 @@ def test_unknown_tables_and_files_are_reported_and_fail(folder, capsys):
 
 
 def test_what_the_engine_has_no_part_in_is_said(folder, capsys):
-    assert main([str(folder(eviction={"compare": [{}]}))]) == 0
+    assert main([str(folder(bitmask=masks("10"), eviction={"compare": [{}]}))]) == 0
     assert "not run  eviction.json: not part of this engine" in capsys.readouterr().out
 
 
-def test_missing_files_are_absent_not_failed(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 0
+def test_missing_files_are_absent_not_failed(folder, capsys):
+    assert main([str(folder(bitmask=masks("10")))]) == 0
     printed = capsys.readouterr().out
     assert "absent  oracle_tm_merge.jsonl" in printed
-    assert printed.endswith("0 passed, 0 failed, 0 unknown tables\n")
+    assert printed.endswith("1 passed, 0 failed, 0 unknown tables\n")
+
+
+def test_a_folder_without_cases_proves_nothing(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.endswith("0 passed, 0 failed, 0 unknown tables\n")
+
+
+@pytest.mark.parametrize("content", [["and"], {"and": 7}, "{"])
+def test_a_known_table_that_cannot_be_read_has_failed(tmp_path, content, capsys):
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / AND).write_text(text)
+    (tmp_path / "topology_manager.json").write_text("{}")
+    assert main([str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED  bitmask.json:and" in printed
+    assert "the table can't be read" in printed
+
+
+def test_fields_that_no_check_reads_are_ignored(folder):
+    written = masks("10")
+    written["and"][0] |= {"later": {"added": [1]}, "andMaskHex": "2"}
+    written |= {"_later": "added"}
+    assert main([str(folder(bitmask=written))]) == 0
 
 
 def test_a_folder_is_needed(tmp_path):
