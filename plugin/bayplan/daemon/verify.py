@@ -139,8 +139,8 @@ def expectations(
     containers: Iterable[Container],
 ) -> list[Expectation]:
     """What the kernel should show for *containers*, as far as the ledger has something to say. *withheld* are
-    the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing; where none
-    is left it decides by itself."""
+    the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing. Who lost
+    all its exclusive CPUs runs on the shared ones; the kernel would let it run on those of others."""
     shared = ledger.shared_cpus(machine, withheld)
     wanted = []
     for container in containers:
@@ -149,7 +149,7 @@ def expectations(
             continue
         decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))
         cpus, mems = cpus_for(decision, shared), _mems_for(machine, decision)
-        cpus = None if cpus is None else cpus & machine.online_cpus or None
+        cpus = None if cpus is None else cpus & machine.online_cpus or shared or None
         mems = None if mems is None else mems & machine.memory_nodes or None
         if cpus is not None or mems is not None or entry.origin is not None:
             name = decision.request.name

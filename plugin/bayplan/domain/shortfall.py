@@ -50,7 +50,7 @@ class LostCpus:
     left: CpuSet
 
     def __str__(self) -> str:
-        rest = f"it runs on {self.left}" if self.left else "the kernel lets it run on others"
+        rest = f"it runs on {self.left}" if self.left else "it runs on the shared CPUs"
         return f"{self.name} lost its exclusive CPUs {self.lost}, which are offline; {rest}"
 
 

@@ -107,7 +107,7 @@ def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) 
     asyncio.run(scenario())
 
 
-def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone() -> None:
+def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone_but_shared_cpus_of_who_lost_all() -> None:
     whole = machine(2, cpus_per_node=2)
     owner = pod("p")
     one = container("c1", owner, memory_bytes=1, milli_cpus=2000)
@@ -129,7 +129,7 @@ def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone() -> None:
 
     assert expected(whole) == [(CpuSet([1, 2]), NodeSet([0, 1]))]
     assert expected(half) == [(CpuSet([1]), NodeSet([0]))]
-    assert expected(other) == []
+    assert expected(other) == [(CpuSet([0]), None)]
 
 
 def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free() -> None:

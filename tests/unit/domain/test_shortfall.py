@@ -114,4 +114,4 @@ def test_exclusive_cpus_that_went_offline():
         LostCpus("b", "ns/p/b", CpuSet([5]), CpuSet()),
     )
     assert str(found[0]) == "ns/p/a lost its exclusive CPUs 2, which are offline; it runs on 1"
-    assert str(found[1]).endswith("; the kernel lets it run on others")
+    assert str(found[1]).endswith("; it runs on the shared CPUs")
