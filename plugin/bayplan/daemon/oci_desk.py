@@ -16,14 +16,15 @@ from typing import Final, TypeVar
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.oci_entries import is_same_start, met, origin_of, was_rewritten, without_ours
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
 from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, write
 from bayplan.domain.ledger import Entry
-from bayplan.domain.origin import Form, Origin
-from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.domain.origin import Origin
+from bayplan.domain.workload import Adjustment, Container, Pod, Update
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.oci.bundle import replace_config
@@ -43,10 +44,12 @@ _DONE: Final = Answer(Status.OK)
 
 @dataclass(frozen=True, slots=True)
 class DeskRules:
-    """``deadline_s`` is how long a client waits at most for its answer."""
+    """``deadline_s`` is how long a client waits at most for its answer; ``end_pauses_s`` are the pauses after
+    which a container that is being deleted is looked for again."""
 
     deadline_s: float = 1.5
     undecided: Undecided = Undecided.CLIENT
+    end_pauses_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 class OciDesk:
@@ -71,6 +74,7 @@ class OciDesk:
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
         self._persuader = persuader or Persuader()
+        self._endings: set[asyncio.Task[None]] = set()
         self._works: set[asyncio.Task[Answer]] = set()
 
     async def settled(self) -> None:
@@ -81,6 +85,9 @@ class OciDesk:
         """Finish what was begun, and end."""
         await self.settled()
         await self._persuader.close()
+        for ending in self._endings:
+            ending.cancel()
+        await asyncio.gather(*self._endings, return_exceptions=True)
         self._thread.shutdown()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
@@ -131,9 +138,12 @@ class OciDesk:
             if self._is_of_nri(state.id):
                 return _DONE
             known = self._controller.ledger.entries.get(state.id)
-            if known is not None and _was_rewritten(known, arrival):
+            if known is not None and was_rewritten(known, arrival.origin):
                 # Its spec has what was decided; now we also know where it is.
-                await self._controller.amend(_met(known, arrival.origin))
+                await self._controller.amend(met(known, arrival.origin))
+                if origin_of(known).applied.cpuset_cpus != known.told_cpus:
+                    # The shared pool changed since its spec was written.
+                    self._verify_soon()
                 return _DONE
             entry, updates = await self._decide(arrival)
         await self._carry_out(entry, updates)
@@ -152,7 +162,7 @@ class OciDesk:
                 return None
             return resources_for(arrival.document, arrival.spec, self._controller.wanted(container_id))
 
-        if decided is not None and _origin(decided).applied != Adjustment():
+        if decided is not None and origin_of(decided).applied != Adjustment():
             self._persuader.begin(runtime, container_id, resources)
 
     async def _precreate(self, body: bytes) -> Answer:
@@ -183,7 +193,7 @@ class OciDesk:
             if self._is_of_nri(arrival.container.id):
                 return None
             entry, updates = await self._decide(arrival)
-        origin = _origin(entry)
+        origin = origin_of(entry)
         patch = spec_patch(origin.applied, arrival.spec)
         rewritten = None
         try:
@@ -209,7 +219,7 @@ class OciDesk:
             entry = self._controller.ledger.entries.get(container_id)
             if entry is None or entry.origin is None:
                 return _DONE
-            change = _foreign(entry, resources_from(resources))
+            change = without_ours(entry, resources_from(resources))
             pod, container = entry.origin.pod, entry.origin.container
             updates = await self._controller.update_container(pod, container, change)
             wanted = self._controller.wanted(container_id)
@@ -225,14 +235,30 @@ class OciDesk:
         if entry is None or entry.origin is None:
             return _DONE
         if await self._in_thread(partial(oci_host.is_alive, self._hierarchy, entry.origin)):
+            # The wrapper says so before the runtime kills what is left.
+            task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
             return _DONE
         await self.release(entry)
         return _DONE
 
+    async def _await_end(self, entry: Entry, origin: Origin) -> None:
+        """Release what a container holds once it has no process; if that takes long, it is found later."""
+        try:
+            for pause_s in self.rules.end_pauses_s:
+                await asyncio.sleep(pause_s)
+                if not await self._in_thread(partial(oci_host.is_alive, self._hierarchy, origin)):
+                    await self.release(entry)
+                    return
+        except BayplanError as error:
+            extra = {"container_id": entry.container_id, "problem": str(error)}
+            logger.warning("the end of a container was not seen", extra=extra)
+
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
         async with self._turn:
-            if not _same(entry, self._controller.ledger.entries.get(entry.container_id)):
+            if not is_same_start(entry, self._controller.ledger.entries.get(entry.container_id)):
                 return
             pod = Pod(entry.decision.request.pod_id)
             updates = await self._controller.stop_container(pod, Container(entry.container_id, pod.id))
@@ -254,7 +280,7 @@ class OciDesk:
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
         """Make it so in the kernel: for the new container, then for the others. If it fails for the new one,
         its decision is released."""
-        origin = _origin(entry)
+        origin = origin_of(entry)
         try:
             applied = await self._in_thread(partial(oci_host.place, self._hierarchy, origin))
         except BaseException:
@@ -263,7 +289,7 @@ class OciDesk:
         await self._update_others(updates)
         async with self._turn:
             present = self._controller.ledger.entries.get(entry.container_id)
-            if present is None or not _same(entry, present):
+            if present is None or not is_same_start(entry, present):
                 return
             if applied != origin.applied:
                 await self._controller.amend(replace(present, origin=replace(origin, applied=applied)))
@@ -306,48 +332,3 @@ def _texts(body: bytes, number: int, expected: str) -> list[str]:
 def _id_and_rest(body: bytes) -> tuple[str, bytes]:
     container_id, _, rest = body.partition(b"\0")
     return check_id(container_id.decode("ascii", "backslashreplace")), rest
-
-
-def _foreign(entry: Entry, change: Resources) -> Resources:
-    """*change* without cpusets that are ours: a runtime that repeats them to us did not choose them."""
-    cpus, mems = change.cpuset_cpus, change.cpuset_mems
-    applied = _origin(entry).applied
-    return replace(
-        change,
-        cpuset_cpus=None if cpus in (entry.told_cpus, applied.cpuset_cpus) else cpus,
-        cpuset_mems=None if mems in (entry.decision.placement.mems, applied.cpuset_mems) else mems,
-    )
-
-
-def _origin(entry: Entry) -> Origin:
-    if entry.origin is None:
-        raise OciError(f"container {entry.container_id}", "came over NRI")
-    return entry.origin
-
-
-def _same(entry: Entry, present: Entry | None) -> bool:
-    """Whether *present* is still about the start of the container that *entry* is about: what it was told of
-    the shared CPUs, and where its memory is, change for the sake of others."""
-    return present is not None and present.origin is entry.origin
-
-
-def _was_rewritten(entry: Entry, arrival: Arrival) -> bool:
-    """Whether the spec of this very start of the container was rewritten already."""
-    origin = entry.origin
-    if origin is None or origin.form is Form.HOOK:
-        return False
-    return origin.container.pid in (0, arrival.container.pid)
-
-
-def _met(entry: Entry, arrived: Origin) -> Entry:
-    """*entry*, with the process and the cgroup that are known by now."""
-    origin = _origin(entry)
-    container = replace(origin.container, pid=arrived.container.pid)
-    met = replace(
-        origin,
-        container=container,
-        bundle=arrived.bundle,
-        cgroups=arrived.cgroups,
-        start_ticks=arrived.start_ticks,
-    )
-    return replace(entry, origin=met)

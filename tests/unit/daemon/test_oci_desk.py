@@ -328,6 +328,19 @@ def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path, rules=DeskRules(60, end_pauses_s=(0,) * 10_000)) as one:
+            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+            assert await one.ask("delete", ID.encode()) == ("ok", "")
+            assert set(one.entries) == {ID}
+            one.node.end(4242)
+            while one.entries:  # noqa: ASYNC110 - nobody says so but the ledger
+                await asyncio.sleep(0)
+
+    run(scenario)
+
+
 def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with desk(tmp_path, rules=DeskRules(deadline_s=0.01)) as one:
