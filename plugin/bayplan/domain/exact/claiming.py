@@ -21,13 +21,15 @@ STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The nodes a request may choose from. ``exactly``: all of them or none, because they were named.
-    ``required``: rather refused than placed elsewhere. ``why`` is for humans."""
+    """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
+    ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
+    placed elsewhere. ``why`` is for humans."""
 
     nodes: NodeSet
     exactly: bool = False
     required: bool = False
     why: str = ""
+    of_pod: bool = False
 
 
 def claimed_amounts(request: Request) -> dict[str, int]:

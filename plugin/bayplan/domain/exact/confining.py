@@ -7,7 +7,7 @@ become wider for it; if that does not help it is refused. Otherwise it is placed
 decision says why.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -37,7 +37,7 @@ from bayplan.domain.exact.claiming import (
 )
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.flow import crosses
-from bayplan.domain.exact.moves import make_room, measured, moves_to
+from bayplan.domain.exact.moves import make_room, measured, moves_to, with_all_wider
 from bayplan.domain.exact.reasons import amounts_text, chosen, cpus_text, overlap
 from bayplan.domain.exact.search import Area, Found, search
 from bayplan.domain.exact.sites import Site
@@ -86,7 +86,6 @@ class Confining:
         self.free_cpus = exclusive_candidates(self.machine, self.policy, ledger) if count else CpuSet()
         self.cpus = count if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
-        self.rooms = {resource: books.rooms_by_node(resource) for resource in self.amounts}
         self.notes: list[Reason] = []
 
     def decide(self) -> Decision:
@@ -101,8 +100,12 @@ class Confining:
         if is_bounded(self.request) and not any(ground.required for ground in grounds):
             grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
         for ground in grounds:
-            attempt = self._attempt(ground, self.cpus)
+            attempt = self._attempt(ground, self.cpus, self._asked_together(ground))
             decision = self._tried(attempt)
+            if decision is None and not self.strict and attempt.question.amounts != self.amounts:
+                self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
+                attempt = self._attempt(ground, self.cpus, self.amounts)
+                decision = self._tried(attempt)
             if decision is None and ground.required:
                 decision = self._with_moves(attempt) or self._refused(attempt)
             if decision is not None:
@@ -140,27 +143,38 @@ class Confining:
                 and entry.decision.request.pod_id == self.request.pod_id
             ):
                 why = f"goes with its pod to node {affinity.nodes}"
-                yield Ground(affinity.nodes, exactly=True, required=self.strict, why=why)
+                yield Ground(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
                 return
 
-    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts | None = None) -> _Attempt:
-        asked = self.amounts if amounts is None else amounts
+    def _asked_together(self, ground: Ground) -> Amounts:
+        """What a set of nodes must have room for: under the scope pod, and for the first container of the
+        pod, all that the pod asks for."""
+        totals = self.request.pod_totals
+        if not self.by_pod or totals is None or ground.of_pod:
+            return self.amounts
+        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+        return {
+            resource: max(amount, self.amounts.get(resource, 0))
+            for resource, amount in {**self.amounts, **whole}.items()
+        }
+
+    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> _Attempt:
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
         claimed = {nodes for flow in self.books.flows.values() for nodes in flow.claimed}
         question = Question(
             self.site,
             self.books,
-            asked,
-            self.rooms if amounts is None else {key: self.books.rooms_by_node(key) for key in asked},
+            amounts,
+            {resource: self.books.rooms_by_node(resource) for resource in amounts},
             cpus,
             self.site.free_cpus(self.free_cpus) if cpus else {},
             every_hint,
             every_hint if self.strict else required,
             tuple(claimed),
         )
-        widest = widest_allowed(self.site, self.books, ground.nodes, asked, cpus)
-        exactly = ground.exactly and (widest >= len(ground.nodes) or self.by_pod)
+        widest = widest_allowed(self.site, self.books, ground.nodes, amounts, cpus)
+        exactly = ground.exactly and (ground.of_pod or widest >= len(ground.nodes))
         if exactly:
             widest = len(ground.nodes)
         return _Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
@@ -174,7 +188,7 @@ class Confining:
             core = self.current.claim.nodes.mask
             if not core & ~attempt.area.ground:
                 found = search(attempt.question, replace(attempt.area, core=core))
-        found = found or self._aligned_with_rest_of_pod(attempt) or search(attempt.question, attempt.area)
+        found = found or search(attempt.question, attempt.area)
         return None if found is None else self._placed(attempt, found)
 
     def _aligned_with_rest_of_pod(self, attempt: _Attempt) -> Found | None:
@@ -253,9 +267,14 @@ class Confining:
 
     def _with_moves(self, attempt: _Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
+        amounts = attempt.question.amounts
+        loose = with_all_wider(self.books, self.ledger)
+        if loose is None:
+            return None
+        reachable = (nodes for nodes in self._targets(attempt) if loose.fits(nodes, amounts))
         best = None
-        for nodes in self._targets(attempt):
-            sets = make_room(self.site, self.books, self.ledger, nodes, attempt.question.amounts)
+        for nodes in islice(reachable, MAX_TARGETS):
+            sets = make_room(self.site, self.books, self.ledger, nodes, amounts)
             if sets and (best is None or len(sets) < len(best[1])):
                 best = nodes, sets
         if best is None:
@@ -273,31 +292,30 @@ class Confining:
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
 
-    def _targets(self, attempt: _Attempt) -> Iterable[int]:
-        """The sets that an attempt may end on, the narrowest and nearest first."""
-        area, question = attempt.area, attempt.question
-        bare = replace(question, amounts={})
+    def _targets(self, attempt: _Attempt) -> Iterator[int]:
+        """The sets that an attempt may end on, whether or not there is room: the narrowest and nearest
+        first."""
+        area, bare = attempt.area, replace(attempt.question, amounts={})
         if area.exactly:
-            return [area.ground] if bare.plausible(area.ground) else []
-        every = (
-            row.nodes
-            for width in range(1, min(area.widest, area.ground.bit_count()) + 1)
-            for row in self.site.ranked(area.ground, width, {})
-            if bare.plausible(row.nodes)
-        )
-        return list(islice(every, MAX_TARGETS))
+            if bare.plausible(area.ground):
+                yield area.ground
+            return
+        for width in range(1, min(area.widest, area.ground.bit_count()) + 1):
+            for row in self.site.ranked(area.ground, width, {}):
+                if bare.plausible(row.nodes):
+                    yield row.nodes
 
     def _refused(self, attempt: _Attempt) -> Decision:
         lacking, text = None, self._policy_text(attempt)
         ground, question = attempt.ground, attempt.question
-        targets = list(self._targets(attempt))
+        targets = list(islice(self._targets(attempt), MAX_TARGETS))
         if not ground.nodes:
             text = f"{ground.why}, and this machine has no such nodes for it"
         elif not targets:
             text = f"{text}; {cpus_text(question, attempt.area)}"
         else:
             lacking = max(
-                (found for nodes in targets if (found := self._lacking(nodes)) is not None),
+                (found for nodes in targets if (found := self._lacking(nodes, question.amounts))),
                 key=lambda one: one.capacity_bytes - one.promised_bytes,
                 default=None,
             )
@@ -308,23 +326,25 @@ class Confining:
         return Decision(self.request, Outcome.REFUSED, reasons=(Reason("no-room", text),), shortage=lacking)
 
     def _policy_text(self, attempt: _Attempt) -> str:
-        asked = amounts_text(self.amounts, attempt.question.cpus)
+        asked = amounts_text(attempt.question.amounts, attempt.question.cpus)
+        if attempt.question.amounts != self.amounts:
+            asked += " with the rest of its pod"
         width = attempt.area.widest
         if attempt.ground.why:
             return f"asks for {asked} and {attempt.ground.why}"
         where = "one node" if width == 1 else f"{width} nodes"
         return f"asks for {asked} on {where} under {self.policy.topology.value}"
 
-    def _lacking(self, nodes: int) -> Shortage | None:
-        cut = self.books.cut(nodes, self.amounts)
-        return None if cut is None else shortage(self.books, self.ledger, cut, self.amounts[cut.resource])
+    def _lacking(self, nodes: int, amounts: Amounts) -> Shortage | None:
+        cut = self.books.cut(nodes, amounts)
+        return None if cut is None else shortage(self.books, self.ledger, cut, amounts[cut.resource])
 
     def _not_granted(self, attempt: _Attempt) -> Reason:
         """Why a preferred ground was left."""
         why = attempt.ground.why
         if not attempt.ground.nodes:
             return Reason("wish-not-granted", f"{why}, and this machine has no such nodes for it")
-        lacking = self._lacking(attempt.area.ground)
+        lacking = self._lacking(attempt.area.ground, self.amounts)
         return Reason(
             "wish-not-granted", f"{why}: {lacking.sentence() if lacking else 'no set of them will do'}"
         )
@@ -337,7 +357,7 @@ class Confining:
             reason = Reason("no-exclusive-cpus", f"{text}; it keeps what it has")
             return Decision(self.request, Outcome.REFUSED, reasons=(reason,))
         ordinary = Ground(self.machine.ordinary_nodes)
-        attempt = self._attempt(ordinary, 0)
+        attempt = self._attempt(ordinary, 0, self.amounts)
         relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))
         asked = amounts_text(self.amounts, self.cpus)
         note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")

@@ -36,6 +36,19 @@ class _Mover:
         return sum(self.claim.amounts_bytes.values())
 
 
+def with_all_wider(books: Books, ledger: Ledger) -> Books | None:
+    """The books as if everybody who may become wider were as wide as possible: what does not fit there, no
+    moves make room for. None if there is nobody."""
+    movers = _movers(books, ledger)
+    if not movers:
+        return None
+    loose = books.copy()
+    for mover in movers:
+        loose.change(mover.claim, -1)
+        loose.change(replace(mover.claim, nodes=mover.widest))
+    return loose
+
+
 def make_room(site: Site, books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
     """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
 
@@ -99,15 +112,19 @@ def returns(books: Books, ledger: Ledger) -> tuple[Move, ...]:
     return tuple(found)
 
 
+def _movers(books: Books, ledger: Ledger) -> list[_Mover]:
+    everywhere, found = books.machine.ordinary_nodes, []
+    for _, entry in sorted(ledger.entries.items()):
+        claim = claim_of(entry)
+        if claim is not None and claim.flexible and not everywhere <= claim.nodes:
+            found.append(_Mover(entry, claim, claim.nodes | everywhere))
+    return found
+
+
 def _in_the_way(books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> list[_Mover]:
     """The movers within the minimum cut, which grows as they are thought to be wider; none if even with all
     of them wider the request does not fit."""
-    everywhere = books.machine.ordinary_nodes
-    candidates = {}
-    for container_id, entry in sorted(ledger.entries.items()):
-        claim = claim_of(entry)
-        if claim is not None and claim.flexible and not everywhere <= claim.nodes:
-            candidates[container_id] = _Mover(entry, claim, claim.nodes | everywhere)
+    candidates = {mover.entry.container_id: mover for mover in _movers(books, ledger)}
     relaxed, movers = books.copy(), list[_Mover]()
     while candidates:
         cut = relaxed.cut(nodes, amounts)

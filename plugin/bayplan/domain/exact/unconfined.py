@@ -4,6 +4,8 @@ Never refused when they are new: their use is not bounded by their claim anyway,
 protect nobody. What could not be promised is said, with the minimum cut.
 """
 
+from dataclasses import replace
+
 from bayplan.domain.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.domain.exact.books import Amounts, Books, shortage
 from bayplan.domain.exact.claiming import claimed_amounts, is_flexible, without
@@ -45,15 +47,7 @@ def short(
     promised = books.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
     reason = Reason("overcommitted", f"{lacking.sentence()}; placed without a promise for all of it")
-    degraded = Placement(
-        placement.mems,
-        placement.exclusive_cpus,
-        placement.booked_bytes,
-        placement.affinity,
-        partial,
-        placement.overlapping,
-        placement.memory_policy,
-    )
+    degraded = replace(placement, claim=partial)
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
 
 

@@ -284,6 +284,13 @@ def test_the_pod_scope_keeps_a_pod_together() -> None:
         placed.append(str(decision.placement.mems))
     assert str(other.placement.mems) == "0"
     assert placed == ["1", "1"]
+    third = replace(request("third", 100 * MIB), pod_id="apart", pod_totals=PodTotals(900 * MIB))
+    refused = engine.decide(hardware, policy, ledger, third)
+    assert refused.explanation().startswith(
+        "asks for 900Mi with the rest of its pod on one node under restricted; node 0 holds 1Gi; 300Mi are"
+    )
+    loose = engine.decide(hardware, Policy(), ledger, third)
+    assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
 
 
 def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
