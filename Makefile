@@ -8,16 +8,19 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
 
-.PHONY: help setup setup-go setup-e2e run test unit e2e lint format bench proto clean
+.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e lint format bench proto clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
 
 setup:
 	@packaging/dev/setup.sh test
 
 setup-go:
 	@packaging/dev/setup.sh go
+
+install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see docs/oci-hook.md)
+	@packaging/install-hooks $(FORM)
 
 setup-e2e:
 	@packaging/dev/setup.sh e2e
@@ -52,6 +55,7 @@ bench: setup-go ## what a creation, a Synchronize and a decision cost, and how w
 	$(UV_RUN) python tests/bench/merge.py
 	$(UV_RUN) python tests/bench/admission.py
 	$(UV_RUN) python tests/bench/replay.py
+	$(UV_RUN) python tests/bench/hook.py
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh

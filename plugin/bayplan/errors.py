@@ -9,6 +9,7 @@ from dataclasses import dataclass
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_UNAVAILABLE = 3
+EXIT_DEGRADED = 4
 
 
 class BayplanError(Exception):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bayplan import __version__
-from bayplan.cli import explain, log_level, nodes, record_topology, simulate, status, what_if
+from bayplan.cli import doctor, explain, log_level, nodes, record_topology, simulate, status, what_if
 from bayplan.cli.render import Block, show
-from bayplan.errors import EXIT_FAILURE, BayplanError
+from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.service.protocol import DEFAULT_SOCKET
 
 
@@ -34,8 +34,20 @@ class Verb(Protocol):
         """The answer for people."""
 
 
-_MODULES: Final[tuple[Verb, ...]] = (status, nodes, explain, what_if, simulate, record_topology, log_level)
+_MODULES: Final[tuple[Verb, ...]] = (
+    status,
+    nodes,
+    explain,
+    what_if,
+    simulate,
+    record_topology,
+    doctor,
+    log_level,
+)
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
+
+_HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
+"""Exit statuses of answers that say how well something is."""
 
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
@@ -45,6 +57,7 @@ _EPILOG: Final = """\
   bayplan simulate --topology m.toml --trace t.jsonl --engine exact --engine kubelet
 
 Exit status: 0 fine, 1 the daemon could not answer, 2 wrong usage, 3 no daemon answers.
+Of doctor: 0 nothing is wrong, 1 errors, 4 only warnings.
 Tables are for people; scripts should use --output json, whose fields stay."""
 
 
@@ -87,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe has seen enough (head). Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
-    return 0
+    return _HEALTH[answer.get("health", "ok")]
 
 
 def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:

@@ -1,0 +1,56 @@
+"""`bayplan doctor`: which way each container engine reaches the daemon, and what is wrong with it."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.cli.client import ask
+from bayplan.cli.render import Block, Column, Table
+from bayplan.errors import UnavailableError
+
+VERB: Final = "doctor"
+HELP: Final = (
+    "show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it"
+)
+
+_COLUMNS: Final = (Column("ENGINE"), Column("NRI"), Column("HOOK"), Column("PRECREATE"), Column("WRAPPER"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose files."""
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="the node's root directory (default: /)",
+    )
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The examination. A daemon that does not answer is part of it, and no error."""
+    from bayplan.service.doctor import DaemonState, Examination  # noqa: PLC0415 - only this verb parses TOML
+
+    try:
+        runtime = ask(arguments.admin_socket, "status")["runtime"]
+        daemon = DaemonState(runtime["name"] if runtime["connected"] else "")
+    except UnavailableError:
+        daemon = None
+    return Examination(arguments.root, daemon).view()
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The examination for people."""
+    shown: list[Block] = []
+    if said["engines"]:
+        cells = ("name", "nri", "hook", "precreate", "wrapper")
+        rows = tuple(tuple(engine[cell] or "-" for cell in cells) for engine in said["engines"])
+        shown.append(Table(_COLUMNS, rows))
+    else:
+        shown.append("No container engine was found.")
+    for finding in said["findings"]:
+        advice = f"\n  {finding['advice']}" if finding["advice"] else ""
+        shown.append(f"{finding['level']}: {finding['subject']}: {finding['text']}{advice}")
+    if not said["findings"]:
+        shown.append("Nothing is wrong.")
+    return shown

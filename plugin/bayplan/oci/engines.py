@@ -1,0 +1,241 @@
+"""How a node's container engines are set up to start containers: their own configuration files, as values.
+
+containerd, CRI-O, podman and docker, each by its own rules for defaults, drop-ins and order. Every path is
+below an injectable root. Nothing is judged here; a file that cannot be read becomes a `Problem`.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from bayplan.errors import Problem
+
+Table = dict[str, Any]
+
+SHARED_HOOKS: Final = "/usr/share/containers/oci/hooks.d"
+"""Read by CRI-O and podman unless told otherwise; podman reads the second one too."""
+LOCAL_HOOKS: Final = "/etc/containers/oci/hooks.d"
+_PROGRAM_DIRECTORIES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
+
+
+@dataclass(frozen=True, slots=True)
+class HookDefinition:
+    """A file in a directory of hooks; ``program`` is started at ``stages``."""
+
+    path: str
+    program: str
+    stages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A container engine as it is configured.
+
+    ``nri`` is whether NRI is switched on; None if that depends on its version, or it has none. ``runtimes``
+    maps the names of OCI runtimes to their programs, where a file says them; ``default`` is the name of the
+    one for containers that ask for none.
+    """
+
+    name: str
+    nri: bool | None = None
+    hooks: tuple[HookDefinition, ...] = ()
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def read_engines(root: Path) -> tuple[Engine, ...]:
+    """The engines that are found below *root*, each as its files say."""
+    known: tuple[tuple[str, str, Callable[[_Files], Engine]], ...] = (
+        ("containerd", "/etc/containerd/config.toml", _containerd),
+        ("crio", "/etc/crio", _crio),
+        ("podman", "/etc/containers/containers.conf", _podman),
+        ("dockerd", "/etc/docker/daemon.json", _docker),
+    )
+    engines = []
+    for program, settings, read in known:
+        if Path(root, settings[1:]).exists() or _installed(root, program):
+            engines.append(read(_Files(root)))
+    return tuple(engines)
+
+
+class _Files:
+    """Reads files below a root, and keeps what was wrong with them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.problems: list[Problem] = []
+
+    def at(self, path: str) -> Path:
+        """Where the node's *path* is for us."""
+        return self._root / PurePosixPath(path).relative_to("/")
+
+    def listed(self, directory: str, ending: str = "") -> list[str]:
+        """The files of *directory* in the order of their names; none if it is not there."""
+        try:
+            names = sorted(one.name for one in self.at(directory).iterdir() if one.is_file())
+        except OSError:
+            return []
+        return [f"{directory}/{name}" for name in names if name.endswith(ending)]
+
+    def toml(self, path: str) -> Table:
+        """The content of *path*; empty if it is absent or broken."""
+        return self._parsed(path, "TOML", tomllib.loads)
+
+    def json(self, path: str) -> Table:
+        """The content of *path*; empty if it is absent or broken."""
+        return self._parsed(path, "JSON", json.loads)
+
+    def _parsed(self, path: str, language: str, parse: Callable[[str], Any]) -> Table:
+        try:
+            content = parse(self.at(path).read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self.problems.append(Problem(path, error.strerror or str(error), "a file that can be read"))
+            return {}
+        except ValueError as error:
+            self.problems.append(Problem(path, str(error), language))
+            return {}
+        if not isinstance(content, dict):
+            self.problems.append(Problem(path, type(content).__name__, "an object"))
+            return {}
+        return content
+
+
+def _installed(root: Path, program: str) -> bool:
+    return any(Path(root, folder[1:], program).exists() for folder in _PROGRAM_DIRECTORIES)
+
+
+def _containerd(files: _Files) -> Engine:
+    """What config.toml and its imports say. NRI is on by default from 2.0 on, which writes version 3."""
+    main = "/etc/containerd/config.toml"
+    content = files.toml(main)
+    for pattern in _texts(content.get("imports")):
+        folder, _, name = (pattern if pattern.startswith("/") else f"/etc/containerd/{pattern}").rpartition(
+            "/"
+        )
+        matching = [path for path in files.listed(folder) if PurePosixPath(path).match(name)]
+        for path in matching:
+            content = _merged(content, files.toml(path))
+    plugins = _table(content, "plugins")
+    nri = _table(plugins, "io.containerd.nri.v1.nri")
+    disabled = nri.get("disable", False if content.get("version") == 3 else None)  # noqa: PLR2004
+    runtimes: dict[str, str] = {}
+    default = ""
+    for plugin in ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
+        cri = _table(_table(plugins, plugin), "containerd")
+        default = str(cri.get("default_runtime_name", default))
+        for name, runtime in _table(cri, "runtimes").items():
+            runtimes[name] = str(_table(_table({"": runtime}, ""), "options").get("BinaryName", ""))
+    return Engine(
+        "containerd",
+        nri=None if disabled is None else not disabled,
+        runtimes=runtimes,
+        default=default or "runc",
+        problems=tuple(files.problems),
+    )
+
+
+def _crio(files: _Files) -> Engine:
+    """What crio.conf and its drop-ins say. The defaults are those of 1.31 and later."""
+    content: Table = {}
+    for path in ("/etc/crio/crio.conf", *files.listed("/etc/crio/crio.conf.d")):
+        content = _merged(content, _table(files.toml(path), "crio"))
+    runtime = _table(content, "runtime")
+    programs = {
+        name: str(_table({"": one}, "").get("runtime_path", ""))
+        for name, one in _table(runtime, "runtimes").items()
+    }
+    return Engine(
+        "CRI-O",
+        nri=bool(_table(content, "nri").get("enable_nri", True)),
+        hooks=_hooks(files, _texts(runtime.get("hooks_dir")) or [SHARED_HOOKS]),
+        runtimes=programs,
+        default=str(runtime.get("default_runtime", "")) or "crun",
+        problems=tuple(files.problems),
+    )
+
+
+def _podman(files: _Files) -> Engine:
+    """What containers.conf, those of the system, and their drop-ins say."""
+    engine: Table = {}
+    paths = ["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"]
+    paths += files.listed("/etc/containers/containers.conf.d", ".conf")
+    for path in paths:
+        engine = _merged(engine, _table(files.toml(path), "engine"))
+    runtimes = {}
+    for name, candidates in _table(engine, "runtimes").items():
+        found = [one for one in _texts(candidates) if files.at(one).exists()]
+        runtimes[name] = (found or _texts(candidates) or [""])[0]
+    default = str(engine.get("runtime", ""))
+    if default.startswith("/"):
+        runtimes[default] = default
+    return Engine(
+        "podman",
+        hooks=_hooks(files, _texts(engine.get("hooks_dir")) or [SHARED_HOOKS, LOCAL_HOOKS]),
+        runtimes=runtimes,
+        default=default,
+        problems=tuple(files.problems),
+    )
+
+
+def _docker(files: _Files) -> Engine:
+    """What daemon.json says."""
+    content = files.json("/etc/docker/daemon.json")
+    runtimes = {
+        name: str(_table({"": one}, "").get("path", "")) for name, one in _table(content, "runtimes").items()
+    }
+    default = str(content.get("default-runtime", "")) or "runc"
+    return Engine("docker", runtimes=runtimes, default=default, problems=tuple(files.problems))
+
+
+def _hooks(files: _Files, directories: Iterable[str]) -> tuple[HookDefinition, ...]:
+    """The definitions in *directories*; one in a later directory masks its namesake in an earlier one."""
+    paths = {
+        path.rpartition("/")[2]: path
+        for directory in directories
+        for path in files.listed(directory, ".json")
+    }
+    definitions = []
+    for path in paths.values():
+        content = files.json(path)
+        hook = content.get("hook")
+        # Version 0.1.0 has the program itself there, and may call the stages by another name.
+        program = _table(content, "hook").get("path", "") if isinstance(hook, dict) else hook
+        stages = content.get("stages", content.get("stage"))
+        if isinstance(program, str) and program:
+            definitions.append(HookDefinition(path, program, tuple(_texts(stages))))
+        elif content:
+            files.problems.append(Problem(f"{path}: hook.path", repr(program), "the path of a program"))
+    return tuple(definitions)
+
+
+def _merged(below: Table, above: Table) -> Table:
+    """Tables are joined; any other value of *above* wins."""
+    joined = dict(below)
+    for name, value in above.items():
+        known = joined.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            joined[name] = _merged(known, value)
+        else:
+            joined[name] = _appended(known, value)
+    return joined
+
+
+def _appended(known: Any, value: Any) -> Any:
+    """containers.conf has lists that ask to be appended: their last element is ``{append=true}``."""
+    asks = isinstance(value, list) and any(isinstance(one, dict) and one.get("append") for one in value)
+    return [*known, *value] if asks and isinstance(known, list) else value
+
+
+def _table(content: Table, name: str) -> Table:
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
