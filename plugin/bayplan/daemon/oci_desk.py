@@ -149,6 +149,8 @@ class OciDesk:
         await self._carry_out(entry, updates)
         if runtime is not None:
             self._persuade(runtime, arrival)
+        else:
+            logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
         return _DONE
 
     def _persuade(self, runtime: RuntimeCommand, arrival: Arrival) -> None:

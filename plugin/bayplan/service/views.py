@@ -188,6 +188,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         "qosSource": request.qos_source.value,
         "qosInferred": request.qos_source is QosSource.INFERRED,
         "outcome": decision.outcome.value,
+        "origin": "nri" if entry.origin is None else entry.origin.form.value,
         "mems": None if mems is None else str(mems),
         "memsPinnedByOthers": request.pinned_mems is not None,
         "cpus": str(request.pinned_cpus if cpus is None else cpus),

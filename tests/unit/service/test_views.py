@@ -32,6 +32,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "qosSource": "cgroup parent",
         "qosInferred": False,
         "outcome": "placed",
+        "origin": "nri",
         "mems": "0",
         "memsPinnedByOthers": False,
         "cpus": "2-3",
