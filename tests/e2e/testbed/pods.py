@@ -29,7 +29,9 @@ def size(text: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What CRI's ContainerConfig says; None and empty mean that the field is not sent."""
+    """What CRI's ContainerConfig says; None and empty mean that the field is not sent. `devices` maps paths
+    in the container to device nodes of the host.
+    """
 
     name: str = "main"
     command: tuple[str, ...] = ("/bin/workload", "pause")
@@ -45,6 +47,7 @@ class Container:
     unified: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, str] = field(default_factory=dict)
 
     def touching(self, amount: str | int, *, hugepages: str = "") -> "Container":
         """The same container, whose program fills so much memory and says "touched"."""
@@ -61,6 +64,10 @@ class Container:
             "annotations": dict(self.annotations),
             "labels": {"io.kubernetes.container.name": self.name, **self.labels},
             "linux": {"resources": self.resources()},
+            "devices": [
+                {"container_path": inside, "host_path": outside, "permissions": "rwm"}
+                for inside, outside in self.devices.items()
+            ],
         }
 
     def resources(self) -> dict[str, object]:
@@ -115,6 +122,11 @@ class Pod:
 
     def with_containers(self, *containers: Container) -> "Pod":
         return replace(self, containers=containers)
+
+    def with_devices(self, devices: Mapping[str, str]) -> "Pod":
+        """The same pod, whose first container has these devices."""
+        first, *others = self.containers
+        return replace(self, containers=(replace(first, devices=devices), *others))
 
     def touching(self, amount: str | int, *, hugepages: str = "") -> "Pod":
         """The same pod, whose first container fills so much memory."""

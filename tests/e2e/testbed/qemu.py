@@ -17,6 +17,8 @@ LIBRARY = "usr/lib/x86_64-linux-gnu"
 # byte.
 EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off")
 HARDWARE = ("-accel", "kvm", "-cpu", "host")
+# Said for each device: QEMU would take the last bus there is, which may be an expander's.
+ROOT_BUS = "bus=pcie.0"
 # numa_balancing moves pages between allowed nodes: what memory.numa_stat says would depend on the hour.
 KERNEL_WORDS = (
     "console=ttyS0",
@@ -70,11 +72,11 @@ class Qemu:
         args += ["-append", " ".join([*KERNEL_WORDS, *kernel_words])]
         for serial, image in disks.items():
             args += ["-drive", f"file={image},if=none,id={serial},format=raw,snapshot=on,cache=unsafe"]
-            args += ["-device", f"virtio-blk-pci,drive={serial},serial={serial}"]
+            args += ["-device", f"virtio-blk-pci,drive={serial},serial={serial},{ROOT_BUS}"]
         fds = ()
         if agent_fd is not None:
             fds = (agent_fd,)
-            args += ["-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,fd={agent_fd}"]
+            args += ["-device", f"virtio-serial-pci,{ROOT_BUS}", "-chardev", f"socket,id=agent,fd={agent_fd}"]
             args += ["-device", "virtserialport,chardev=agent,name=bayplan.agent"]
         tree = debian.tools()
         self._errors = console.with_name("qemu.log")

@@ -1,5 +1,6 @@
 """The machine that a scenario wants, as a value, and what QEMU and the kernel must be told to get it."""
 
+import enum
 from dataclasses import dataclass, field
 from functools import reduce
 from math import gcd
@@ -31,6 +32,27 @@ class Path:
     bandwidth_mib_s: int
 
 
+class PciKind(enum.Enum):
+    """A disk without contents, or a network card without a network; both are virtio devices."""
+
+    DISK = "disk"
+    NIC = "nic"
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A device behind a PCI bridge of its own on a NUMA node. The guest knows a disk by its `name`, which
+    must begin with BARE: nothing is mounted from there.
+    """
+
+    kind: PciKind
+    node: int
+    name: str
+
+
+BARE = "bare-"
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """A machine. Distances are a full matrix (row: from, column: to), 10 on the diagonal; None: 10 and 20."""
@@ -42,6 +64,7 @@ class Topology:
     distances: tuple[tuple[int, ...], ...] | None = None
     hmat: tuple[Path, ...] = ()
     kernel_args: tuple[str, ...] = field(default=())
+    devices: tuple[PciDevice, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.nodes)
@@ -51,6 +74,9 @@ class Topology:
             raise TestBedError(
                 f"topology {self.name}: a node with neither CPUs nor memory does not exist in a guest"
             )
+        for device in self.devices:
+            if device.kind is PciKind.DISK and not device.name.startswith(BARE):
+                raise TestBedError(f"topology {self.name}: the disk {device.name} must be named {BARE}...")
         if not self.nodes or not self.nodes[0].memory_mib:
             raise TestBedError(f"topology {self.name}: the first node needs memory, the kernel starts there")
 
@@ -91,7 +117,7 @@ class Topology:
                 for j, value in enumerate(row):
                     if i != j:
                         args += ["-numa", f"dist,src={i},dst={j},val={value}"]
-        return [*args, *self._hmat_args()]
+        return [*args, *self._hmat_args(), *self._device_args()]
 
     def machine_options(self) -> str:
         return "q35,hmat=on" if self.hmat else "q35"
@@ -128,6 +154,24 @@ class Topology:
         paths = [path for path in self.hmat if path.target == target]
         return min(paths, key=lambda path: path.latency_ns).initiator if paths else fallback
 
+    def _device_args(self) -> list[str]:
+        """One expander bridge per node with devices: its ACPI _PXM tells the kernel the node of all below."""
+        args = []
+        for place, node in enumerate(sorted({device.node for device in self.devices}), 1):
+            bridge = f"pxb-pcie,id=bridge{node},bus=pcie.0,numa_node={node},bus_nr={32 * place}"
+            args += ["-device", bridge]
+        for number, device in enumerate(self.devices, 1):
+            port = f"pcie-root-port,id=port{number},bus=bridge{device.node},chassis={number}"
+            args += ["-device", f"{port},addr={number:#x}"]
+            if device.kind is PciKind.DISK:
+                args += ["-blockdev", f"null-co,node-name=image{number},size=16777216,read-zeroes=on"]
+                what = f"virtio-blk-pci,drive=image{number},serial={device.name}"
+            else:
+                args += ["-netdev", f"hubport,id=net{number},hubid={number}"]
+                what = f"virtio-net-pci,netdev=net{number},romfile="
+            args += ["-device", f"{what},bus=port{number}"]
+        return args
+
     def _hmat_args(self) -> list[str]:
         args = []
         for path in self.hmat:
@@ -161,5 +205,14 @@ TIERED = Topology(
         *(Path(here, here, 90, 120_000) for here in (0, 1)),
         *(Path(here, 1 - here, 140, 60_000) for here in (0, 1)),
         *(Path(here, 2, 250 + 50 * here, 30_000) for here in (0, 1)),
+    ),
+)
+WITH_DEVICES = Topology(
+    "with-devices",
+    (NumaNode(2, 512),) * 4,
+    devices=(
+        PciDevice(PciKind.DISK, 2, "bare-on-2"),
+        PciDevice(PciKind.DISK, 3, "bare-on-3"),
+        PciDevice(PciKind.NIC, 1, "nic-on-1"),
     ),
 )
