@@ -57,6 +57,8 @@ def with_owners(machine: Machine, owners: Mapping[int, str]) -> Machine:
 def device_nodes(machine: Machine, request: Request) -> NodeSet:
     """The nodes that are memory of the container's own devices. Its processes may use them (a GPU's driver
     allocates there in their name), but nothing is claimed there unless it is wished."""
+    if not request.hints:
+        return NodeSet()
     return NodeSet(
         node.id for node in machine.nodes if node.owner and node.memory_bytes > 0 and _has(request, node)
     )
