@@ -8,9 +8,8 @@ decision says why.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Final
 
 from bayplan.domain.cpus import take_cpus
 from bayplan.domain.decision import (
@@ -23,10 +22,10 @@ from bayplan.domain.decision import (
     Placement,
     Reason,
     Request,
-    Shortage,
 )
 from bayplan.domain.engine import exclusive_candidates
-from bayplan.domain.exact.books import Amounts, Books, shortage
+from bayplan.domain.exact.attempts import MAX_TARGETS, Attempt, not_granted, refused
+from bayplan.domain.exact.books import Amounts, Books
 from bayplan.domain.exact.claiming import (
     STRICT,
     Ground,
@@ -38,7 +37,7 @@ from bayplan.domain.exact.claiming import (
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.flow import crosses
 from bayplan.domain.exact.moves import make_room, measured, moves_to, with_all_wider
-from bayplan.domain.exact.reasons import amounts_text, chosen, cpus_text, overlap
+from bayplan.domain.exact.reasons import amounts_text, chosen, overlap
 from bayplan.domain.exact.search import Area, Found, search
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.unconfined import everywhere, open_mems, short
@@ -50,18 +49,6 @@ from bayplan.domain.memory_kinds import device_nodes
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.domain.topology import MEMORY
 from bayplan.sets import CpuSet, NodeSet
-
-MAX_TARGETS: Final = 16
-"""For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A ground with the sets on it that the policy allows."""
-
-    ground: Ground
-    area: Area
-    question: Question
 
 
 class Confining:
@@ -107,11 +94,13 @@ class Confining:
                 attempt = self._attempt(ground, self.cpus, self.amounts)
                 decision = self._tried(attempt)
             if decision is None and ground.required:
-                decision = self._with_moves(attempt) or self._refused(attempt)
+                decision = self._with_moves(attempt) or refused(
+                    attempt, self.ledger, self.request, self.current
+                )
             if decision is not None:
                 return decision
             if ground.why:
-                self.notes.append(self._not_granted(attempt))
+                self.notes.append(not_granted(attempt, self.ledger))
         if not is_bounded(self.request):
             return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
         return self._second_best()
@@ -158,7 +147,7 @@ class Confining:
             for resource, amount in {**self.amounts, **whole}.items()
         }
 
-    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> _Attempt:
+    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> Attempt:
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
         claimed = {nodes for flow in self.books.flows.values() for nodes in flow.claimed}
@@ -177,9 +166,9 @@ class Confining:
         exactly = ground.exactly and (ground.of_pod or widest >= len(ground.nodes))
         if exactly:
             widest = len(ground.nodes)
-        return _Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
+        return Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
 
-    def _tried(self, attempt: _Attempt) -> Decision | None:
+    def _tried(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt: for a running container one that contains its nodes if there is one."""
         if not attempt.area.ground:
             return None
@@ -191,7 +180,7 @@ class Confining:
         found = found or search(attempt.question, attempt.area)
         return None if found is None else self._placed(attempt, found)
 
-    def _aligned_with_rest_of_pod(self, attempt: _Attempt) -> Found | None:
+    def _aligned_with_rest_of_pod(self, attempt: Attempt) -> Found | None:
         """For the first container of a pod under the scope pod: a set that fits the whole pod."""
         totals = self.request.pod_totals
         if not self.by_pod or totals is None or attempt.area.exactly:
@@ -206,7 +195,7 @@ class Confining:
             self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
         return found
 
-    def _placed(self, attempt: _Attempt, found: Found) -> Decision:
+    def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
         cpus, lacking = self._take(nodes if self.cpus else NodeSet())
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
@@ -265,13 +254,13 @@ class Confining:
             return CpuSet(), Reason("no-exclusive-cpus", text)
         return take_cpus(self.machine, self.free_cpus, count, nodes), None
 
-    def _with_moves(self, attempt: _Attempt) -> Decision | None:
+    def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
         amounts = attempt.question.amounts
         loose = with_all_wider(self.books, self.ledger)
         if loose is None:
             return None
-        reachable = (nodes for nodes in self._targets(attempt) if loose.fits(nodes, amounts))
+        reachable = (nodes for nodes in attempt.targets() if loose.fits(nodes, amounts))
         best = None
         for nodes in islice(reachable, MAX_TARGETS):
             sets = make_room(self.site, self.books, self.ledger, nodes, amounts)
@@ -291,63 +280,6 @@ class Confining:
         names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
-
-    def _targets(self, attempt: _Attempt) -> Iterator[int]:
-        """The sets that an attempt may end on, whether or not there is room: the narrowest and nearest
-        first."""
-        area, bare = attempt.area, replace(attempt.question, amounts={})
-        if area.exactly:
-            if bare.plausible(area.ground):
-                yield area.ground
-            return
-        for width in range(1, min(area.widest, area.ground.bit_count()) + 1):
-            for row in self.site.ranked(area.ground, width, {}):
-                if bare.plausible(row.nodes):
-                    yield row.nodes
-
-    def _refused(self, attempt: _Attempt) -> Decision:
-        lacking, text = None, self._policy_text(attempt)
-        ground, question = attempt.ground, attempt.question
-        targets = list(islice(self._targets(attempt), MAX_TARGETS))
-        if not ground.nodes:
-            text = f"{ground.why}, and this machine has no such nodes for it"
-        elif not targets:
-            text = f"{text}; {cpus_text(question, attempt.area)}"
-        else:
-            lacking = max(
-                (found for nodes in targets if (found := self._lacking(nodes, question.amounts))),
-                key=lambda one: one.capacity_bytes - one.promised_bytes,
-                default=None,
-            )
-        if lacking is not None:
-            text = f"{text}; {lacking.sentence()}"
-        if self.current is not None:
-            text = f"{text}; it keeps what it has"
-        return Decision(self.request, Outcome.REFUSED, reasons=(Reason("no-room", text),), shortage=lacking)
-
-    def _policy_text(self, attempt: _Attempt) -> str:
-        asked = amounts_text(attempt.question.amounts, attempt.question.cpus)
-        if attempt.question.amounts != self.amounts:
-            asked += " with the rest of its pod"
-        width = attempt.area.widest
-        if attempt.ground.why:
-            return f"asks for {asked} and {attempt.ground.why}"
-        where = "one node" if width == 1 else f"{width} nodes"
-        return f"asks for {asked} on {where} under {self.policy.topology.value}"
-
-    def _lacking(self, nodes: int, amounts: Amounts) -> Shortage | None:
-        cut = self.books.cut(nodes, amounts)
-        return None if cut is None else shortage(self.books, self.ledger, cut, amounts[cut.resource])
-
-    def _not_granted(self, attempt: _Attempt) -> Reason:
-        """Why a preferred ground was left."""
-        why = attempt.ground.why
-        if not attempt.ground.nodes:
-            return Reason("wish-not-granted", f"{why}, and this machine has no such nodes for it")
-        lacking = self._lacking(attempt.area.ground, self.amounts)
-        return Reason(
-            "wish-not-granted", f"{why}: {lacking.sentence() if lacking else 'no set of them will do'}"
-        )
 
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
@@ -384,7 +316,7 @@ class Confining:
             attempt = self._attempt(Ground(self.machine.ordinary_nodes, required=self.strict), self.cpus, {})
             found = search(attempt.question, attempt.area)
             if found is None and self.strict:
-                return self._refused(attempt)
+                return refused(attempt, self.ledger, self.request, self.current)
         near = NodeSet() if found is None else NodeSet.of_mask(found.nodes)
         cpus, lacking = self._take(near)
         placement = replace(decision.placement, exclusive_cpus=cpus)

@@ -5,12 +5,14 @@ promised stays promised. Nobody is moved who was pinned, required nodes or a tie
 policy or has a memory policy. As few as suffice, the smallest first; none if it takes more than `MAX_MOVES`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bayplan.domain.decision import Claim, Move
 from bayplan.domain.exact.books import Amounts, Books, claim_of
+from bayplan.domain.exact.claiming import without
 from bayplan.domain.exact.flow import bits, crosses
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.witness import share
@@ -143,14 +145,24 @@ def _in_the_way(books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> l
 
 
 def _fewest(books: Books, movers: Sequence[_Mover], nodes: int, amounts: Amounts) -> list[_Mover]:
-    """One mover if one suffices, the smallest such; else what is left when those are dropped that can be,
-    the smallest first."""
+    """One mover if one suffices, the smallest such; else the fewest of the largest, without those that are
+    not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
     by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
+    room = books.room(nodes, amounts)
+    lacking = without(amounts, room)
     for mover in by_size:
+        if without(lacking, mover.claim.amounts_bytes):
+            continue
         if _works(books, [mover], _widest([mover]), nodes, amounts):
             return [mover]
-    kept = list(by_size)
-    for mover in by_size:
+    most = range(1, len(by_size) + 1)
+    count = bisect_left(
+        most, x=True, key=lambda k: _works(books, by_size[-k:], _widest(by_size[-k:]), nodes, amounts)
+    )
+    kept = by_size[-most[count] :] if count < len(most) else []
+    if len(kept) > 2 * MAX_MOVES:
+        return kept
+    for mover in tuple(kept):
         fewer = [one for one in kept if one is not mover]
         if _works(books, fewer, _widest(fewer), nodes, amounts):
             kept = fewer

@@ -231,6 +231,25 @@ def test_a_flexible_container_moves_over_and_back() -> None:
     assert node.ledger.entries["flexible"].decision.placement.home is None
 
 
+def test_no_more_containers_move_than_needed_and_never_too_many() -> None:
+    node = Node(machine(2, memory_bytes=4 * GIB))
+    for number in range(40):
+        node.place(f"small-{number:02}", 50 * MIB)
+    for name in ("large", "larger"):
+        node.decide(wish(name, 700 * MIB, "0", required=False))
+    assert {str(entry.decision.placement.mems) for entry in node.ledger.entries.values()} == {"0"}
+    one = node.decide(wish("first", 1000 * MIB, "0"))
+    assert [move.container_id for move in one.moves] == ["large"]
+    node.ledger = node.ledger.without("first").moved(
+        ENGINE.returns(node.machine, node.policy, node.ledger.without("first"))
+    )
+    several = node.decide(wish("second", 2150 * MIB, "0"))
+    assert [move.container_id for move in several.moves][:2] == ["large", "larger"]
+    assert len(several.moves) == 4
+    too_many = node.decide(wish("third", 1000 * MIB, "0"))
+    assert (too_many.outcome, too_many.moves) == (Outcome.REFUSED, ())
+
+
 def test_nobody_is_moved_who_asked_to_stay() -> None:
     node = Node(machine(2))
     node.decide(wish("firm", 600 * MIB, "0"))

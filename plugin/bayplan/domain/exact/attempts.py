@@ -1,0 +1,88 @@
+"""One attempt to place a container: a ground with the sets on it that the policy allows; why it failed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from bayplan.domain.decision import Decision, Outcome, Placement, Reason, Request, Shortage
+from bayplan.domain.exact.books import Amounts, shortage
+from bayplan.domain.exact.claiming import Ground, claimed_amounts
+from bayplan.domain.exact.criteria import Question
+from bayplan.domain.exact.reasons import amounts_text, cpus_text
+from bayplan.domain.exact.search import Area
+from bayplan.domain.ledger import Ledger
+
+MAX_TARGETS: Final = 16
+"""For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A ground with the sets on it that the policy allows, and what they are wanted for."""
+
+    ground: Ground
+    area: Area
+    question: Question
+
+    def targets(self) -> Iterator[int]:
+        """The sets that it may end on, whether or not there is room: the narrowest and nearest first."""
+        area, bare = self.area, replace(self.question, amounts={})
+        if area.exactly:
+            if bare.plausible(area.ground):
+                yield area.ground
+            return
+        for width in range(1, min(area.widest, area.ground.bit_count()) + 1):
+            for row in bare.site.ranked(area.ground, width, {}):
+                if bare.plausible(row.nodes):
+                    yield row.nodes
+
+
+def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
+    """The refusal of *request* after its last *attempt*: the minimum cut of the set that lacks least."""
+    ground, question, lacking = attempt.ground, attempt.question, None
+    text = _what_and_where(attempt, request)
+    targets = list(islice(attempt.targets(), MAX_TARGETS))
+    if not ground.nodes:
+        text = f"{ground.why}, and this machine has no such nodes for it"
+    elif not targets:
+        text = f"{text}; {cpus_text(question, attempt.area)}"
+    else:
+        lacking = max(
+            (found for nodes in targets if (found := _lacking(question, ledger, nodes, question.amounts))),
+            key=lambda one: one.capacity_bytes - one.promised_bytes,
+            default=None,
+        )
+    if lacking is not None:
+        text = f"{text}; {lacking.sentence()}"
+    if current is not None:
+        text = f"{text}; it keeps what it has"
+    return Decision(request, Outcome.REFUSED, reasons=(Reason("no-room", text),), shortage=lacking)
+
+
+def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
+    """Why a preferred ground was left."""
+    why = attempt.ground.why
+    if not attempt.ground.nodes:
+        return Reason("wish-not-granted", f"{why}, and this machine has no such nodes for it")
+    question = attempt.question
+    lacking = _lacking(question, ledger, attempt.area.ground, question.amounts)
+    text = lacking.sentence() if lacking else "no set of them will do"
+    return Reason("wish-not-granted", f"{why}: {text}")
+
+
+def _what_and_where(attempt: Attempt, request: Request) -> str:
+    amounts = attempt.question.amounts
+    asked = amounts_text(amounts, attempt.question.cpus)
+    if amounts and amounts != claimed_amounts(request):
+        asked += " with the rest of its pod"
+    if attempt.ground.why:
+        return f"asks for {asked} and {attempt.ground.why}"
+    width = attempt.area.widest
+    where = "one node" if width == 1 else f"{width} nodes"
+    return f"asks for {asked} on {where} under {attempt.question.books.policy.topology.value}"
+
+
+def _lacking(question: Question, ledger: Ledger, nodes: int, amounts: Amounts) -> Shortage | None:
+    cut = question.books.cut(nodes, amounts)
+    return None if cut is None else shortage(question.books, ledger, cut, amounts[cut.resource])
