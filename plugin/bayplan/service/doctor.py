@@ -5,6 +5,7 @@ nothing and asks nobody; what the daemon says of itself is passed in.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ NRI_SOCKETS: Final = ("/var/run/nri/nri.sock", "/run/nri/nri.sock")
 LIBEXEC: Final = "/usr/libexec/bayplan"
 HOOK: Final = "oci-hook"
 WRAPPER: Final = "bayplan-runtime"
+PYTHON: Final = "/usr/bin/python3"
+_PYTHON_FROM: Final = (3, 11)
+_OUR_STAGES: Final = ("createRuntime", "poststop", "precreate")
 _NRI_NAMES: Final = {"containerd": "containerd", "CRI-O": "cri-o"}
 """Engines that have NRI, and what they call themselves there."""
 _OCI_STAGES: Final = frozenset(
@@ -144,10 +148,13 @@ class Examination:
                 yield from _unknown_stages(engine)
 
     def _of_programs(self) -> Iterator[Finding]:
+        if any(forms.hook or forms.precreate or forms.wrapper for forms in self.forms):
+            yield from self._of_interpreter()
         for engine in self._engines:
             for hook in engine.hooks:
                 if _name(hook.program) == HOOK:
                     yield from self._of_program(hook.program, f"named by {hook.path}")
+                    yield from _wrong_stages(hook)
             for name, program in engine.runtimes.items():
                 if _name(program) != WRAPPER:
                     continue
@@ -156,6 +163,18 @@ class Examination:
                 beside = str(PurePosixPath(program).with_name(HOOK))
                 if self._status(program) is not None and self._status(beside) is None:
                     yield from self._of_program(f"{LIBEXEC}/{HOOK}", f"needed by {named}")
+
+    def _of_interpreter(self) -> Iterator[Finding]:
+        found, needed = self._status(PYTHON), ".".join(map(str, _PYTHON_FROM))
+        if found is None or not found.st_mode & 0o111:
+            text = "oci-hook is run by it, and it is not there"
+            yield Finding(Level.ERROR, PYTHON, text, f"install Python {needed} or later")
+            return
+        # It is a link to a name with the version; starting it would run a program from below the root.
+        version = re.fullmatch(r"python(\d+)\.(\d+)", os.path.realpath(self._at(PYTHON)).rpartition("/")[2])
+        if version is not None and (int(version[1]), int(version[2])) < _PYTHON_FROM:
+            text = f"is Python {version[1]}.{version[2]}, and oci-hook needs {needed}"
+            yield Finding(Level.ERROR, PYTHON, text, f"install Python {needed} or later there")
 
     def _of_program(self, program: str, named: str) -> Iterator[Finding]:
         found = self._status(program)
@@ -243,6 +262,13 @@ def _unknown_stages(crio: Engine) -> Iterator[Finding]:
                 )
                 advice = "move it to /usr/share/bayplan/podman-hooks.d, which only podman reads"
                 yield Finding(Level.ERROR, hook.path, text, advice)
+
+
+def _wrong_stages(hook: HookDefinition) -> Iterator[Finding]:
+    for stage in hook.stages:
+        if stage not in _OUR_STAGES:
+            text = f"has oci-hook at the stage {stage}, expected one of {', '.join(_OUR_STAGES)}"
+            yield Finding(Level.ERROR, hook.path, text, "install it again (packaging/install-hooks)")
 
 
 def _at_stage(hooks: list[HookDefinition], stage: str) -> str:

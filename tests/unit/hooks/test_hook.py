@@ -257,6 +257,25 @@ def test_what_the_daemon_says_stays_one_harmless_line(installed: "Installation",
     assert len(finished.stderr) < 4100
 
 
+@pytest.mark.parametrize("choice", ["allow", "refuse"])
+def test_a_defect_of_the_hook_decides_nothing(
+    installed: "Installation", daemon: OciDaemon, choice: str
+) -> None:
+    text = installed.hook.read_text()
+    assert "        connect(settings, connection)\n" in text
+    installed.hook.write_text(text.replace("        connect(settings, connection)\n", "        1 / 0\n"))
+    finished = installed.run_hook(*PATIENT, "--on-failure", choice, "precreate", stdin=SPEC)
+    assert (finished.returncode, finished.stdout) == ((0, SPEC) if choice == "allow" else (1, b""))
+    assert b"precreate: a defect of oci-hook: ZeroDivisionError" in finished.stderr
+    assert finished.stderr.count(b"\n") == 1
+
+
+def test_a_path_that_no_socket_can_have(installed: "Installation") -> None:
+    finished = installed.run_hook("--socket", "/x" * 100, "createRuntime", stdin=STATE)
+    assert finished.returncode == 0
+    assert b"(AF_UNIX path too long); let through" in finished.stderr
+
+
 def test_without_a_system_log_the_kernels_log_hears_of_it(installed: "Installation") -> None:
     installed.run_hook(*PATIENT, "--log-socket", "/nonexistent", "createRuntime", stdin=STATE)
     logged = installed.kernel_log.read_bytes()

@@ -239,6 +239,7 @@ def test_the_doctor_finds_what_was_installed_and_nothing_wrong_with_it(
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/podman").touch()
     (tmp_path / "usr/bin/crio").touch()
+    (tmp_path / "usr/bin/python3").symlink_to("/usr/bin/python3")
     install(tmp_path, *forms)
     examination = Examination(tmp_path, DaemonState())
     assert {one.engine: one.active for one in examination.forms} == active

@@ -66,6 +66,7 @@ def node(tmp_path: Path) -> Any:
     one = Node(tmp_path)
     one.program(HOOK)
     one.program(WRAPPER)
+    one.program("/usr/bin/python3")
     one.socket("/run/bayplan/oci.sock")
     yield one
     one.close()
@@ -217,6 +218,31 @@ def test_programs_that_are_missing_not_executable_or_not_safe(node: Node) -> Non
     assert "others than root can change it" in found[WRAPPER]
     (node.root / HOOK[1:]).unlink()
     assert "no such program" in node.found(level=Level.ERROR)[HOOK]
+
+
+def test_the_interpreter_is_there_and_new_enough(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    python = node.root / "usr/bin/python3"
+    python.unlink()
+    assert "/usr/bin/python3" not in node.found()  # Nobody needs it.
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    assert "is not there" in node.found(level=Level.ERROR)["/usr/bin/python3"]
+    for version, is_wrong in (("3.6", True), ("3.9", True), ("3.11", False), ("3.13", False), ("4.0", False)):
+        node.program(f"/usr/bin/python{version}")
+        python.unlink(missing_ok=True)
+        python.symlink_to(f"python{version}")
+        found = node.found(level=Level.ERROR)
+        assert ("/usr/bin/python3" in found) == is_wrong
+    assert node.found() == {}
+
+
+def test_the_hook_at_a_stage_that_is_not_its_own(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createContainer")
+    node.hook(f"{HOOKS_D}/50-other.json", "createContainer", program=WRAPPER)
+    found = node.found(level=Level.ERROR)
+    assert set(found) == {f"{HOOKS_D}/90-bayplan.json"}
+    assert "has oci-hook at the stage createContainer" in found[f"{HOOKS_D}/90-bayplan.json"]
 
 
 def test_a_wrapper_without_the_hook_beside_it(node: Node) -> None:
