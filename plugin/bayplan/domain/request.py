@@ -99,6 +99,8 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
             else _up_to(memory, limit_bytes)
         )
     cpu_milli = _cpu_milli(merged, request.qos)
+    was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
+    sets_cpus_or_mems = change.cpuset_cpus is not None or change.cpuset_mems is not None
     return replace(
         request,
         memory=memory,
@@ -107,7 +109,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
         exclusive_cpus=0 if request.pod_level else _whole_cpus(request.qos, cpu_milli),
         pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
         pinned_mems=change.cpuset_mems or request.pinned_mems,
-        pinned_by_update=bool(change.cpuset_cpus or change.cpuset_mems) or request.pinned_by_update,
+        pinned_by_update=request.pinned_by_update or (sets_cpus_or_mems and not was_pinned),
     )
 
 

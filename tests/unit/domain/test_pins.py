@@ -3,7 +3,7 @@
 import pytest
 
 from bayplan.domain.decision import QosClass
-from bayplan.domain.pins import KubeletManager, kubelets_pins, sentences
+from bayplan.domain.pins import KubeletManager, Seen, how_seen, kubelets_pins, sentences
 from bayplan.domain.request import changed_request, derive_request
 from bayplan.domain.workload import Pod, Resources
 from bayplan.quantity import GIB, MIB
@@ -43,6 +43,15 @@ def test_kubelets_managers_are_known_by_what_they_set(
         cpuset_mems=NodeSet(mems) if mems is not None else None,
     )
     assert kubelets_pins(changed_request(request, base.resources, sets)) == expected
+
+
+def test_the_first_reconciliation_repeats_what_the_spec_had_and_changes_nothing() -> None:
+    """kubelet sends every container of the shared pool the CPUs that it created it with."""
+    sets = Resources(cpuset_cpus=CpuSet([0, 1]))
+    request = derive_request(BEST_EFFORT, container("c", BEST_EFFORT, resources=sets), GIB)
+    assert changed_request(request, sets, sets) == request
+    later = changed_request(request, sets, Resources(cpuset_cpus=CpuSet([0])))
+    assert (later.pinned_cpus, how_seen(later)) == (CpuSet([0]), Seen.SPEC)
 
 
 def test_nothing_is_said_where_nobody_pins() -> None:
