@@ -103,7 +103,7 @@ def wanted_memory_bytes(
     return {
         node: one.reserved_bytes + headroom.get(node, 0)
         for node, one in learned.items()
-        if MEMORY not in explicit.get(node, {})
+        if node in machine.memory_nodes and MEMORY not in explicit.get(node, {})
     }
 
 

@@ -167,6 +167,8 @@ class TestHotPlug:
             async with bench(tmp_path) as one:
                 await one.place("first", GIB)
                 await one.place("second", 4 * GIB - 100 * MIB, milli_cpus=2000)
+                one.host.held_bytes[1] = 10 * MIB
+                await one.hardware.measure_once()
                 one.host.lose_node(1)
                 await one.reread()
                 gone, cpus = one.hardware.problems()
