@@ -78,7 +78,7 @@ def test_memory_goes_to_the_node_of_a_disk_and_two_disks_apart_are_refused(node:
     two = replace(pod.with_devices({"/dev/data": near, "/dev/log": far}), name="two", uid="two")
     refusal = node.crictl.refused(two)
     assert "TopologyAffinityError: default/two/main: Resources cannot be allocated" in refusal
-    assert "/dev/data: preferred on nodes 2; /dev/log: preferred on nodes 3" in refusal
+    assert "/dev/data, /dev/log: preferred on nodes 2-3" in refusal
     ignoring = {"bayplan.dev/ignore-device-hints": "/dev/data"}
     assert mems(node, replace(two, name="one", uid="one", annotations=ignoring)) == {3}
     ignoring = {"main.bayplan.dev/ignore-device-hints": "all"}

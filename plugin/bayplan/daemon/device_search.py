@@ -19,8 +19,8 @@ from bayplan.host.netlink import Interface, interfaces_in
 
 logger = logging.getLogger(__name__)
 
-INTERFACES: Final = "net/"
-"""Before the name of an interface, as in /sys/class."""
+INTERFACES: Final = "net"
+"""The kind of interfaces, and before a slash the first part of their names, as in /sys/class."""
 
 
 class DeviceSearch:
@@ -100,7 +100,8 @@ class DeviceSearch:
 
     def _parents(self, interfaces: tuple[Interface, ...]) -> Findings:
         hints = (
-            self._devices.hint_of_parent(INTERFACES + one.name, one.bus, one.device) for one in interfaces
+            self._devices.hint_of_parent(f"{INTERFACES}/{one.name}", INTERFACES, one.bus, one.device)
+            for one in interfaces
         )
         return Findings(tuple(hint for hint in hints if hint is not None))
 

@@ -68,13 +68,15 @@ class DeviceHint:
     """A device of the container, and the nodes it is close to. ``required`` where its driver says so.
 
     ``names`` are all names of a device that was found, its PCI address among them. A hint from an annotation
-    has none: to say so is not to have the device.
+    has none: to say so is not to have the device. Devices of one ``kind`` (a CDI kind, a driver's major
+    number) could stand in for each other; one without a kind stands alone.
     """
 
     device: str
     nodes: NodeSet
     required: bool = False
     names: tuple[str, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

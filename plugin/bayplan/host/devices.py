@@ -48,24 +48,24 @@ class HostDevices:
         """
         look = _Look(self._root, self._tree, self._cdi)
         hints, problems = [], []
-        for name, place_of in look.at(container):
+        for name, kind, place_of in look.at(container):
             try:
                 place = place_of()
             except HostError as error:
                 problems.append(f"{name}: {error}")
                 continue
             if place.nodes:
-                hints.append(_hint(name, place))
+                hints.append(_hint(name, place, kind))
         return Findings(tuple(hints), tuple(problems))
 
-    def hint_of_parent(self, name: str, bus: str, device: str) -> DeviceHint | None:
-        """The hint *name* of a device as /sys/bus has it; None if its nodes are not known.
+    def hint_of_parent(self, name: str, kind: str, bus: str, device: str) -> DeviceHint | None:
+        """The hint *name* of a device as /sys/bus has it, of a *kind*; None if its nodes are not known.
 
         Raises:
             HostError: sysfs has something there that cannot be.
         """
         place = self._tree.of_bus_device(bus, device)
-        return _hint(name, place) if place.nodes else None
+        return _hint(name, place, kind) if place.nodes else None
 
 
 class _Look:
@@ -75,15 +75,16 @@ class _Look:
         self._root, self._tree, self._cdi = root, tree, cdi
         self._seen: set[_Numbers] = set()
 
-    def at(self, container: Container) -> Iterator[tuple[str, Callable[[], Place]]]:
-        """What is named, with the way to find its place. CDI names come first: device nodes that were made
-        for one are better known by it."""
+    def at(self, container: Container) -> Iterator[tuple[str, str, Callable[[], Place]]]:
+        """What is named, its kind, and the way to find its place. CDI names come first: device nodes that
+        were made for one are better known by it. A mount is of no kind: nobody chose it among others."""
         for name in container.cdi_devices:
-            yield name, partial(self._of_cdi, name)
+            yield name, name.rpartition("=")[0], partial(self._of_cdi, name)
         for device in container.devices:
-            yield device.path, partial(self._of_numbers, (device.type, device.major, device.minor))
+            numbers = (device.type, device.major, device.minor)
+            yield device.path, f"{device.type.value} {device.major}", partial(self._of_numbers, numbers)
         for mount in container.device_mounts:
-            yield mount.source, partial(self._of_source, os.path.normpath(mount.source))
+            yield mount.source, "", partial(self._of_source, os.path.normpath(mount.source))
 
     def _of_numbers(self, *devices: _Numbers) -> Place:
         place = UNKNOWN
@@ -137,8 +138,8 @@ class _Look:
         return [numbers for numbers in found if numbers is not None]
 
 
-def _hint(name: str, place: Place) -> DeviceHint:
-    return DeviceHint(name, place.nodes, names=(name, *sorted(place.addresses)))
+def _hint(name: str, place: Place, kind: str) -> DeviceHint:
+    return DeviceHint(name, place.nodes, names=(name, *sorted(place.addresses)), kind=kind)
 
 
 def _numbers(status: os.stat_result) -> _Numbers | None:

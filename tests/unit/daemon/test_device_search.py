@@ -23,8 +23,8 @@ POD = Pod("p", network_namespace="/run/netns/p")
 DISK = Container("c", "p", devices=(DeviceNode("/dev/vdb", DeviceType.BLOCK, 254, 16),))
 PLAIN = Container("c", "p")
 NIC = Interface("eth0", "pci", "0000:c1:00.0")
-ON_NODE_1 = DeviceHint("/dev/vdb", NodeSet([1]), names=("/dev/vdb", "0000:41:00.0"))
-ON_NODE_3 = DeviceHint("net/eth0", NodeSet([3]), names=("net/eth0", "0000:c1:00.0"))
+ON_NODE_1 = DeviceHint("/dev/vdb", NodeSet([1]), names=("/dev/vdb", "0000:41:00.0"), kind="b 254")
+ON_NODE_3 = DeviceHint("net/eth0", NodeSet([3]), names=("net/eth0", "0000:c1:00.0"), kind="net")
 
 
 @pytest.fixture

@@ -90,6 +90,37 @@ def test_devices_too_far_apart_are_refused_by_the_strict_policies_and_named() ->
     assert (placed.outcome, str(placed.placement.mems)) == (Outcome.DEGRADED, "0")
 
 
+GPUS = tuple(DeviceHint(f"gpu{n}", NodeSet([n // 4]), kind="vendor.com/gpu") for n in range(8))
+
+
+def test_devices_of_one_kind_are_one_resource_as_when_kubelet_chose_them() -> None:
+    """All GPUs of a machine, with memory of as many nodes: nothing better is conceivable."""
+    placed = decide(RESTRICTED, *GPUS, memory_bytes=1500 * MIB)
+    assert (placed.outcome, str(placed.placement.mems)) == (Outcome.PLACED, "0-1")
+    assert decide(RESTRICTED, *GPUS, qos=QosClass.BURSTABLE).outcome is Outcome.PLACED
+    refused = decide(RESTRICTED, *GPUS)
+    assert ", gpu7: preferred on nodes 0-1;" in refused.explanation()
+    assert decide(SINGLE, *GPUS, memory_bytes=1500 * MIB).outcome is Outcome.REFUSED
+    other = replace(GPUS[7], kind="vendor.com/nic")
+    assert decide(RESTRICTED, *GPUS[:4], other, memory_bytes=1500 * MIB).outcome is Outcome.REFUSED
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 8])
+def test_a_kind_gives_the_hints_that_the_device_manager_gives_for_all_that_there_are(count: int) -> None:
+    ids = {hint.device: Device(hint.nodes) for hint in GPUS[:count]}
+    manager = DeviceManager({"r": {**ids, "far": Device(NodeSet([1, 2, 3]), healthy=False)}})
+    one = ContainerSpec("c", {"r": count}, {"r": count})
+    spec = PodSpec("p", (one,))
+    expected = manager.hints(DeviceState(), spec, one)
+    attached = AttachedDevices("c", GPUS[:count], FOUR.node_ids).hints(DeviceState(), spec, one)
+    assert expected is not None
+    assert attached is not None
+    ((_, found),) = attached.items()
+    assert isinstance(found, HintSet)
+    assert isinstance(wanted := expected["r"], HintSet)
+    assert found.listed() == wanted.listed()
+
+
 def test_a_full_node_refuses_what_its_device_holds_there() -> None:
     full = decide(RESTRICTED, DISK, memory_bytes=900 * MIB)
     full = replace(full, request=replace(full.request, container_id="full", pod_id="other"))

@@ -138,9 +138,9 @@ class TestNumbers:
 
 def test_the_parent_of_an_interface(look):
     devices = HostDevices(look.root())
-    expected = DeviceHint("net/eth0", NodeSet([3]), names=("net/eth0", "0000:c1:00.0"))
-    assert devices.hint_of_parent("net/eth0", "virtio", "virtio3") == expected
-    assert devices.hint_of_parent("net/eth0", "pci", "0000:99:00.0") is None
+    expected = DeviceHint("net/eth0", NodeSet([3]), names=("net/eth0", "0000:c1:00.0"), kind="net")
+    assert devices.hint_of_parent("net/eth0", "net", "virtio", "virtio3") == expected
+    assert devices.hint_of_parent("net/eth0", "net", "pci", "0000:99:00.0") is None
 
 
 class TestContainers:
@@ -156,8 +156,10 @@ class TestContainers:
             )
         )
         assert found.hints == (
-            DeviceHint("/dev/disk", NodeSet([2]), names=("/dev/disk", "0000:81:00.0")),
-            DeviceHint("/dev/dri/card0", NodeSet([1]), names=("/dev/dri/card0", "0000:41:00.0")),
+            DeviceHint("/dev/disk", NodeSet([2]), names=("/dev/disk", "0000:81:00.0"), kind="b 259"),
+            DeviceHint(
+                "/dev/dri/card0", NodeSet([1]), names=("/dev/dri/card0", "0000:41:00.0"), kind="c 226"
+            ),
         )
 
     def test_the_container_of_a_gpu_may_use_the_gpus_memory(self, look, tree):
@@ -166,7 +168,9 @@ class TestContainers:
         tree.files["sys/devices/system/node/node3/cpulist"] = "\n"
         root = look.root()
         hints = HostDevices(root).find(container(devices=(DeviceNode("/dev/nvidia3", CHAR, 195, 3),))).hints
-        assert hints == (DeviceHint("/dev/nvidia3", NodeSet([1]), names=("/dev/nvidia3", "0000:41:00.0")),)
+        assert hints == (
+            DeviceHint("/dev/nvidia3", NodeSet([1]), names=("/dev/nvidia3", "0000:41:00.0"), kind="c 195"),
+        )
         request = Request("c", "p", "c", QosClass.BEST_EFFORT, QosSource.INFERRED, Interval(0, 0, ""))
         hardware = read_machine(root)
         assert hardware.ordinary_nodes == NodeSet([0, 1, 2])
@@ -249,6 +253,7 @@ class TestCdi:
     def test_names_lead_to_device_nodes_by_numbers_or_by_path(self, specs):
         found = specs.find(container(cdi_devices=("vendor.com/gpu=0", "vendor.com/nic=a")))
         assert nodes_of(found) == {"vendor.com/gpu=0": "1", "vendor.com/nic=a": "3"}
+        assert [hint.kind for hint in found.hints] == ["vendor.com/gpu", "vendor.com/nic"]
 
     def test_device_nodes_that_a_name_stands_for_are_not_counted_again(self, specs):
         found = specs.find(

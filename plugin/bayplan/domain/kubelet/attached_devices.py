@@ -1,16 +1,17 @@
-"""Devices that a container has already, as hints of kubelet's Device Manager for one device each.
+"""Devices that a container has already, as the hints of kubelet's Device Manager for them.
 
-The Device Manager chooses devices after the merge; here somebody has chosen, and only the hints are left:
-every set with a node of the device, of which those with a single node are preferred. Devices on the same
-nodes give the same hints and count as one resource.
+The Device Manager chooses devices after the merge; here somebody has chosen, and only the hints are left.
+Devices of one kind count as one resource: every set that touches them all, of which the smallest are
+preferred. For a single device these are all sets with a node of it, and those of one node.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bayplan.domain.decision import DeviceHint
 from bayplan.domain.kubelet.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.domain.kubelet.merge import narrowest_size
 from bayplan.domain.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.sets import NodeSet
 
@@ -26,14 +27,17 @@ class AttachedDevices:
     devices: tuple[DeviceHint, ...]
     everything: NodeSet
 
-    def resources(self) -> dict[str, NodeSet]:
-        """Nodes by the names of the devices on them."""
-        names: dict[NodeSet, list[str]] = {}
+    def resources(self) -> dict[str, Demand]:
+        """What each resource demands of nodes, by the names of its devices. Devices without a kind that are
+        on the same nodes give the same hints, and count as one resource too."""
+        groups: dict[str | NodeSet, list[DeviceHint]] = {}
         for device in self.devices:
-            nodes = device.nodes & self.everything
-            if nodes:
-                names.setdefault(nodes, []).append(device.device)
-        return {", ".join(devices): nodes for nodes, devices in names.items()}
+            if not device.nodes.isdisjoint(self.everything):
+                groups.setdefault(device.kind or device.nodes, []).append(device)
+        return {
+            ", ".join(device.device for device in group): _all_of(frozenset(device.nodes for device in group))
+            for group in groups.values()
+        }
 
     def hints(self, state: State, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
         """Where the container's devices are."""
@@ -41,10 +45,12 @@ class AttachedDevices:
 
     def pod_hints(self, state: State, pod: PodSpec) -> ProviderHints:  # noqa: ARG002
         """The same: of the pod's other containers the devices are not known yet."""
-        return {
-            name: HintSet(regions=(Region(self.everything, (_one_of(nodes),), OfSize(1)),))
-            for name, nodes in self.resources().items()
-        }
+        hints = {}
+        for name, demand in self.resources().items():
+            region = Region(self.everything, (demand,), OfSize(0))
+            size = narrowest_size(region) or len(self.everything)
+            hints[name] = HintSet(regions=(replace(region, preferred=OfSize(size)),))
+        return hints
 
     def allocate(self, state: State, pod: PodSpec, container: ContainerSpec, hint: Hint) -> State:  # noqa: ARG002
         """Nothing to be done: it has them."""
@@ -57,11 +63,12 @@ class AttachedDevices:
     def needs(self, container: ContainerSpec | None) -> Iterator[tuple[Demand, Demand]]:
         """The devices as demands on nodes, for the container or (None) its pod."""
         if container is None or container.name == self.container:
-            for nodes in self.resources().values():
-                yield _one_of(nodes), _one_of(nodes)
+            for demand in self.resources().values():
+                yield demand, demand
 
 
-def _one_of(nodes: NodeSet) -> Demand:
-    if len(nodes) == 1:
-        return Demand(dict.fromkeys(nodes, 1), 1)
-    return Demand({}, 1, ((nodes, 1),))
+def _all_of(places: frozenset[NodeSet]) -> Demand:
+    """The demand that a set of nodes touches each of *places*."""
+    single = {node: 1 for nodes in places if len(nodes) == 1 for node in nodes}
+    several = sorted((nodes for nodes in places if len(nodes) > 1), key=tuple)
+    return Demand(single, len(places), tuple((nodes, 1) for nodes in several))
