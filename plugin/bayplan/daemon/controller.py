@@ -278,6 +278,9 @@ class Controller:
         """
         self.counters["missed"] += 1
         logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
+        entry = self.ledger.entries.get(container_id)
+        if event is Event.CREATE_CONTAINER and entry is not None and entry.origin is not None:
+            return  # Decided since, on another way.
         if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
             self.ledger = self.ledger.without(container_id)
             # A commit may still be on its way to the disk; this one is queued behind it.

@@ -99,7 +99,7 @@ class OciDesk:
             async with asyncio.timeout(self.rules.deadline_s):
                 return await asyncio.shield(work)
         except TimeoutError:
-            return self._undecided(verb, f"no decision within {self.rules.deadline_s:g} s")
+            return self._undecided(verb, body, f"no decision within {self.rules.deadline_s:g} s")
 
     async def _answer(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
         self._controller.counters[f"oci_{verb.value}"] += 1
@@ -120,10 +120,10 @@ class OciDesk:
         except PlacementError as error:
             return Answer.saying(Status.REFUSED, str(error))
         except BayplanError as error:
-            return self._undecided(verb, str(error))
+            return self._undecided(verb, body, str(error))
         except Exception:
             logger.exception("an OCI request failed", extra={"verb": verb.value, "client": peer.pid})
-            return self._undecided(verb, "the request failed inside the daemon; its log says why")
+            return self._undecided(verb, body, "the request failed inside the daemon; its log says why")
 
     async def _create_runtime(self, state: State, peer: Peer) -> Answer:
         """Place a container whose process exists and has not started. Body: the state, as hooks get it."""
@@ -159,8 +159,10 @@ class OciDesk:
         decided = self._controller.ledger.entries.get(container_id)
 
         def resources() -> bytes | None:
-            entry = self._controller.ledger.entries.get(container_id)
-            if entry is None or decided is None or entry.decision is not decided.decision:
+            # After a resize the spec of its creation is out of date.
+            if decided is None or not is_same_start(
+                decided, self._controller.ledger.entries.get(container_id)
+            ):
                 return None
             return resources_for(arrival.document, arrival.spec, self._controller.wanted(container_id))
 
@@ -311,9 +313,10 @@ class OciDesk:
         entry = self._controller.ledger.entries.get(container_id)
         return entry is not None and entry.origin is None
 
-    def _undecided(self, verb: Verb, problem: str) -> Answer:
+    def _undecided(self, verb: Verb, body: bytes, problem: str) -> Answer:
         self._controller.counters["oci_undecided"] += 1
-        logger.error("no decision about a container", extra={"verb": verb.value, "problem": problem})
+        extra = {"verb": verb.value, "container_id": _subject(verb, body), "problem": problem}
+        logger.error("no decision about a container", extra=extra)
         if verb in (Verb.POSTSTOP, Verb.DELETE) or self.rules.undecided is Undecided.CLIENT:
             return Answer.saying(Status.ERROR, problem)
         if self.rules.undecided is Undecided.REFUSE:
@@ -334,3 +337,14 @@ def _texts(body: bytes, number: int, expected: str) -> list[str]:
 def _id_and_rest(body: bytes) -> tuple[str, bytes]:
     container_id, _, rest = body.partition(b"\0")
     return check_id(container_id.decode("ascii", "backslashreplace")), rest
+
+
+def _subject(verb: Verb, body: bytes) -> str:
+    """The id of the container that a request is about, for people; empty where it does not say."""
+    try:
+        if verb in (Verb.CREATE_RUNTIME, Verb.POSTSTOP):
+            return parse_state(body).id
+        parts = body.split(b"\0", 2)
+        return "" if verb is Verb.PRECREATE else check_id(os.fsdecode(parts[1 if verb is Verb.CREATE else 0]))
+    except (OciError, IndexError):
+        return ""

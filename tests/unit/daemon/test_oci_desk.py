@@ -163,6 +163,30 @@ def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("verb", "body", "subject"),
+    [
+        ("createRuntime", state(ID, "/nowhere", 7), ID),
+        ("create", b"/nowhere\0" + ID.encode() + b"\0\0", ID),
+        ("update", ID.encode() + b"\0[", ID),
+        ("delete", b"a/b", ""),
+        ("create", b"", ""),
+        ("precreate", b"{", ""),
+        ("poststop", b"{", ""),
+    ],
+)
+def test_the_log_names_the_container_that_there_is_no_decision_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, body: bytes, subject: str
+) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+            assert (await one.ask(verb, body))[0] == "error"
+
+    run(scenario)
+    assert [one.__dict__["container_id"] for one in caplog.records if one.levelname == "ERROR"] == [subject]
+
+
+@pytest.mark.parametrize(
     ("undecided", "answer"),
     [(Undecided.CLIENT, "error"), (Undecided.REFUSE, "refused"), (Undecided.ALLOW, "ok")],
 )

@@ -103,3 +103,17 @@ def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> 
         store.close()
 
     run(scenario())
+
+
+def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
+            await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
+            handler.missed(Event.CREATE_CONTAINER, "x", "late")
+            assert set(one.controller.ledger.entries) == {"x"}
+            handler.missed(Event.STOP_CONTAINER, "x", "late")
+            assert one.controller.ledger.entries == {}
+
+    run(scenario())
