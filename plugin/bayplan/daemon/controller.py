@@ -25,6 +25,7 @@ from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
+from bayplan.domain.relief import relieved
 from bayplan.domain.request import changed_resources
 from bayplan.domain.rewrite import (
     Ability,
@@ -228,8 +229,8 @@ class Controller:
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(request.pod_id)  # no event tells of the end of a pod without NRI
         left = self.ledger.without(container.id)
-        moves = self.engine.returns(self.machine, self.policy, left)
-        updates = await self._commit(left.moved(moves), gone=container.id, moves=moves)
+        left, moves, claims = relieved(self.machine, self.policy, self.engine, left)
+        updates = await self._commit(left, gone=container.id, moves=moves, promised=claims)
         self.counters["released"] += 1
         fields = {"container": request.name, "container_id": container.id}
         _after_the_reply(lambda: logger.info("released", extra=fields))
@@ -346,16 +347,17 @@ class Controller:
         decided: str | None = None,
         gone: str | None = None,
         moves: Collection[Move] = (),
+        promised: Collection[str] = (),
     ) -> Sequence[Update]:
         """Record the step to *ledger*, make it current, and return the updates that it makes due.
 
         *decided* and *gone* are the id of the container that the step is about, *moves* what it does to
-        others.
+        others, and *promised* the ids of those who are promised more than before.
         """
         pool = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
         updates = merged(move_updates(ledger, moves), pool) if moves else pool
         ledger = ledger.told({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
-        told = {one.container_id for one in updates}
+        told = {one.container_id for one in updates} | set(promised)
         await self.recorder.record(
             [ledger.entries[decided]] if decided is not None else (),
             gone=[gone] if gone is not None else (),

@@ -6,6 +6,7 @@ Nothing here decides. A Decision is complete in itself: the store keeps it, the 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet
@@ -305,6 +306,10 @@ class Reason:
 
     code: str
     text: str
+
+
+OVERCOMMITTED: Final = "overcommitted"
+"""Code of the reason that not all of a claim could be promised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ decision and then makes the next ledger from it.
 from collections.abc import Mapping
 from typing import Protocol
 
-from bayplan.domain.decision import Decision, Move, Placement, Request
+from bayplan.domain.decision import Claim, Decision, Move, Placement, Request
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
@@ -46,6 +46,11 @@ class Engine(Protocol):
 
     def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:
         """The containers that once moved over for others and can go back, now that somebody is gone."""
+        ...
+
+    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Claim]:
+        """The claims of containers that were promised less than they asked for and can be promised more, now
+        that somebody is gone, by container id."""
         ...
 
     def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:

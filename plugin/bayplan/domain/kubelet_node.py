@@ -11,7 +11,17 @@ from typing import Final
 
 from bayplan.domain.booking import book, covers
 from bayplan.domain.claims import memory_need, undisputed
-from bayplan.domain.decision import Affinity, Decision, Move, Outcome, Placement, QosClass, Reason, Request
+from bayplan.domain.decision import (
+    Affinity,
+    Claim,
+    Decision,
+    Move,
+    Outcome,
+    Placement,
+    QosClass,
+    Reason,
+    Request,
+)
 from bayplan.domain.engine import free_bytes, reserved_cpus
 from bayplan.domain.exact.witness import settled_by_node
 from bayplan.domain.kubelet.attached_devices import AttachedDevices
@@ -125,6 +135,15 @@ class KubeletNodeEngine:
     def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:  # noqa: ARG002
         """See `Engine.returns`: kubelet moves nobody."""
         return ()
+
+    def topped_up(
+        self,
+        machine: Machine,  # noqa: ARG002 - the engines have one shape
+        policy: Policy,  # noqa: ARG002
+        ledger: Ledger,  # noqa: ARG002
+    ) -> Mapping[str, Claim]:
+        """See `Engine.topped_up`: kubelet promises all or nothing."""
+        return {}
 
     def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
         """See `Engine.restored`."""

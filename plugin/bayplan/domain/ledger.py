@@ -7,7 +7,7 @@ containers. Invariant: every total equals the sum over the entries, and no CPU i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bayplan.domain.decision import Decision, Move, Placement
+from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Move, Outcome, Placement, Reason
 from bayplan.domain.origin import Origin
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
@@ -99,6 +99,30 @@ class Ledger:
                 left=placement.mems,
             )
             decision = replace(entry.decision, placement=moved)
+            ledger = ledger.with_entry(replace(entry, decision=decision))
+        return ledger
+
+    def with_claims(self, claims: Mapping[str, Claim]) -> "Ledger":
+        """The ledger after containers were promised more than at their decision (container id -> claim).
+
+        A decision that was degraded for nothing else is as asked, once all of it is promised.
+        """
+        ledger = self
+        for container_id, claim in claims.items():
+            entry = ledger.entries[container_id]
+            decision = replace(
+                entry.decision, placement=replace(entry.decision.placement, claim=claim, booked_bytes={})
+            )
+            if not claim.short_bytes:
+                kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
+                later = Reason("promised-later", "all of it could be promised when others were gone")
+                degraded = decision.outcome is Outcome.DEGRADED and not kept
+                decision = replace(
+                    decision,
+                    outcome=Outcome.PLACED if degraded else decision.outcome,
+                    reasons=(*kept, later),
+                    shortage=None,
+                )
             ledger = ledger.with_entry(replace(entry, decision=decision))
         return ledger
 

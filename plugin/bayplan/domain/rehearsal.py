@@ -13,6 +13,7 @@ from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.manifest import PlannedPod
 from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.policy import Policy
+from bayplan.domain.relief import relieved
 from bayplan.domain.request import changed_resources
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container, Pod, Resources
@@ -76,7 +77,7 @@ class Rehearsal:
     def release(self, container_id: str) -> None:
         """A container is gone, and others go back; one that is not there is no error."""
         left = self.ledger.without(container_id)
-        self.ledger = left.moved(self.engine.returns(self.machine, self.policy, left))
+        self.ledger, _, _ = relieved(self.machine, self.policy, self.engine, left)
         self.containers.pop(container_id, None)
 
 

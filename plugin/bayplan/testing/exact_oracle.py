@@ -139,6 +139,10 @@ class Trial:
     def depart(self, container_id: str) -> None:
         """A container goes, and others go back to where they were."""
         self.ledger = self.ledger.without(container_id)
+        claims = self.engine.topped_up(self.machine, self.policy, self.ledger)
+        self.ledger = self.ledger.with_claims(claims)
+        self.counts["topped up"] += len(claims)
+        self._check_short_claims()
         for move in self.engine.returns(self.machine, self.policy, self.ledger):
             entry = self.ledger.entries[move.container_id]
             if move.after != entry.decision.placement.home:
@@ -233,6 +237,15 @@ class Trial:
             possible = min(amount, room(slack, claim.nodes.mask))
             if claim.amounts_bytes.get(resource, 0) != possible:
                 raise BrokenPromiseError(WRONG_REFUSAL, f"{claim}, although {possible} {resource} fit")
+
+    def _check_short_claims(self) -> None:
+        """Whoever is still promised less than asked for cannot be promised more."""
+        short = [entry.decision.placement.claim for entry in self.ledger.entries.values()]
+        for claim in short:
+            for resource in claim.short_bytes if claim is not None else ():
+                slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
+                if claim is not None and room(slack, claim.nodes.mask):
+                    raise BrokenPromiseError(WRONG_REFUSAL, f"{claim} could be promised more {resource}")
 
     def _allowed(self, request: Request) -> Iterator[int]:
         """Every set that the request may be claimed on, by the rules for operators."""

@@ -120,3 +120,22 @@ def test_a_resize_that_needs_room_of_others_is_told_to_them(tmp_path: Path) -> N
             assert (decision.outcome, str(decision.placement.mems)) == (Outcome.PLACED, "0")
 
     run(scenario)
+
+
+def test_what_could_not_be_promised_is_promised_and_recorded_when_somebody_stops(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        owner = pod("g", QosClass.GUARANTEED)
+        made = [container(name, owner, memory_bytes=900 * MIB, milli_cpus=500) for name in "abc"]
+        async with controlled(tmp_path) as one:
+            for each in made:
+                await one.controller.create_container(owner, each)
+            assert one.controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
+            assert await one.controller.stop_container(owner, made[0]) == []
+        async with controlled(tmp_path) as one:
+            decision = one.controller.ledger.entries["c"].decision
+            assert decision.outcome is Outcome.PLACED
+            claim = decision.placement.claim
+            assert claim is not None
+            assert (claim.amounts_bytes, claim.short_bytes) == ({"memory": 900 * MIB}, {})
+
+    run(scenario)

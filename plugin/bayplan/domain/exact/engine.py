@@ -8,13 +8,23 @@ set of nodes is found for a container that is to be confined is in `confining`.
 from dataclasses import replace
 
 from bayplan.domain.claims import OPTED_OUT, pinned_reason
-from bayplan.domain.decision import Claim, Decision, Move, Outcome, Placement, QosClass, Reason, Request
-from bayplan.domain.exact.books import Books, shortage
+from bayplan.domain.decision import (
+    OVERCOMMITTED,
+    Claim,
+    Decision,
+    Move,
+    Outcome,
+    Placement,
+    QosClass,
+    Reason,
+    Request,
+)
+from bayplan.domain.exact.books import Books, claims_by_id, shortage
 from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground
 from bayplan.domain.exact.confining import Confining
 from bayplan.domain.exact.moves import returns
 from bayplan.domain.exact.sites import Site
-from bayplan.domain.exact.unconfined import everywhere, open_mems
+from bayplan.domain.exact.unconfined import everywhere, open_mems, topped_up
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
@@ -75,6 +85,11 @@ class ExactEngine:
             return ()
         return returns(self._followed(machine, policy, ledger), ledger)
 
+    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Claim]:
+        """See `Engine.topped_up`: in the order of the ids."""
+        short = [(key, claim) for key, claim in claims_by_id(ledger) if claim.short_bytes]
+        return topped_up(self._followed(machine, policy, ledger).copy(), short) if short else {}
+
     def restored(
         self,
         machine: Machine,
@@ -125,7 +140,7 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
     if request.pinned_cpus is not None or request.pinned_mems is not None:
         notes.append(pinned_reason(request))
     if lacking is not None:
-        notes.append(Reason("overcommitted", f"{lacking.sentence()}; nothing new is placed there"))
+        notes.append(Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there"))
     outcome = Outcome.PLACED if lacking is None else Outcome.DEGRADED
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 

@@ -1,12 +1,13 @@
-"""Containers that are confined to no set: they claim on every ordinary node, and may use all of them.
+"""Containers that are confined to no set, and claims that could not be promised in full.
 
 Never refused when they are new: their use is not bounded by their claim anyway, so that a refusal would
 protect nobody. What could not be promised is said, with the minimum cut.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from bayplan.domain.decision import Claim, Decision, Outcome, Placement, Reason, Request
+from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.domain.exact.books import Amounts, Books, shortage
 from bayplan.domain.exact.claiming import claimed_amounts, is_flexible, without
 from bayplan.domain.ledger import Ledger
@@ -46,9 +47,27 @@ def short(
         return Decision(request, Outcome.REFUSED, reasons=(reason,), shortage=lacking)
     promised = books.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
-    reason = Reason("overcommitted", f"{lacking.sentence()}; placed without a promise for all of it")
+    reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")
     degraded = replace(placement, claim=partial)
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
+
+
+def topped_up(books: Books, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
+    """Those of the *short* claims for which there is room by now, with what can be promised of the rest.
+    *books* are changed."""
+    found = {}
+    for container_id, claim in short:
+        more = books.room(claim.nodes.mask, claim.short_bytes)
+        if not more:
+            continue
+        books.change(Claim(claim.nodes, more))
+        resources = {**claim.amounts_bytes, **more}
+        promised = {
+            resource: claim.amounts_bytes.get(resource, 0) + more.get(resource, 0) for resource in resources
+        }
+        rest = without(claim.short_bytes, more)
+        found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest)
+    return found
 
 
 def open_mems(machine: Machine, request: Request) -> NodeSet | None:

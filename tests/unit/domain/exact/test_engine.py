@@ -23,6 +23,7 @@ from bayplan.domain.exact.witness import shortages
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.relief import relieved
 from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Resources
@@ -229,6 +230,19 @@ def test_a_flexible_container_moves_over_and_back() -> None:
     assert [(move.container_id, str(move.after)) for move in back] == [("flexible", "0")]
     node.ledger = node.ledger.moved(back)
     assert node.ledger.entries["flexible"].decision.placement.home is None
+
+
+def test_a_short_promise_is_made_up_for_when_somebody_goes() -> None:
+    node = Node(machine(2))
+    for name in ("a", "b", "short"):
+        node.place(name, 900 * MIB)
+    left = node.ledger.without("a")
+    after, moves, more = relieved(node.machine, node.policy, ENGINE, left)
+    assert (moves, more) == ((), ("short",))
+    decision = after.entries["short"].decision
+    assert (decision.outcome, codes(decision)) == (Outcome.PLACED, ["promised-later"])
+    assert decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 900 * MIB}, flexible=True)
+    assert relieved(node.machine, node.policy, ENGINE, after.without("b")) == (after.without("b"), (), ())
 
 
 def test_no_more_containers_move_than_needed_and_never_too_many() -> None:
