@@ -4,7 +4,7 @@ Pure: `bayplan.host` looks at devices, engines use the hints. A hint never inven
 node that is not online is no hint.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +18,10 @@ IGNORED: Final = "device-hints-ignored"
 NOT_FOUND: Final = "no-device-hint"
 ELSEWHERE: Final = "devices-elsewhere"
 """Codes of the reasons."""
+
+
+MOST_NAMED: Final = 8
+"""Devices of a kind that a sentence names; it ends up in the status of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +48,19 @@ def looks_at_devices(wishes: Wishes) -> bool:
 def settle(
     findings: Findings, wishes: Wishes, node_ids: NodeSet
 ) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
-    """The hints that count on a machine with *node_ids*, and what is to be said about the others."""
+    """The hints that count on a machine with *node_ids*, and what is to be said about the others. What an
+    annotation says about a device that was found counts instead."""
     if wishes.replaced_hints is not None:
         return wishes.replaced_hints, (Reason(IGNORED, "an annotation replaces all device hints"),)
     notes = [Reason(NOT_FOUND, problem) for problem in findings.problems]
     if ALL in wishes.ignored_hints:
         notes.append(Reason(IGNORED, "an annotation ignores all device hints"))
         return wishes.added_hints, tuple(notes)
+    added = {hint.device for hint in wishes.added_hints}
     kept, ignored = [], []
     for hint in findings.hints:
+        if hint.device in added:
+            continue
         nodes = hint.nodes & node_ids
         if hint.device in wishes.ignored_hints:
             ignored.append(hint)
@@ -84,4 +92,10 @@ def listed(hints: Iterable[DeviceHint]) -> str:
     by_nodes: dict[NodeSet, list[str]] = {}
     for hint in hints:
         by_nodes.setdefault(hint.nodes, []).append(hint.device)
-    return "; ".join(f"{', '.join(names)} on node {nodes}" for nodes, names in by_nodes.items())
+    return "; ".join(f"{together(names)} on node {nodes}" for nodes, names in by_nodes.items())
+
+
+def together(names: Sequence[str]) -> str:
+    """Names in a row, of many the first ones."""
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"

@@ -12,7 +12,7 @@ from bayplan.domain.decision import (
     QosSource,
     Request,
 )
-from bayplan.domain.device_hints import Findings, device_reasons, looks_at_devices, settle
+from bayplan.domain.device_hints import Findings, device_reasons, listed, looks_at_devices, settle
 from bayplan.domain.wishes import Wishes, read_wishes
 from bayplan.errors import ConfigError
 from bayplan.sets import NodeSet
@@ -90,6 +90,16 @@ def test_found_and_added_hints_count_and_the_rest_is_said() -> None:
         ("no-device-hint", "/dev/old is on node 9, which is not online"),
         ("device-hints-ignored", "ignored by annotation: net/eth0 on node 0"),
     ]
+
+
+def test_what_an_annotation_says_about_a_device_counts() -> None:
+    hints, notes = settle(Findings((DISK, NIC)), wishes(add_device_hints="/dev/vdb=3"), ONLINE)
+    assert (hints, notes) == ((NIC, DeviceHint("/dev/vdb", NodeSet([3]))), ())
+
+
+def test_of_many_devices_the_first_ones_are_named() -> None:
+    many = [DeviceHint(f"d{number}", NodeSet([0])) for number in range(20)]
+    assert listed(many) == "d0, d1, d2, d3, d4, d5, d6, d7 and 12 more on node 0"
 
 
 def test_hints_keep_to_the_nodes_that_are_online() -> None:

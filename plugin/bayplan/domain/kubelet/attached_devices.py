@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bayplan.domain.decision import DeviceHint
+from bayplan.domain.device_hints import together
 from bayplan.domain.kubelet.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
 from bayplan.domain.kubelet.merge import narrowest_size
 from bayplan.domain.kubelet.pod import ContainerSpec, PodSpec
@@ -35,7 +36,9 @@ class AttachedDevices:
             if not device.nodes.isdisjoint(self.everything):
                 groups.setdefault(device.kind or device.nodes, []).append(device)
         return {
-            ", ".join(device.device for device in group): _all_of(frozenset(device.nodes for device in group))
+            together([device.device for device in group]): _all_of(
+                frozenset(device.nodes for device in group)
+            )
             for group in groups.values()
         }
 
