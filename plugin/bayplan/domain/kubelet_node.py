@@ -254,9 +254,12 @@ class _Choice:
         return admission
 
     def _kept(self, placed: Placement) -> list[Reason]:
-        entries = [*self.ledger.entries.values(), Entry(Decision(self.request, Outcome.PLACED, placed))]
-        own = [one for one in rests(entries) if one.pod_id == self.request.pod_id]
-        return [Reason("kept-for-pod", f"kept for the rest of its pod: {rest}") for rest in own if rest]
+        pod_id = self.request.pod_id
+        pod = [one for one in self.ledger.entries.values() if one.decision.request.pod_id == pod_id]
+        pod.append(Entry(Decision(self.request, Outcome.PLACED, placed)))
+        return [
+            Reason("kept-for-pod", f"kept for the rest of its pod: {rest}") for rest in rests(pod) if rest
+        ]
 
     def _outcome(self, hint: Hint, placed: Placement) -> Outcome:
         not_preferred = self.site.policy.topology is TopologyPolicy.BEST_EFFORT and not hint.preferred

@@ -48,12 +48,23 @@ def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
         if affinity is not None and affinity.whole:
             pods.setdefault(entry.decision.request.pod_id, []).append(entry)
     for pod_id, members in sorted(pods.items()):
-        affinity = members[0].decision.placement.affinity
-        totals = members[0].decision.request.pod_totals
+        first = members[0].decision
+        affinity, totals = first.placement.affinity, first.request.pod_totals
+        if affinity is None or totals is None or _is_complete(totals, members):
+            continue
         # A pod with a container that was resized has other sums than those it was admitted with.
-        known = all(member.decision.request.pod_totals == totals for member in members)
-        if known and totals is not None and affinity is not None:
+        if all(member.decision.request.pod_totals == totals for member in members):
             yield _rest(pod_id, totals, affinity, members)
+
+
+def _is_complete(totals: PodTotals, members: Iterable[Entry]) -> bool:
+    """Whether nothing is left of the sums, as far as that can be seen at a glance: nearly all pods are."""
+    memory_bytes, milli = totals.memory_bytes, totals.cpu_milli
+    for member in members:
+        request = member.decision.request
+        memory_bytes -= request.memory.high_bytes
+        milli -= request.cpu_milli
+    return memory_bytes <= 0 and milli <= 0 and not totals.hugepages_bytes
 
 
 def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, int], int]:
