@@ -24,7 +24,8 @@ LIBEXEC: Final = "/usr/libexec/bayplan"
 HOOK: Final = "oci-hook"
 WRAPPER: Final = "bayplan-runtime"
 PYTHON: Final = "/usr/bin/python3"
-_PYTHON_FROM: Final = (3, 11)
+_PYTHON_FROM: Final = (3, 9)
+"""Enterprise Linux 9 has 3.9 under this name, whatever else is installed."""
 _OUR_STAGES: Final = ("createRuntime", "poststop", "precreate")
 _NRI_NAMES: Final = {"containerd": "containerd", "CRI-O": "cri-o"}
 """Engines that have NRI, and what they call themselves there."""

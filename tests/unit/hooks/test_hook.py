@@ -6,7 +6,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -421,4 +420,3 @@ def test_nothing_heavy_is_imported_on_the_way_on_which_all_goes_well(
 def test_the_hook_says_how_it_is_started(installed: "Installation") -> None:
     first = installed.hook.read_text().splitlines()[0]
     assert first == "#!/usr/bin/python3 -IS"
-    assert sys.version_info >= (3, 11)
