@@ -165,6 +165,9 @@ class _Daemon:
             self.desk.release,
             lambda: list_containers(self.settings.crio_socket),
         )
+        if self.controller.residents.containers:
+            # What came without NRI has nobody who says what became of it meanwhile.
+            self._verify_now.set()
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
