@@ -71,8 +71,12 @@ def slack_by_subset(capacity: Mapping[int, int], claims: Claims, nodes: tuple[in
 
 
 def room(slack: Mapping[int, int], nodes: int) -> int:
-    """What can still be claimed on *nodes*: the least slack of all sets around them."""
-    return max(0, min(left for mask, left in slack.items() if not nodes & ~mask))
+    """What can still be claimed on *nodes*: the least slack of all sets around them.
+
+    Where more is claimed than there is (some slack is negative) a claim fits if what is unmet does not become
+    more by it: by min-cut max-flow all that can be met is the sum of the claims plus the least slack of all.
+    """
+    return min(left for mask, left in slack.items() if not nodes & ~mask) - min(slack.values())
 
 
 @dataclass
@@ -91,6 +95,10 @@ class Trial:
         self.ledger = Ledger()
         self.number = 0
         self.ids = tuple(self.machine.node_ids)
+        self.unmet: dict[str, int] = {}
+        self._read_capacity()
+
+    def _read_capacity(self) -> None:
         self.capacity: dict[str, dict[int, int]] = {}
         for node, row in allocatable_bytes(self.machine, self.policy).items():
             for resource, amount in row.items():
@@ -103,8 +111,10 @@ class Trial:
             BrokenPromiseError: promised twice, refused what fits, or moved what must not move.
         """
         known = sorted(self.ledger.entries)
-        kind = self.random.choices(["arrive", "depart", "resize"], [6, 3, 2])[0]
-        if kind == "arrive" or not known:
+        kind = self.random.choices(["arrive", "depart", "resize", "capacity"], [24, 12, 8, 1])[0]
+        if kind == "capacity":
+            self.change_capacity()
+        elif kind == "arrive" or not known:
             self.arrive()
         elif kind == "depart":
             self.depart(self.random.choice(known))
@@ -150,18 +160,35 @@ class Trial:
             self.ledger = self.ledger.moved([move])
             self.counts["returns"] += 1
 
+    def change_capacity(self) -> None:
+        """A node loses memory to the system, or all nodes have theirs again; promises stay."""
+        reserved: dict[int, dict[str, int]] = {}
+        if not self.policy.reserved_bytes:
+            node = self.random.choice(self.ids)
+            reserved = {node: {MEMORY: self.random.randint(1, self.machine.node_by_id[node].memory_bytes)}}
+        self.policy = replace(self.policy, reserved_bytes=reserved)
+        self._read_capacity()
+        self.counts["capacity changes"] += 1
+        self.unmet = self._unmet()
+
     def check_promises(self) -> None:
-        """No subset of the nodes is promised more than it holds, and the witness shows how it is kept."""
+        """No subset of the nodes is promised more than it holds, and the witness shows how it is kept. What
+        is unmet because capacity went away never becomes more."""
+        unmet, self.unmet = self.unmet, self._unmet()
+        for resource, amount in self.unmet.items():
+            if amount > unmet.get(resource, 0):
+                raise BrokenPromiseError(OVERCOMMIT, f"{resource}: {amount} bytes more than there are")
+        self.check_witness()
+
+    def _unmet(self) -> dict[str, int]:
+        """By resource what cannot be met of the claims: as much as the worst subset of the nodes lacks."""
+        found = {}
         for resource in (MEMORY, PAGES):
             claims = self._claims(resource)
-            if not claims:
-                continue
-            for mask, left in slack_by_subset(self._capacity(resource), claims, self.ids).items():
-                if left < 0:
-                    raise BrokenPromiseError(
-                        OVERCOMMIT, f"{resource}: nodes {NodeSet.of_mask(mask)} lack {-left}"
-                    )
-        self.check_witness()
+            if claims:
+                slack = slack_by_subset(self._capacity(resource), claims, self.ids)
+                found[resource] = -min(slack.values())
+        return found
 
     def check_witness(self) -> None:
         """The witness sums to the claims, on their own nodes, and no node has more than it can."""
@@ -170,7 +197,8 @@ class Trial:
             claim = entry.decision.placement.claim
             for resource, amount in (claim.amounts_bytes if claim is not None else {}).items():
                 parts = {node: row.get(resource, 0) for node, row in spreads[container_id].items()}
-                if claim is None or sum(parts.values()) != amount or not NodeSet(parts) <= claim.nodes:
+                whole = sum(parts.values()) == amount or self.unmet.get(resource, 0)
+                if claim is None or not whole or not NodeSet(parts) <= claim.nodes:
                     raise BrokenPromiseError(
                         OVERCOMMIT, f"the witness of {container_id} is {parts} for {claim}"
                     )
@@ -214,6 +242,8 @@ class Trial:
         ):
             raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
         must_hold = self.policy.topology in STRICT or _required(request)
+        # Nobody is moved about where promises cannot be kept as it is.
+        must_hold = must_hold and not any(self.unmet.values())
         slacks = {
             resource: slack_by_subset(
                 self._capacity(resource), self._claims(resource, widened=must_hold), self.ids

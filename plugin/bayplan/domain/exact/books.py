@@ -87,6 +87,9 @@ class Books:
         nested or disjoint and nothing is unmet."""
         flow = self.flow(resource)
         rooms = {node: max(0, flow.slack[node]) for node in flow.capacity}
+        if flow.unmet:
+            # The slack of a set counts what is unmet within it, which takes nothing from its other nodes.
+            return rooms
         for watched, left in flow.slack.items():
             if watched & (watched - 1) and left < flow.capacity_of(watched):
                 for node in bits(watched):

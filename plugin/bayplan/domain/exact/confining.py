@@ -33,6 +33,7 @@ from bayplan.domain.exact.claiming import (
     is_bounded,
     is_flexible,
     wished_ground,
+    without,
 )
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.flow import crosses
@@ -106,13 +107,17 @@ class Confining:
         return self._second_best()
 
     def _kept(self) -> Decision | None:
-        """The nodes that a running container has, if what it asks for now fits there."""
+        """The nodes that a running container has, if what it asks for now fits there, or is no more than it
+        was promised (its nodes may have lost memory since)."""
         current = self.current
         if current is None or current.claim is None:
             return None
         nodes = current.claim.nodes
         same_cpus = len(current.exclusive_cpus) == self.request.exclusive_cpus
-        if not same_cpus or not self.books.fits(nodes.mask, self.amounts):
+        fits = self.books.fits(nodes.mask, self.amounts) or not without(
+            self.amounts, current.claim.amounts_bytes
+        )
+        if not same_cpus or not fits:
             return None
         claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
         placement = self._with_witness(replace(current, claim=claim), self.ledger)

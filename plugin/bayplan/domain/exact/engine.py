@@ -20,7 +20,7 @@ from bayplan.domain.decision import (
     Request,
 )
 from bayplan.domain.exact.books import Books, claims_by_id, shortage
-from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground
+from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground, without
 from bayplan.domain.exact.confining import Confining
 from bayplan.domain.exact.moves import returns
 from bayplan.domain.exact.sites import Site
@@ -62,7 +62,9 @@ class ExactEngine:
             decision = everywhere(books, ledger, request, current)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
-            books.check(claim)
+            before = None if current is None else current.claim
+            if before is None or without(claim.amounts_bytes, before.amounts_bytes):
+                books.check(claim)
         return decision
 
     def adopt(

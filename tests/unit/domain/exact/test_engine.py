@@ -365,8 +365,19 @@ def test_a_node_that_lost_memory_takes_nothing_new() -> None:
     assert lacking.sentence().startswith("node 0 holds 512Mi; 900Mi are promised to default/g/a-name")
     node.machine = smaller
     assert node.mems("b", 100 * MIB) == "1"
-    burstable = replace(request("c", 500 * MIB), qos=QosClass.BURSTABLE)
-    assert node.decide(burstable).outcome is Outcome.DEGRADED
+    everywhere = replace(request("c", 100 * MIB), qos=QosClass.BURSTABLE)
+    assert node.decide(everywhere).outcome is Outcome.PLACED
+    # What node 0 lacks takes nothing from node 1.
+    assert node.mems("d", 300 * MIB) == "1"
+    assert node.decide(replace(everywhere, container_id="e")).outcome is Outcome.DEGRADED
+    less = ENGINE.decide(
+        smaller,
+        node.policy,
+        node.ledger.without("a"),
+        request("a", 800 * MIB),
+        node.ledger.entries["a"].decision.placement,
+    )
+    assert (less.outcome, codes(less)) == (Outcome.PLACED, ["kept"])
 
 
 def test_what_somebody_else_pinned_is_left_alone_but_counted() -> None:
