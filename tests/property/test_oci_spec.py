@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bayplan.domain.workload import Adjustment
 from bayplan.oci.documents import parse_spec
 from bayplan.oci.errors import OciError
+from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb, parse_header
 from bayplan.oci.rewrite import merged, spec_patch
 from bayplan.oci.workloads import container_from, is_sandbox, pod_from
 from bayplan.sets import CpuSet, NodeSet
@@ -156,3 +157,34 @@ def test_annotations_of_others_never_stop_anything(
 def test_a_document_that_is_no_object_cannot_be_changed() -> None:
     with pytest.raises(OciError, match="linux: resources"):
         merged(b'{"linux": {"resources": 7}}', {"linux": {"resources": {"cpu": {"cpus": "0"}}}}, "the file")
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=80),
+        st.builds(
+            lambda verb, length: f"bayplan-oci/1 {verb} {length}\n".encode(),
+            st.one_of(st.sampled_from([verb.value for verb in Verb]), st.text(max_size=20)),
+            st.one_of(st.integers(-5, 2**70), st.text(max_size=5)),
+        ),
+    )
+)
+def test_any_first_line_is_a_bounded_request_or_an_error(line: bytes) -> None:
+    try:
+        header = parse_header(line)
+    except OciError as error:
+        answer = Answer.saying(Status.ERROR, str(error)).encode()
+    else:
+        assert line == b"bayplan-oci/1 %s %s\n" % (header.verb.value.encode(), line.split()[2])
+        assert 0 <= header.body_bytes <= MAX_BODY_BYTES
+        return
+    assert answer.startswith(b"error ")
+    assert answer.count(b"\n") == 1
+
+
+@given(st.sampled_from(Status), st.text())
+def test_an_answer_is_one_line_of_bounded_length(status: Status, text: str) -> None:
+    head, _, body = Answer.saying(status, text).encode().partition(b"\n")
+    assert head == b"%s %d" % (status.value.encode(), len(body))
+    assert len(body) <= MAX_TEXT_BYTES
+    assert body.decode().splitlines() in ([], [body.decode()])
