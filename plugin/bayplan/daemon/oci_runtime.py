@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from bayplan.domain.workload import Adjustment
-from bayplan.host.kernelfs import AbsentError, read_text
+from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.oci.documents import LinuxResources, Spec
 from bayplan.oci.rewrite import merged, resources_patch
 
@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 """Before each attempt. The runtime knows the container only after its hooks and some work of its own."""
-
-AT_ONCE: Final = 2
-"""So many runtimes run beside each other: a hundred containers that start together need their CPUs more."""
 
 UPDATE_TIMEOUT_S: Final = 10.0
 _RUNTIMES: Final = re.compile(r"(runc|crun|youki)[\w.-]*")
@@ -56,17 +53,17 @@ class RuntimeCommand:
 
 
 def runtime_of(hook_pid: int, root: Path = Path("/")) -> RuntimeCommand | None:
-    """The runtime that runs the hook *hook_pid*: its parent process. None where that is no runtime we know.
-
-    Raises:
-        HostError: /proc shows something that cannot be.
-    """
+    """The runtime that runs the hook *hook_pid*: its parent process. None where that is no runtime we know,
+    or may not be looked at: that takes CAP_SYS_PTRACE, and placing the container does not depend on it."""
     try:
         stat = read_text(str(root / "proc" / str(hook_pid) / "stat"))
         parent = root / "proc" / stat.rpartition(")")[2].split()[_PARENT_AFTER_NAME]
         words = read_text(str(parent / "cmdline")).split("\0")
         environment = read_text(str(parent / "environ")).split("\0")
     except (AbsentError, IndexError):
+        return None
+    except RefusedError as error:
+        logger.warning("the runtime is not told what is set", extra={"problem": str(error)})
         return None
     return _command(words, _executable(parent, words[0]), environment)
 
@@ -91,7 +88,6 @@ class Persuader:
 
     def __init__(self, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self._pauses_s = pauses_s
-        self._at_once = asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[bool]] = set()
 
     def begin(
@@ -120,8 +116,7 @@ class Persuader:
             wanted = resources()
             if wanted is None:
                 return False
-            async with self._at_once:
-                failed = await asyncio.to_thread(_run, command, container_id, wanted)
+            failed = await asyncio.to_thread(_run, command, container_id, wanted)
             if failed is None:
                 logger.debug("the runtime knows what was set", extra={"container_id": container_id})
                 return True

@@ -85,6 +85,20 @@ def test_a_hook_that_is_gone_has_no_runtime(tmp_path: Path) -> None:
     assert runtime_of(HOOK, tmp_path) is None
 
 
+def test_a_runtime_that_may_not_be_looked_at_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runc = program(tmp_path / "bin", "runc")
+    process(tmp_path, HOOK, RUNTIME, ["oci-hook"], "/usr/bin/python3")
+    process(tmp_path, RUNTIME, 1, [runc, "create", "id"], runc)
+    # What root can be refused by a file system in a directory of a test: reading a directory.
+    environment = tmp_path / "proc" / str(RUNTIME) / "environ"
+    environment.unlink(missing_ok=True)
+    environment.mkdir()
+    assert runtime_of(HOOK, tmp_path) is None
+    assert "the runtime is not told" in caplog.text
+
+
 def test_an_update_repeats_what_the_spec_has_and_adds_what_was_set() -> None:
     resources: dict[str, Any] = {
         "cpu": {"shares": 512, "x": 18446744073709551616},
