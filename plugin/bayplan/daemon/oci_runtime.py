@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 """Before each attempt. The runtime knows the container only after its hooks and some work of its own."""
 
+AT_ONCE: Final = 2
+"""So many runtimes run beside each other: a hundred containers that start together need their CPUs more."""
+
 UPDATE_TIMEOUT_S: Final = 10.0
 _RUNTIMES: Final = re.compile(r"(runc|crun|youki)[\w.-]*")
 _CREATING: Final = frozenset({"create", "run"})
@@ -88,6 +91,7 @@ class Persuader:
 
     def __init__(self, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self._pauses_s = pauses_s
+        self._at_once = asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[bool]] = set()
 
     def begin(
@@ -116,7 +120,8 @@ class Persuader:
             wanted = resources()
             if wanted is None:
                 return False
-            failed = await asyncio.to_thread(_run, command, container_id, wanted)
+            async with self._at_once:
+                failed = await asyncio.to_thread(_run, command, container_id, wanted)
             if failed is None:
                 logger.debug("the runtime knows what was set", extra={"container_id": container_id})
                 return True

@@ -1,0 +1,103 @@
+"""Which set of nodes, and by what it won."""
+
+from dataclasses import replace
+
+from bayplan.domain.decision import Decision, DeviceHint, Interval, QosClass, QosSource, Request
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.topology import Machine, Node
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.machines import machine
+
+
+def asking(memory_bytes: int, name: str = "c") -> Request:
+    return Request(
+        name,
+        "p",
+        name,
+        QosClass.GUARANTEED,
+        QosSource.INFERRED,
+        Interval(memory_bytes, memory_bytes, "limit"),
+        memory_bytes,
+    )
+
+
+def decide(
+    hardware: Machine, request: Request, ledger: Ledger = Ledger(), policy: Policy = Policy()
+) -> Decision:
+    return ExactEngine().decide(hardware, policy, ledger, request)
+
+
+def won(decision: Decision) -> str:
+    assert decision.advantage is not None
+    return decision.advantage.criterion
+
+
+def test_distances_count_in_both_directions() -> None:
+    far = {(0, 1): 12, (1, 0): 40, (0, 2): 21, (2, 0): 21, (1, 2): 30, (2, 1): 30}
+    decision = decide(machine(3, memory_bytes=GIB, distances=far), asking(2 * GIB))
+    assert str(decision.placement.mems) == "0,2"
+    assert won(decision) == "distance"
+    assert [str(one.nodes) for one in decision.candidates[:2]] == ["0,2", "0-1"]
+    assert decision.candidates[0].criteria["distance"] == 42
+
+
+def test_nodes_with_their_own_cpus_come_before_nodes_that_are_reached_best_from_elsewhere() -> None:
+    plain = machine(2, memory_bytes=GIB)
+    first, second = plain.nodes
+    hardware = Machine((replace(first, initiators=NodeSet([1])), second), plain.cpus)
+    decision = decide(hardware, asking(GIB))
+    assert (str(decision.placement.mems), won(decision)) == ("1", "remote initiators")
+
+
+def test_devices_are_near() -> None:
+    near = replace(asking(GIB), hints=(DeviceHint("gpu", NodeSet([2])),))
+    decision = decide(machine(4, memory_bytes=GIB), near)
+    assert (str(decision.placement.mems), won(decision)) == ("2", "devices elsewhere")
+    apart = replace(near, hints=(*near.hints, DeviceHint("nic", NodeSet([3]))))
+    strict = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    refused = decide(machine(4, memory_bytes=GIB), apart, policy=strict)
+    assert refused.explanation() == (
+        "asks for 1Gi on one node under single-numa-node; its devices are not together on so few nodes"
+    )
+
+
+def test_full_nodes_are_filled_first_so_that_large_requests_fit_later() -> None:
+    hardware = machine(3, memory_bytes=8 * GIB)
+    ledger = Ledger()
+    for name, size, expected in (("a", 5, "0"), ("b", 6, "1"), ("c", 2, "1"), ("d", 3, "0"), ("e", 8, "2")):
+        decision = decide(hardware, asking(size * GIB, name), ledger)
+        ledger = ledger.with_entry(Entry(decision))
+        assert str(decision.placement.mems) == expected, name
+
+
+def test_sparse_ids_up_to_the_kernels_limit() -> None:
+    ids = (3, 64, 1023)
+    nodes = tuple(Node(node, CpuSet([node]), GIB) for node in ids)
+    hardware = Machine(nodes, machine(1).cpus[:1])
+    assert str(decide(hardware, asking(3 * GIB)).placement.mems) == "3,64,1023"
+    assert str(decide(hardware, asking(GIB)).placement.mems) == "3"
+
+
+def test_more_sets_than_can_be_enumerated() -> None:
+    hardware = machine(64, memory_bytes=GIB)
+    decision = decide(hardware, asking(30 * GIB))
+    assert decision.placement.mems is not None
+    assert len(decision.placement.mems) == 30
+    ledger = Ledger.of([Entry(decision)])
+    rest = decide(hardware, asking(34 * GIB, "rest"), ledger)
+    assert rest.placement.mems == hardware.ordinary_nodes - decision.placement.mems
+
+
+def test_what_did_not_fit_is_listed_with_what_was_missing() -> None:
+    hardware = machine(2, memory_bytes=4 * GIB)
+    ledger = Ledger.of([Entry(decide(hardware, asking(3 * GIB, "first")))])
+    decision = decide(hardware, asking(2 * GIB, "second"), ledger)
+    assert [(str(one.nodes), one.obstacle) for one in decision.candidates] == [
+        ("1", ""),
+        ("0-1", ""),
+        ("0", "room for 1Gi of 2Gi memory"),
+    ]
+    assert won(decision) == "nodes"
