@@ -4,13 +4,15 @@ Feasibility is exact for every set that is looked at, and the largest set is alw
 of one size are too many to enumerate, only good ones of that size are (`sites`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Final
 
 from bayplan.domain.decision import Advantage, Candidate
 from bayplan.domain.exact.criteria import CRITERIA, Question, overlapping_sets, values
 from bayplan.domain.exact.flow import bits
+from bayplan.domain.exact.sites import MAX_COMBINATIONS
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
@@ -76,9 +78,23 @@ class _Search:
             if enough or self.clean > 1:
                 break
         if not self.fitting:
+            self._look_further(area)
+        if not self.fitting:
             return None
         self.fitting.sort()
         return _found(self.question, self.fitting, self.obstacles)
+
+    def _look_further(self, area: Area) -> None:
+        """Before the policy's width is a refusal on a machine with too many sets to look at all of them."""
+        width = min(area.widest, area.ground.bit_count())
+        if area.exactly or area.core or comb(area.ground.bit_count(), width) <= MAX_COMBINATIONS:
+            return
+        site, rooms = self.question.site, _decisive_rooms(self.question)
+        for nodes in site.among_roomiest(area.ground, width, rooms):
+            if self.question.plausible(nodes):
+                self._look_at([nodes])
+                if self.fitting:
+                    return
 
     def _look_at(self, rows: Sequence[int]) -> None:
         question, last_rank = self.question, (0, 0)
@@ -139,10 +155,14 @@ def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
     """The sets of one width in the order of distance and initiators."""
     if area.exactly:
         return [area.ground]
-    resource = next(iter(question.amounts), None)
-    rooms = question.free_cpus if resource is None else question.rooms[resource]
-    rows = [row.nodes for row in question.site.ranked(area.ground, width, rooms)]
+    rows = [row.nodes for row in question.site.ranked(area.ground, width, _decisive_rooms(question))]
     return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
+
+
+def _decisive_rooms(question: Question) -> Mapping[int, int]:
+    """The room by node of what is asked for first: memory, else huge pages, else CPUs."""
+    resource = next(iter(question.amounts), None)
+    return question.free_cpus if resource is None else question.rooms[resource]
 
 
 def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]) -> Found:

@@ -3,7 +3,7 @@
 Worked out once for a machine and kept, because a machine changes with hotplug only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -83,6 +83,14 @@ class Site:
             every = [_joined(members) for members in combinations(bits(ground), width)]
             found = self._ranked[ground, width] = self._sorted(every)
         return found
+
+    def among_roomiest(self, ground: int, width: int, rooms: Mapping[int, int]) -> Iterator[int]:
+        """Every set of *width* nodes of as many of the roomiest as can be enumerated."""
+        nodes = sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))
+        most = width
+        while most < len(nodes) and comb(most + 1, width) <= MAX_COMBINATIONS:
+            most += 1
+        return (_joined(members) for members in combinations(nodes[:most], width))
 
     def _grown(self, ground: int, width: int) -> Iterable[int]:
         ids = NodeSet.of_mask(ground)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bayplan.domain.decision import Decision, DeviceHint, Interval, QosClass, QosSource, Request
+from bayplan.domain.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
@@ -89,6 +89,22 @@ def test_more_sets_than_can_be_enumerated() -> None:
     ledger = Ledger.of([Entry(decision)])
     rest = decide(hardware, asking(34 * GIB, "rest"), ledger)
     assert rest.placement.mems == hardware.ordinary_nodes - decision.placement.mems
+
+
+def test_a_width_limit_on_a_machine_with_too_many_sets() -> None:
+    hardware, restricted = machine(40, memory_bytes=GIB), Policy(topology=TopologyPolicy.RESTRICTED)
+    # Half of every second node is taken, and two of the free ones have room for 1 GiB each, but not together.
+    ledger = Ledger()
+    for node in range(0, 40, 2):
+        wish = NodeWish(NodeSet([node]), required=True)
+        taken = replace(asking(GIB // 2, f"half-{node}"), nodes=wish)
+        ledger = ledger.with_entry(Entry(decide(hardware, taken, ledger)))
+    pair = replace(asking(GIB, "pair"), nodes=NodeWish(NodeSet([1, 3]), required=True))
+    ledger = ledger.with_entry(Entry(decide(hardware, pair, ledger)))
+    wide = decide(hardware, asking(18 * GIB, "wide"), ledger, restricted)
+    assert wide.placement.mems is not None
+    assert len(wide.placement.mems) == 18
+    assert not NodeSet([1, 3]) <= wide.placement.mems
 
 
 def test_what_did_not_fit_is_listed_with_what_was_missing() -> None:
