@@ -75,11 +75,13 @@ class OciDesk:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
         self._persuader = persuader or Persuader()
         self._endings: set[asyncio.Task[None]] = set()
+        self._migrations: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Task[Answer]] = set()
 
     async def settled(self) -> None:
         """Finish what was begun, whether or not its client still waits."""
         await asyncio.gather(*self._works, return_exceptions=True)
+        await asyncio.gather(*self._migrations, return_exceptions=True)
 
     async def close(self) -> None:
         """Finish what was begun, and end."""
@@ -302,12 +304,27 @@ class OciDesk:
                 self._verify_soon()
 
     async def _update_others(self, updates: Iterable[Update]) -> None:
-        """Write what a decision means for other containers; what fails is found by verification."""
+        """Write what a decision means for other containers; what fails is found by verification.
+
+        Their CPUs are waited for. Memory that has to move to other nodes can take long: after half of the
+        client's time it goes on without being waited for.
+        """
         due = {one.container_id: one for one in updates}
         if not due:
             return
         changes = [(one, due[one.container.id]) for one in self._expected() if one.container.id in due]
-        await self._in_thread(partial(write, self._hierarchy, changes))
+        cpus = [(one, replace(change, cpuset_mems=None)) for one, change in changes]
+        await self._in_thread(partial(write, self._hierarchy, cpus))
+        mems = [
+            (one, Update(change.container_id, cpuset_mems=change.cpuset_mems))
+            for one, change in changes
+            if change.cpuset_mems is not None
+        ]
+        if mems:
+            moving = asyncio.ensure_future(asyncio.to_thread(write, self._hierarchy, mems))
+            self._migrations.add(moving)
+            moving.add_done_callback(self._migrations.discard)
+            await asyncio.wait({moving}, timeout=self.rules.deadline_s / 2)
 
     def _is_of_nri(self, container_id: str) -> bool:
         entry = self._controller.ledger.entries.get(container_id)

@@ -89,6 +89,25 @@ def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(
     run(scenario)
 
 
+def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            flexible = spec(f"/kubepods/pod1/crio-{OTHER}", resources=guaranteed(1, 600 * MIB))
+            assert (await one.ask("createRuntime", one.node.begin(OTHER, flexible, 77)))[0] == "ok"
+            assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0",)
+            late = spec(
+                f"/kubepods/pod2/crio-{ID}",
+                resources=guaranteed(2, 900 * MIB),
+                annotations={"bayplan.dev/required-nodes": "0"},
+            )
+            assert (await one.ask("createRuntime", one.node.begin(ID, late, 4242)))[0] == "ok"
+            assert one.entries[ID].decision.moves != ()
+            assert one.node.shown(f"/kubepods/pod2/crio-{ID}", "cpuset.mems") == ("0",)
+            assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0-1",)
+
+    run(scenario)
+
+
 def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_cpus(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with desk(tmp_path) as one:
