@@ -99,14 +99,13 @@ class ExactEngine:
         ledger: Ledger,
     ) -> Ledger:
         """See `Engine.restored`: whoever has no claim yet gets the one that the rules give."""
-        changed = [
+        entries = ledger.entries.values()
+        if all(entry.decision.placement.claim is not None for entry in entries):
+            return ledger
+        return Ledger.of(
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
-            for entry in ledger.entries.values()
-            if entry.decision.placement.claim is None
-        ]
-        for entry in changed:
-            ledger = ledger.with_entry(entry)
-        return ledger
+            for entry in entries
+        )
 
     def _followed(self, machine: Machine, policy: Policy, ledger: Ledger) -> Books:
         books = self._books
@@ -148,8 +147,10 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:
-    """The placement of *entry*, which another engine made, with a claim."""
+    """The placement of *entry* with a claim, also if another engine made it."""
     request, placement = entry.decision.request, entry.decision.placement
+    if placement.claim is not None:
+        return placement
     nodes = placement.mems or request.pinned_mems
     if nodes is None and request.qos is QosClass.GUARANTEED and placement.booked_bytes:
         nodes = NodeSet(placement.booked_bytes)

@@ -51,12 +51,13 @@ def by_node(spreads: Iterable[Spread]) -> dict[int, dict[str, int]]:
 def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
     """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
     spreads = witness(machine, policy, ledger)
+    entries = []
     for container_id, entry in ledger.entries.items():
         placement = entry.decision.placement
         if placement.claim is not None:
             placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
-            ledger = ledger.with_entry(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return ledger
+        entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
+    return Ledger.of(entries)
 
 
 def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -> Spread:
