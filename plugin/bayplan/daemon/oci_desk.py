@@ -7,7 +7,6 @@ says, and one that never does is found to be gone. Only what could not be applie
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -348,7 +347,10 @@ def _texts(body: bytes, number: int, expected: str) -> list[str]:
     parts = body.split(b"\0")
     if len(parts) != number:
         raise OciError("request", f"has {len(parts)} parts, expected {number}: {expected}")
-    return [os.fsdecode(part) for part in parts]
+    try:
+        return [part.decode() for part in parts]
+    except UnicodeDecodeError as error:
+        raise OciError("request", f"is not UTF-8: {error}") from error
 
 
 def _id_and_rest(body: bytes) -> tuple[str, bytes]:
@@ -362,6 +364,6 @@ def _subject(verb: Verb, body: bytes) -> str:
         if verb in (Verb.CREATE_RUNTIME, Verb.POSTSTOP):
             return parse_state(body).id
         parts = body.split(b"\0", 2)
-        return "" if verb is Verb.PRECREATE else check_id(os.fsdecode(parts[1 if verb is Verb.CREATE else 0]))
-    except (OciError, IndexError):
+        return "" if verb is Verb.PRECREATE else check_id(parts[1 if verb is Verb.CREATE else 0].decode())
+    except (OciError, IndexError, UnicodeDecodeError):
         return ""
