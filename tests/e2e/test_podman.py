@@ -1,7 +1,14 @@
-"""podman on a node with systemd: what its containers really get, by each way into bayplan."""
+"""podman on a node with systemd: what containers really get by the hook, precreate and the wrapper."""
 
 import json
+import random
+import threading
+import time
 
+import pytest
+from testbed.agreement import assert_agreement, differences
+from testbed.errors import CommandError
+from testbed.forms import FORMS, HOOKS_DIR
 from testbed.node import Node
 from testbed.podman import DRIVERS, RUNTIMES, Asked, Engine
 from testbed.pods import MIB
@@ -9,6 +16,31 @@ from testbed.scenario import on_systemd
 from testbed.topology import TWO_NODES
 
 RECORDER = "#!/bin/sh\ncat >>/run/recorder/states\necho >>/run/recorder/states\n"
+# Emulated, a decision takes ten times as long.
+PATIENT = ("--oci-deadline", "20s")
+REPAIRED_WITHIN_S = 60
+# The others keep to themselves what their hooks say, so that only the journal has it.
+SAID_BY_PODMAN = {("hook", "runc"), ("wrapper", "runc"), ("wrapper", "crun")}
+KILLINGS = 10
+# How long a hook takes that has little to ask: the placing of a container takes up to twice as long.
+TIMED_HOOK = """
+import subprocess, time
+started = time.monotonic()
+state = b'{"ociVersion": "1.2.0", "id": "nobody", "status": "stopped", "bundle": "/nowhere"}'
+subprocess.run(["/usr/libexec/bayplan/oci-hook", "poststop"], input=state)
+print(time.monotonic() - started)
+"""
+# Starts the hook with the words after the first and its own input, and kills it after so many seconds.
+KILLER = """#!/usr/bin/python3 -IS
+import os, signal, sys, time
+child = os.fork()
+if not child:
+    os.execv("/usr/libexec/bayplan/oci-hook", ["oci-hook", *sys.argv[2:]])
+time.sleep(float(sys.argv[1]))
+os.kill(child, signal.SIGKILL)
+status = os.waitpid(child, 0)[1]
+os._exit(1 if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+"""
 
 
 @on_systemd(TWO_NODES)
@@ -24,15 +56,14 @@ def test_the_bed_runs_hooks_with_both_runtimes_and_both_cgroup_drivers(node: Nod
     for runtime in RUNTIMES:
         for driver in DRIVERS:
             engine = Engine(runtime, driver, "/run/recorder/hooks.d")
-            created = node.podman.create(
-                engine, Asked(f"{runtime}-{driver}", memory="200m", cpus=0.5).touching("20Mi")
-            )
+            asked = Asked(f"{runtime}-{driver}", memory="200m", cpus=0.5).touching("20Mi")
+            created = node.podman.create(engine, asked)
             assert node.podman.state(created) == "initialized"
             view = node.view(created)
             assert view.memory_max_bytes == 200 * MIB
             assert view.cgroup.endswith(".scope/container") is ((runtime, driver) == ("crun", "systemd"))
             node.podman.start(created)
-            node.podman.await_log(f"{runtime}-{driver}", "touched")
+            node.podman.await_log(asked.name, "touched")
             node.podman.remove(created)
             states = node.guest.read("/run/recorder/states").split("\n")
             told = [json.loads(line) for line in states if created in line]
@@ -40,3 +71,163 @@ def test_the_bed_runs_hooks_with_both_runtimes_and_both_cgroup_drivers(node: Nod
                 (False, True),
                 (True, False),
             ]
+
+
+@on_systemd(TWO_NODES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_container_is_in_its_place_before_it_starts_and_after(node: Node, form: str) -> None:
+    node.forms.install()
+    node.bayplan.start(*PATIENT)
+    for runtime, driver in (("runc", "systemd"), ("crun", "systemd"), ("runc", "cgroupfs")):
+        engine = node.forms.engine(form, runtime, driver)
+        asked = Asked(f"{runtime}-{driver}", memory="300m", cpus=1).touching("100Mi")
+        created = node.podman.create(engine, asked)
+        before = node.view(created).placement
+        (home,) = before.mems
+        assert before.cpus < set(TWO_NODES.cpus_of(home))
+        assert before[2:] == (-997, 300 * MIB, True)
+        node.podman.start(created)
+        node.podman.await_log(asked.name, "touched")
+        view = node.view(created)
+        assert view.placement == before
+        assert set(view.anon_bytes()) == {home}
+        assert_agreement(node, [created])
+        node.podman.remove(created)
+        node.bayplan.await_known([])
+
+
+@on_systemd(TWO_NODES)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) -> None:
+    node.forms.install()
+    node.bayplan.start(*PATIENT)
+    for runtime in RUNTIMES:
+        running = node.podman.run(
+            node.forms.engine(form, runtime), Asked(f"{form}-{runtime}", memory="300m", cpus=1)
+        )
+        placed = node.view(running).placement
+        scope = node.view(running).cgroup.removesuffix("/container").rsplit("/", 1)[1]
+        node.guest.run("systemctl", "daemon-reload")
+        assert node.view(running).placement == placed, f"{runtime}: daemon-reload"
+        node.guest.run("systemctl", "set-property", "--runtime", scope, "CPUWeight=50", "AllowedCPUs=0-3")
+        await_placement(node, running)
+        node.podman.update(running, "--cpu-shares=512")
+        await_placement(node, running)
+        assert node.view(running).placement == placed
+        node.podman.remove(running)
+
+
+@on_systemd(TWO_NODES)
+@pytest.mark.parametrize(("form", "runtime"), [("hook", "runc"), ("precreate", "crun")])
+def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> None:
+    everywhere = (frozenset({0, 1}), frozenset({0, 1, 2, 3}))
+    asked = Asked(f"{form}-gone", memory="300m", cpus=1)
+
+    # Gone, and let through: as podman makes it without us. Refused: nothing of it exists.
+    node.forms.install(timeout_s=2, on_failure="allow")
+    unplaced = node.podman.run(node.forms.engine(form, runtime), asked)
+    assert node.view(unplaced).placement[:2] == everywhere
+    node.podman.remove(unplaced)
+    node.forms.install(timeout_s=2, on_failure="refuse")
+    complaints = node.forms.complaints("no daemon answers at /run/bayplan/oci.sock")
+    node.podman.refused(node.forms.engine(form, runtime), asked)
+    assert node.forms.complaints("no daemon answers at /run/bayplan/oci.sock") > complaints
+    node.podman.remove_everything()
+
+    # Slower than is waited for: refused. Slow by 5 s, with time to wait: placed, only later.
+    node.bayplan.start(*PATIENT)
+    node.bayplan.pause()
+    complaints = node.forms.complaints("did not answer within 2 s")
+    node.podman.refused(node.forms.engine(form, runtime), asked)
+    assert node.forms.complaints("did not answer within 2 s") > complaints
+    node.podman.remove_everything()
+    node.forms.install()
+    awake = threading.Timer(5, node.bayplan.resume)
+    awake.start()
+    started = time.monotonic()
+    placed = node.podman.run(node.forms.engine(form, runtime), asked)
+    awake.join()
+    assert time.monotonic() - started >= 5
+    assert len(node.view(placed).placement.mems) == 1
+    await_placement(node, placed)
+
+
+@on_systemd(TWO_NODES)
+def test_a_refused_placement_leaves_nothing_behind(node: Node) -> None:
+    node.forms.install()
+    node.bayplan.start("--topology-manager-policy", "single-numa-node", *PATIENT)
+    before = cgroups(node)
+    complaints = node.forms.complaints("TopologyAffinityError")
+    for runtime in RUNTIMES:
+        for form in FORMS:
+            asked = Asked(f"{form}-{runtime}-too-wide", memory="1500m", cpus=0.5)
+            said = node.podman.refused(node.forms.engine(form, runtime), asked)
+            complaints += 1
+            assert node.forms.complaints("TopologyAffinityError") == complaints
+            if (form, runtime) in SAID_BY_PODMAN:
+                assert "TopologyAffinityError" in said
+            node.podman.remove_everything()
+            node.bayplan.await_known([])
+            assert cgroups(node) == before
+
+
+@on_systemd(TWO_NODES)
+def test_killed_hooks_and_a_restarted_daemon_leave_ledger_and_kernel_agreed(node: Node) -> None:
+    node.forms.install()
+    node.bayplan.start(*PATIENT)
+    node.guest.write("/run/killer/killer", KILLER, mode=0o755)
+    definition = json.loads(node.guest.read(f"{HOOKS_DIR}/90-bayplan.json"))
+    words = definition["hook"]["args"][1:]
+    definition["hook"]["path"] = "/run/killer/killer"
+    whole_s = float(node.guest.run("python3", "-c", TIMED_HOOK).stdout)
+    chance = random.Random(20)
+    survivors: dict[str, str] = {}
+    for number in range(KILLINGS):
+        runtime = RUNTIMES[number % 2]
+        definition["hook"]["args"] = ["killer", f"{chance.uniform(0, 2 * whole_s):.3f}", *words]
+        node.guest.write("/run/killer/hooks.d/90-bayplan.json", json.dumps(definition))
+        asked = Asked(f"killed-{number}", memory="60m", cpus=0.5)
+        try:
+            made = node.podman.create(Engine(runtime, "systemd", "/run/killer/hooks.d"), asked)
+        except CommandError:
+            continue
+        node.podman.start(made)
+        survivors[made] = asked.name
+    assert len(survivors) < KILLINGS
+    # Nobody told the daemon about those that died: it finds out by itself.
+    node.bayplan.await_known(set(survivors))
+    for one in survivors:
+        await_placement(node, one)
+
+    exclusive = node.podman.run(node.forms.engine("wrapper", "crun"), Asked("keeps", memory="200m", cpus=1))
+    placed = {one: node.view(one).placement for one in (*survivors, exclusive)}
+    node.bayplan.kill()
+    node.bayplan.start_again()
+    assert_agreement(node, placed)
+    assert {one: node.view(one).placement for one in placed} == placed
+    other = node.podman.run(node.forms.engine("hook", "crun"), Asked("later", memory="200m", cpus=1))
+    assert node.view(other).cpus_allowed.isdisjoint(placed[exclusive].cpus)
+    # What ended while the daemon was away is released when it comes back.
+    node.bayplan.kill()
+    node.podman.remove(exclusive)
+    node.bayplan.start_again()
+    node.bayplan.await_known({*survivors, other})
+
+
+def await_placement(node: Node, container_id: str) -> None:
+    """Wait until the kernel has the container as decided; bayplan looks every few seconds."""
+    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    every_node = node.kernel.nodes_online()
+    while True:
+        entry = node.bayplan.decided(container_id)
+        assert entry is not None
+        found = differences(entry, node.view(container_id), every_node)
+        if not found:
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(1)
+
+
+def cgroups(node: Node) -> set[str]:
+    """The cgroups in which podman makes containers."""
+    return set(node.guest.run("find", "/sys/fs/cgroup", "-name", "libpod-*", "-type", "d").stdout.split())

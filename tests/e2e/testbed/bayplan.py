@@ -2,6 +2,8 @@
 
 import json
 import signal
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from testbed.containerd import NRI_SOCKET
@@ -58,6 +60,14 @@ class Bayplan:
         """SIGHUP."""
         self.guest.signal(SERVICE, signal.SIGHUP, wait_s=None)
 
+    def pause(self) -> None:
+        """SIGSTOP: it is there, and answers nothing."""
+        self.guest.signal(SERVICE, signal.SIGSTOP, wait_s=None)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.guest.signal(SERVICE, signal.SIGCONT, wait_s=None)
+
     def restart(self) -> None:
         """SIGTERM, then start again with the same flags and state."""
         self.stop()
@@ -112,6 +122,17 @@ class Bayplan:
         except CommandError as error:
             raise AssertionError(f"bayplan status failed: {error}") from error
         return _find(status, container_id)
+
+    def known(self) -> set[str]:
+        """The ids of all containers in the ledger."""
+        return {entry["id"] for entry in self.status()["containers"]}
+
+    def await_known(self, container_ids: Iterable[str], *, limit_s: float = 60) -> None:
+        """Wait until the ledger holds exactly these containers."""
+        wanted, deadline = set(container_ids), time.monotonic() + limit_s
+        while (known := self.known()) != wanted:
+            assert time.monotonic() < deadline, f"the ledger holds {known}, expected {wanted}"
+            time.sleep(1)
 
     def _argv(self, flags: tuple[str, ...] | None = None) -> tuple[str, ...]:
         fixed = ("--nri-socket", NRI_SOCKET, "--state-dir", STATE_DIRECTORY, "--admin-socket", ADMIN_SOCKET)

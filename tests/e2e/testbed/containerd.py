@@ -3,11 +3,13 @@
 To offer another version add one line to VERSIONS.
 """
 
+import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed import debian, gobuild
@@ -80,6 +82,20 @@ def version_disks(*versions: str) -> dict[str, Path]:
     return disks
 
 
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A runtime handler beside the ordinary one: another OCI runtime, the systemd driver, hooks.
+
+    `hooks` are the OCI's own (path, args, timeout) by stage: containerd reads no directory of hooks, but the
+    base of its specs may have some.
+    """
+
+    name: str
+    binary: str = ""
+    systemd_cgroup: bool = False
+    hooks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
 class Containerd:
     """One containerd at a time in a guest; starting another version begins with an empty store."""
 
@@ -87,12 +103,19 @@ class Containerd:
         self.guest = guest
         self.version: str | None = None
 
-    def start(self, version: str, *, nri: bool = True, settings: str = "") -> None:
-        """Start a version and wait until it serves; images are there afterwards. `settings`: more TOML."""
+    def start(
+        self, version: str, *, nri: bool = True, settings: str = "", handlers: Sequence[Handler] = ()
+    ) -> None:
+        """Start a version and wait until it serves; images are there afterwards. `settings`: more TOML.
+
+        Only a 2.x takes `handlers`, beside the one called runc that pods get without a word.
+        """
         fresh = version != self.version
         if fresh:
             self.erase()
         self.version = version
+        for handler in handlers:
+            settings += self._handler_table(handler)
         self.guest.write(CONFIG, config_text(version, nri=nri) + settings)
         self._launch()
         if fresh:
@@ -121,6 +144,20 @@ class Containerd:
             " rm -rf /var/lib/containerd /run/containerd",
         )
         self.version = None
+
+    def _handler_table(self, handler: Handler) -> str:
+        table = f'[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler.name}'
+        lines = [f"{table}]", 'runtime_type = "io.containerd.runc.v2"']
+        if handler.hooks:
+            spec = json.loads(self.guest.run(f"{self._binaries()}/ctr", "oci", "spec").stdout)
+            spec["hooks"] = {stage: [dict(hook)] for stage, hook in handler.hooks.items()}
+            path = f"/etc/containerd/{handler.name}.json"
+            self.guest.write(path, json.dumps(spec))
+            lines.append(f'base_runtime_spec = "{path}"')
+        lines += [f"{table}.options]", f"SystemdCgroup = {str(handler.systemd_cgroup).lower()}"]
+        if handler.binary:
+            lines.append(f'BinaryName = "{handler.binary}"')
+        return "\n".join([*lines, ""])
 
     def ctr(self, *words: str) -> str:
         return self.guest.run(f"{self._binaries()}/ctr", "-n", "k8s.io", *words).stdout

@@ -40,22 +40,22 @@ class Crictl:
         """crictl with these words."""
         return self.guest.run(CRICTL, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
 
-    def launch(self, pod: Pod) -> Running:
+    def launch(self, pod: Pod, *, handler: str = "") -> Running:
         """Sandbox, then create and start every container. What fails raises CommandError and leaves the
-        rest.
+        rest. `handler` is a runtime handler's name.
         """
-        sandbox_id = self.run_sandbox(pod)
+        sandbox_id = self.run_sandbox(pod, handler=handler)
         containers = {}
         for container in pod.containers:
             containers[container.name] = self.create(sandbox_id, pod, container)
             self.start(containers[container.name])
         return Running(pod, sandbox_id, containers)
 
-    def refused(self, pod: Pod) -> str:
+    def refused(self, pod: Pod, *, handler: str = "") -> str:
         """Try to create the pod's first container, which must fail; what crictl said. The sandbox is
         removed.
         """
-        sandbox_id = self.run_sandbox(pod)
+        sandbox_id = self.run_sandbox(pod, handler=handler)
         try:
             created = self.create(sandbox_id, pod, pod.containers[0])
         except CommandError as error:
@@ -65,8 +65,9 @@ class Crictl:
         finally:
             self.remove_sandbox(sandbox_id)
 
-    def run_sandbox(self, pod: Pod) -> str:
-        return self("runp", self._file(f"pod-{pod.name}", pod.config())).stdout.strip()
+    def run_sandbox(self, pod: Pod, *, handler: str = "") -> str:
+        chosen = (f"--runtime={handler}",) if handler else ()
+        return self("runp", *chosen, self._file(f"pod-{pod.name}", pod.config())).stdout.strip()
 
     def create(self, sandbox_id: str, pod: Pod, container: Container) -> str:
         container_file = self._file(f"container-{pod.name}-{container.name}", container.config())

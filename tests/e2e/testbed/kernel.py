@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from testbed.errors import TestBedError
 from testbed.guest import Guest
@@ -20,6 +21,16 @@ def parse_ids(text: str) -> frozenset[int]:
     return frozenset(ids)
 
 
+class Placement(NamedTuple):
+    """What a decision is about, as the kernel has it."""
+
+    mems: frozenset[int]
+    cpus: frozenset[int]
+    oom_score_adj: int
+    memory_max_bytes: int | None
+    oom_group: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerView:
     """One container as the kernel has it. Sizes are bytes, None means that there is no limit."""
@@ -31,6 +42,12 @@ class ContainerView:
     cgroup: str
     files: Mapping[str, str]
     numa_stat: Mapping[str, Mapping[int, int]]
+
+    @property
+    def placement(self) -> "Placement":
+        return Placement(
+            self.mems_allowed, self.cpus_allowed, self.oom_score_adj, self.memory_max_bytes, self.oom_group
+        )
 
     @property
     def memory_max_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from testbed.bayplan import Bayplan
 from testbed.containerd import Containerd
 from testbed.crictl import Crictl, Running
 from testbed.errors import TestBedError
+from testbed.forms import Forms
 from testbed.guest import Guest
 from testbed.kernel import ContainerView, Kernel
 from testbed.podman import Podman
@@ -38,6 +39,7 @@ class Node:
         self.crictl = Crictl(self.guest)
         self.podman = Podman(self.guest)
         self.bayplan = Bayplan(self.guest)
+        self.forms = Forms(self.guest)
         self.kernel = Kernel(self.guest)
 
     def prepare(self, version: str | None) -> None:
@@ -62,8 +64,8 @@ class Node:
         engine = self.podman if self.podman.made(container_id) else self.crictl
         return self.kernel.view(engine.pid(container_id))
 
-    def launch(self, pod: Pod) -> Running:
-        return self.crictl.launch(pod)
+    def launch(self, pod: Pod, *, handler: str = "") -> Running:
+        return self.crictl.launch(pod, handler=handler)
 
     def save_logs(self, directory: Path) -> list[Path]:
         """Serial console, kernel messages, both logs, containers and status, as far as they can still be

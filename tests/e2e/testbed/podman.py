@@ -17,6 +17,7 @@ from testbed.pods import size
 
 IMAGE_ROOT = "/opt/images/root.tar"
 LOGS = "/var/log/podman"
+NO_HOOKS = "/run/podman-no-hooks"
 RUNTIMES = ("runc", "crun")
 DRIVERS = ("systemd", "cgroupfs")
 
@@ -32,7 +33,7 @@ class Engine:
     def flags(self) -> tuple[str, ...]:
         flags = (f"--runtime={self.runtime}", f"--cgroup-manager={self.cgroup_manager}")
         # An empty directory, so that nothing of the machine's own is ever used.
-        return (*flags, f"--hooks-dir={self.hooks_dir or '/run/testbed/no-hooks'}")
+        return (*flags, f"--hooks-dir={self.hooks_dir or NO_HOOKS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Podman:
     def prepare(self) -> None:
         """The image, once per machine."""
         if not self._prepared:
-            self.guest.run("mkdir", "-p", LOGS, "/run/testbed/no-hooks")
+            self.guest.run("mkdir", "-p", LOGS, NO_HOOKS)
             self("import", "--quiet", IMAGE_ROOT, WORKLOAD_IMAGE)
             self._prepared = True
 
@@ -117,8 +118,10 @@ class Podman:
             self("rm", "--force", "--time=0", one, engine=self._engines[one])
 
     def remove_everything(self) -> None:
-        if self._engines:
-            self("rm", "--all", "--force", "--time=0", "--ignore", check=False)
+        """Whatever was made, and is still there in whatever state."""
+        for engine in set(self._engines.values()):
+            theirs = [one for one, its in self._engines.items() if its == engine]
+            self("rm", "--force", "--time=0", "--ignore", *theirs, engine=engine, check=False)
         self._engines.clear()
 
     def update(self, container_id: str, *words: str) -> None:

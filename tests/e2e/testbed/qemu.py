@@ -4,6 +4,8 @@ The guest never outlives the process that started it: the kernel kills QEMU with
 panics ends QEMU, and the agent powers off when its channel closes.
 """
 
+import contextlib
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from testbed import debian
 from testbed.disks import initramfs, kernel
 from testbed.shell import require
 
+ABORT_LIMIT_S = 5
 LIBRARY = "usr/lib/x86_64-linux-gnu"
 # Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by
 # byte.
@@ -97,6 +100,12 @@ class Qemu:
 
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def aborted(self) -> bool:
+        """Whether QEMU ended itself, as it does when an assertion of its own fails."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(ABORT_LIMIT_S) == -signal.SIGABRT
+        return False
 
     def kill(self) -> None:
         if self.alive():
