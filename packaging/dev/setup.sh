@@ -4,7 +4,7 @@
 #   setup.sh test   uv, the locked Python environment (.venv)
 #   setup.sh go     test, and Go
 #   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
-#   setup.sh e2e    run, and the other containerd versions
+#   setup.sh e2e    run, and the other containerd versions, and the machine with systemd and podman
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
 # unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are

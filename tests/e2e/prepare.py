@@ -5,6 +5,7 @@ python tests/e2e/prepare.py [containerd version ...]
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from testbed.acceleration import acceleration
 from testbed.containerd import DEFAULT_VERSIONS
@@ -15,9 +16,12 @@ from testbed.supplies import disks
 def main(versions: list[str]) -> int:
     started = time.monotonic()
     try:
-        disks(*(versions or DEFAULT_VERSIONS), with_bayplan=False)
-        if not versions:
-            disks(with_bayplan=False, systemd=True)
+        with ThreadPoolExecutor() as pool:
+            parts = [pool.submit(disks, *(versions or DEFAULT_VERSIONS), with_bayplan=False)]
+            if not versions:
+                parts.append(pool.submit(disks, with_bayplan=False, systemd=True))
+            for part in parts:
+                part.result()
         acceleration()
     except TestBedError as error:
         print(f"prepare: {error}", file=sys.stderr)

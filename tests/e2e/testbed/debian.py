@@ -1,4 +1,4 @@
-"""What comes from Debian: QEMU and a kernel, the guests' roots, containerd of unstable, a C compiler.
+"""What comes from Debian: QEMU and a kernel, the guests' roots, containerd of unstable.
 
 Packages are unpacked below the cache and never installed on this machine, so that its own package sources and
 versions do not matter: QEMU 7.2 of Debian 12, for one, cannot boot several NUMA nodes reliably.
@@ -39,7 +39,6 @@ SYSTEMD_ROOT_PACKAGES = (
     "kmod",
     "procps",
 )
-COMPILER_PACKAGES = ("base-files", "gcc", "libc6-dev", "libseccomp-dev", "pkgconf")
 
 # A mirror that lags, or a clock that is ahead, is no reason to fail: signatures are checked all the same.
 APT_OPTIONS = ('Acquire::Check-Valid-Until "false"', 'Acquire::Retries "3"')
@@ -64,11 +63,6 @@ def root_tree() -> Path:
 def systemd_root_tree() -> Path:
     """A directory with the root file system of the guest with systemd and podman."""
     return _bootstrap("systemd-root-tree", "minbase", STABLE, SYSTEMD_ROOT_PACKAGES)
-
-
-def compiler() -> Path:
-    """A directory with a C compiler and the headers that CRI-O wants; chroot into it to use them."""
-    return _bootstrap("compiler", "extract", STABLE, COMPILER_PACKAGES)
 
 
 def unstable_containerd() -> Path:
