@@ -1,0 +1,61 @@
+"""A decision from annotations to placement, with the engine that is the default."""
+
+import pytest
+
+from bayplan.domain.deciding import decide_change, decide_creation
+from bayplan.domain.decision import (
+    MemoryPolicyMode,
+    MemoryPolicySetting,
+    NodeWish,
+    Outcome,
+    QosClass,
+)
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.memory_policy import PolicyAbility
+from bayplan.domain.policy import Policy
+from bayplan.domain.workload import Resources
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from bayplan.testing.machines import container, machine, pod
+
+MACHINE = machine(3)
+ABLE = PolicyAbility()
+
+
+def decide(annotations: dict[str, str], policy: Policy = Policy()):
+    owner = pod("p", QosClass.GUARANTEED, annotations)
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
+    return decide_creation(MACHINE, policy, ExactEngine(), Ledger(), owner, one, ABLE)
+
+
+def test_wishes_reach_the_engine() -> None:
+    decision = decide({"bayplan.dev/required-nodes": "2", "c-name.bayplan.dev/memory-policy": "local"})
+    assert decision.request.nodes == NodeWish(NodeSet([2]), required=True)
+    assert decision.placement.mems == NodeSet([2])
+    assert decision.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.LOCAL)
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_a_wrong_annotation_is_a_reason_that_names_it(*, refuse: bool) -> None:
+    wrong = {"bayplan.dev/required-tier": "0", "bayplan.dev/required-nodes": "1"}
+    decision = decide(wrong, Policy(refuse_wrong_annotations=refuse))
+    assert decision.outcome is (Outcome.REFUSED if refuse else Outcome.PLACED)
+    assert decision.reasons[-1].code == "wrong-annotation"
+    assert "annotation bayplan.dev/required-tier: found '0'" in decision.reasons[-1].text
+    assert decision.reasons[-1].text.startswith("ignored: ") is not refuse
+    # One mistake, and none of the wishes counts.
+    assert decision.request.nodes is None
+    assert decision.request.tier is None
+
+
+def test_a_change_keeps_the_memory_policy_that_the_processes_have() -> None:
+    old = decide({"bayplan.dev/memory-policy": "interleave"})
+    assert old.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0]))
+    spec = container("c", pod("p"), memory_bytes=GIB // 2, milli_cpus=500).resources
+    larger = Resources(memory_limit_bytes=GIB // 2 + MIB)
+    changed = decide_change(MACHINE, Policy(), ExactEngine(), Ledger(), old, spec, larger)
+    assert changed is not None
+    assert changed.request.memory_limit_bytes == GIB // 2 + MIB
+    assert changed.placement.memory_policy == old.placement.memory_policy
+    assert decide_change(MACHINE, Policy(), ExactEngine(), Ledger(), old, spec, Resources()) is None
