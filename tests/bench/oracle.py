@@ -13,6 +13,7 @@ from bayplan.testing.exact_oracle import BrokenPromiseError, Trial
 
 OPERATIONS = 1_000_000
 STEPS = 100
+WITNESS_EVERY = 5
 PROGRESS_S = 60
 
 
@@ -22,7 +23,7 @@ def main(operations: int = OPERATIONS, seed: int = 0, seconds: int = 24 * 3600) 
     broken: Counter[str] = Counter()
     started = told = time.monotonic()
     while counts["operations"] < operations and time.monotonic() - started < seconds:
-        trial = Trial(random.Random(seed))
+        trial = Trial(random.Random(seed), witness_every=WITNESS_EVERY)
         try:
             for _ in range(STEPS):
                 trial.step()

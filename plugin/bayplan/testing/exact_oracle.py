@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from bayplan.domain.decision import (
@@ -56,18 +57,36 @@ class BrokenPromiseError(AssertionError):
 
 def slack_by_subset(capacity: Mapping[int, int], claims: Claims, nodes: tuple[int, ...]) -> dict[int, int]:
     """For every subset of *nodes*: its capacity less the claims that lie within it."""
-    slack = {0: 0}
-    for node in nodes:
-        for mask, held in list(slack.items()):
-            slack[mask | 1 << node] = held + capacity.get(node, 0)
+    slack = dict(_capacity_by_subset(nodes, tuple(capacity.get(node, 0) for node in nodes)))
     by_set: Counter[int] = Counter()
     for claimant, amount in claims:
         by_set[claimant] += amount
     for claimant, amount in by_set.items():
-        for mask in slack:
-            if claimant & mask == claimant:
-                slack[mask] -= amount
+        for mask in _sets_around(nodes, claimant):
+            slack[mask] -= amount
     return slack
+
+
+@lru_cache(maxsize=64)
+def _capacity_by_subset(nodes: tuple[int, ...], capacity: tuple[int, ...]) -> dict[int, int]:
+    sums = {0: 0}
+    for node, amount in zip(nodes, capacity, strict=True):
+        for mask, held in list(sums.items()):
+            sums[mask | 1 << node] = held + amount
+    return sums
+
+
+@lru_cache(maxsize=4096)
+def _sets_around(nodes: tuple[int, ...], claimant: int) -> list[int]:
+    """Every subset of *nodes* that contains *claimant*; none if that has other nodes as well."""
+    everything = sum(1 << node for node in nodes)
+    if claimant & ~everything:
+        return []
+    sets = [claimant]
+    for node in nodes:
+        if not claimant >> node & 1:
+            sets += [mask | 1 << node for mask in sets]
+    return sets
 
 
 def room(slack: Mapping[int, int], nodes: int) -> int:
@@ -81,10 +100,12 @@ def room(slack: Mapping[int, int], nodes: int) -> int:
 
 @dataclass
 class Trial:
-    """A random machine under a random policy, and what happened on it so far."""
+    """A random machine under a random policy, and what happened on it so far. The witness is looked at after
+    every *witness_every* operations."""
 
     random: random.Random
     most_nodes: int = 10
+    witness_every: int = 1
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -178,7 +199,8 @@ class Trial:
         for resource, amount in self.unmet.items():
             if amount > unmet.get(resource, 0):
                 raise BrokenPromiseError(OVERCOMMIT, f"{resource}: {amount} bytes more than there are")
-        self.check_witness()
+        if self.counts["operations"] % self.witness_every == 0:
+            self.check_witness()
 
     def _unmet(self) -> dict[str, int]:
         """By resource what cannot be met of the claims: as much as the worst subset of the nodes lacks."""
