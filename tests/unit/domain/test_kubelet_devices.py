@@ -85,6 +85,9 @@ def test_devices_too_far_apart_are_refused_by_the_strict_policies_and_named() ->
         refused = decide(policy, DISK, NIC)
         assert (refused.outcome, refused.refused_as) == (Outcome.REFUSED, "TopologyAffinityError")
         assert "/dev/vdb: preferred on nodes 2; net/eth0: preferred on nodes 3" in refused.explanation()
+        assert "the exact engine would not" not in refused.explanation()
+        wide = decide(RESTRICTED, DISK, NIC, memory_bytes=1500 * MIB)
+        assert "nodes 2-3 have all of it free; only kubelet's rules refuse it" in wide.explanation()
     # kubelet's merge ends on the lowest node that is common to any of the sets, though no device is there.
     placed = decide(BEST_EFFORT, DISK, NIC)
     assert (placed.outcome, str(placed.placement.mems)) == (Outcome.DEGRADED, "0")

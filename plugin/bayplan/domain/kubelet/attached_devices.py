@@ -5,7 +5,7 @@ Devices of one kind count as one resource: every set that touches them all, of w
 preferred. For a single device these are all sets with a node of it, and those of one node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -63,11 +63,9 @@ class AttachedDevices:
         """Nothing to be done: it has them."""
         return state
 
-    def needs(self, container: ContainerSpec | None) -> Iterator[tuple[Demand, Demand]]:
+    def needs(self, container: ContainerSpec | None) -> Iterable[Demand]:
         """The devices as demands on nodes, for the container or (None) its pod."""
-        if container is None or container.name == self.container:
-            for demand in self.resources().values():
-                yield demand, demand
+        return self.resources().values() if container is None or container.name == self.container else ()
 
 
 def _all_of(places: frozenset[NodeSet]) -> Demand:

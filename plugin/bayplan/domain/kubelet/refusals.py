@@ -41,13 +41,15 @@ def room(
     """The fewest nodes that have everything free that is asked for, whatever kubelet's groups and preferred
     sizes say; None if there are none, or more than the policy allows. For a container, or for the pod.
 
-    single-numa-node allows one node, restricted as many as the request needs on an empty machine.
+    single-numa-node allows one node, restricted as many as the request needs on an empty machine, wherever
+    its devices are.
     """
     needs = [need for need in _needs(engine, state, pod, container) if need[0].needed > 0]
     if not needs:
         return None
     everything = engine.topology.everything
-    free = Region(everything, tuple(now for now, _ in needs), OfSize(0))
+    devices = () if engine.attached is None else tuple(engine.attached.needs(container))
+    free = Region(everything, (*(now for now, _ in needs), *devices), OfSize(0))
     most = len(everything)
     if engine.topology.policy is TopologyPolicy.SINGLE_NUMA_NODE:
         most = 1
@@ -108,8 +110,6 @@ def _needs(
             yield Demand(free, needed), Demand(allocatable, needed)
     if engine.devices is not None:
         yield from engine.devices.needs(state.devices, pod, container)
-    if engine.attached is not None:
-        yield from engine.attached.needs(container)
 
 
 def _cpu_need(
