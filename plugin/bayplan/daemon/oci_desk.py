@@ -73,7 +73,8 @@ class OciDesk:
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
         self._persuader = persuader or Persuader()
-        self._endings: set[asyncio.Task[None]] = set()
+        self.endings: set[asyncio.Task[None]] = set()
+        """Who waits for the end of a container that is being deleted."""
         self._migrations: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Task[Answer]] = set()
 
@@ -86,9 +87,9 @@ class OciDesk:
         """Finish what was begun, and end."""
         await self.settled()
         await self._persuader.close()
-        for ending in self._endings:
+        for ending in self.endings:
             ending.cancel()
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        await asyncio.gather(*self.endings, return_exceptions=True)
         self._thread.shutdown()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
@@ -242,23 +243,26 @@ class OciDesk:
         if await self._in_thread(partial(oci_host.is_alive, self._hierarchy, entry.origin)):
             # The wrapper says so before the runtime kills what is left.
             task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
+            self.endings.add(task)
+            task.add_done_callback(self.endings.discard)
             return _DONE
         await self.release(entry)
         return _DONE
 
     async def _await_end(self, entry: Entry, origin: Origin) -> None:
         """Release what a container holds once it has no process; if that takes long, it is found later."""
-        try:
-            for pause_s in self.rules.end_pauses_s:
-                await asyncio.sleep(pause_s)
+        problem = "it has processes"
+        for pause_s in self.rules.end_pauses_s:
+            await asyncio.sleep(pause_s)
+            try:
                 if not await self._in_thread(partial(oci_host.is_alive, self._hierarchy, origin)):
                     await self.release(entry)
                     return
-        except BayplanError as error:
-            extra = {"container_id": entry.container_id, "problem": str(error)}
-            logger.warning("the end of a container was not seen", extra=extra)
+            except BayplanError as error:
+                # Also what a cgroup shows of itself while it is being removed.
+                problem = str(error)
+        extra = {"container_id": entry.container_id, "problem": problem}
+        logger.info("a container that is to be deleted has not ended yet", extra=extra)
 
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""

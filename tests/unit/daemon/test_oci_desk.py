@@ -378,8 +378,8 @@ def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path)
             assert await one.ask("delete", ID.encode()) == ("ok", "")
             assert set(one.entries) == {ID}
             one.node.end(4242)
-            while one.entries:  # noqa: ASYNC110 - nobody says so but the ledger
-                await asyncio.sleep(0)
+            await asyncio.wait(one.desk.endings)
+            assert one.entries == {}
 
     run(scenario)
 
