@@ -8,7 +8,7 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
 
-.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e lint format bench proto clean
+.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e kubelet lint format bench proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ unit: setup ## the tests that need neither root nor a virtual machine
 
 e2e: setup-e2e ## only the tests in virtual machines
 	$(UV_RUN) pytest -m e2e
+
+kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, in a virtual machine
+	$(UV_RUN) pytest tests/e2e/test_real_kubelet.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(UV_RUN) ruff format --check .

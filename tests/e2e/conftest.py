@@ -16,6 +16,7 @@ from testbed.scenario import Wanted  # noqa: E402
 
 ARTIFACTS = HERE / "artifacts"
 SCENARIO_LIMIT_S = 600
+REAL_KUBELET = "test_real_kubelet.py"
 
 
 class Nodes:
@@ -67,6 +68,12 @@ def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
 def _wanted(item: pytest.Item) -> Wanted | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("node") if callspec is not None else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """kubelet itself takes minutes to build and to compare with: it is asked for by name (`make kubelet`)."""
+    asked = any(REAL_KUBELET in argument for argument in config.args)
+    return True if collection_path.name == REAL_KUBELET and not asked else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

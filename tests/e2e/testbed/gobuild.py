@@ -4,6 +4,7 @@ They are built as the dependency of an empty module, not with `go install`: that
 lists of versions, which some proxies do not serve, and would give the same programs.
 """
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,13 @@ from testbed.shell import build_command
 
 GO_MINIMUM = (1, 26, 3)
 CRI_TOOLS_VERSION = "v1.36.0"
+KUBELET_VERSION = "v1.36.3"
+GO_ENVIRONMENT = {
+    "CGO_ENABLED": "0",
+    "GOTOOLCHAIN": "local",
+    "GOFLAGS": "-buildvcs=false",
+    "GOWORK": "off",
+}
 WORKLOAD_SOURCE = Path(__file__).parent.parent / "workload"
 
 
@@ -62,6 +70,37 @@ def crictl() -> Path:
     )
 
 
+def kubelet(version: str = KUBELET_VERSION) -> Path:
+    """A directory with bin/kubelet of that tag.
+
+    Kubernetes' own go.mod replaces the modules that are published apart by folders that are not in the module
+    itself; here they are replaced by what was published for the same tag, v0.36.3 for v1.36.3.
+    """
+    module = "k8s.io/kubernetes"
+
+    def build(path: Path) -> None:
+        scratch = path.parent / "module"
+        scratch.mkdir()
+        head = f"module scratch\n\ngo {'.'.join(map(str, GO_MINIMUM))}\n\nrequire {module} {version}\n"
+        (scratch / "go.mod").write_text(head)
+        what = f"kubelet {version}"
+        found = build_command(
+            what,
+            [str(go_program()), "mod", "download", "-json", f"{module}@{version}"],
+            env=GO_ENVIRONMENT,
+            cwd=scratch,
+        )
+        own_modules = Path(json.loads(found[found.index("{") :])["GoMod"]).read_text()
+        staged = re.findall(r"^\s*(k8s\.io/\S+) => \./staging/", own_modules, re.MULTILINE)
+        replacements = "".join(f"\t{name} => {name} v0{version.removeprefix('v1')}\n" for name in staged)
+        (scratch / "go.mod").write_text(f"{head}\nreplace (\n{replacements})\n")
+        (path / "bin").mkdir(parents=True)
+        named = f"-X k8s.io/component-base/version.gitVersion={version}"
+        _go_build(what, scratch, Path(f"{path}/bin/"), (f"{module}/cmd/kubelet",), ("-mod=mod",), link=named)
+
+    return artefact("kubelet", {"version": version, "format": 1}, build)
+
+
 def workload() -> Path:
     """The program that runs in the containers; its source is beside this package."""
 
@@ -85,12 +124,18 @@ def _from_module(name: str, module: str, version: str, commands: tuple[str, ...]
 
 
 def _go_build(
-    what: str, directory: Path, output: Path, packages: tuple[str, ...], flags: tuple[str, ...]
+    what: str,
+    directory: Path,
+    output: Path,
+    packages: tuple[str, ...],
+    flags: tuple[str, ...],
+    *,
+    link: str = "",
 ) -> None:
-    argv = [str(go_program()), "build", *flags, "-trimpath", "-ldflags=-s -w", "-o", f"{output}", *packages]
+    linked = f"-ldflags=-s -w {link}".rstrip()
+    argv = [str(go_program()), "build", *flags, "-trimpath", linked, "-o", f"{output}", *packages]
     if output.is_dir():
         argv[argv.index(f"{output}")] = f"{output}/"
-    env = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
     # Two builds at once want twice the memory and are not faster on the few cores there are.
     with locked("go-build"):
-        build_command(what, argv, env=env, cwd=directory)
+        build_command(what, argv, env=GO_ENVIRONMENT, cwd=directory)

@@ -3,6 +3,7 @@
 A node boots once per topology and lives through many scenarios; `prepare` gives each of them a clean one.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.bayplan import Bayplan
@@ -25,16 +26,23 @@ for log in /var/log/containerd.log /var/log/bayplan.log; do : >"$log"; done
 
 
 class Node:
-    """`versions` of containerd can be started without booting again; podman wants `systemd`."""
+    """`versions` of containerd can be started without booting again; podman wants `systemd`. `more_disks` are
+    by their names under /opt.
+    """
 
     def __init__(
-        self, topology: Topology, *versions: str, with_bayplan: bool = True, systemd: bool = False
+        self,
+        topology: Topology,
+        *versions: str,
+        with_bayplan: bool = True,
+        systemd: bool = False,
+        more_disks: Mapping[str, Path] | None = None,
     ) -> None:
         self.topology = topology
         self.versions = frozenset(versions)
         self.systemd = systemd
         supplied = disks(*versions, with_bayplan=with_bayplan, systemd=systemd)
-        self.guest = Guest(topology, disks=supplied, systemd=systemd)
+        self.guest = Guest(topology, disks={**supplied, **(more_disks or {})}, systemd=systemd)
         self.containerd = Containerd(self.guest)
         self.crictl = Crictl(self.guest)
         self.podman = Podman(self.guest)

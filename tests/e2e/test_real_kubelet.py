@@ -1,0 +1,269 @@
+"""The same pods, in the same order, under the same policies: kubelet itself, then bayplan as kubelet.
+
+Compared are what kubelet's state files say at each admission, its reasons and messages, what the kernel shows
+of the containers at the end, and the books of both.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from testbed.errors import CommandError
+from testbed.kernel import parse_ids
+from testbed.kubelet import CONFIG, Kubelet, Verdict, kubelet_disk, pod_spec
+from testbed.node import Node
+from testbed.pods import PERIOD_US, Container, Pod, cgroup_parent, new_uid, size
+from testbed.topology import FOUR_NODES
+
+Limits = Mapping[str, str]
+Ids = frozenset[int]
+
+CONTAINERD = "2.1"
+REJECTED = "Pod was rejected: "
+PAGES = "hugepages-2Mi"
+
+MANAGERS: Mapping[str, object] = {
+    "cpuManagerPolicy": "static",
+    "cpuManagerReconcilePeriod": "1s",
+    "reservedSystemCPUs": "0",
+    "memoryManagerPolicy": "Static",
+    "systemReserved": {"memory": "100Mi"},
+    "evictionHard": {"memory.available": "100Mi"},
+    "reservedMemory": [{"numaNode": node, "limits": {"memory": "50Mi"}} for node in range(4)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A pod of containers with these limits, all of them requested too; or the removal of one."""
+
+    name: str
+    containers: Mapping[str, Limits] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a container was put: its memory nodes if it is bound to some, its CPUs if it has own ones."""
+
+    mems: Ids | None
+    exclusive_cpus: Ids
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``placed``: by pod, the places of its containers, or the word for its refusal. ``messages``: by refused
+    pod. ``kernel``: the nodes and CPUs that the kernel allows the containers that are left, by pod and name.
+    ``booked`` and ``allocatable``: bytes by node and resource."""
+
+    placed: dict[str, dict[str, Place] | str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    kernel: dict[tuple[str, str], tuple[Ids, Ids]] = field(default_factory=dict)
+    booked: dict[int, dict[str, int]] = field(default_factory=dict)
+    allocatable: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+def asked(name: str, cpu: str, memory: str, **more: str) -> Asked:
+    """A pod with one container."""
+    return Asked(name, {"main": _limits(cpu, memory, **more)})
+
+
+def pair(name: str, first: tuple[str, str], second: tuple[str, str]) -> Asked:
+    """A pod with two containers."""
+    return Asked(name, {"one": _limits(*first), "two": _limits(*second)})
+
+
+def gone(name: str) -> Asked:
+    return Asked(name)
+
+
+def _limits(cpu: str, memory: str, hugepages: str = "") -> Limits:
+    return {"cpu": cpu, "memory": memory, **({PAGES: hugepages} if hugepages else {})}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Node]:
+    booted = Node(FOUR_NODES, CONTAINERD, more_disks={"kubelet": kubelet_disk()})
+    yield booted
+    booted.shut_down()
+
+
+@pytest.fixture
+def node(machine: Node) -> Iterator[Node]:
+    machine.prepare(CONTAINERD)
+    yield machine
+    kubelet = Kubelet(machine.guest)
+    if kubelet.running():
+        kubelet.stop()
+
+
+@pytest.mark.parametrize(
+    ("policies", "steps"),
+    [
+        pytest.param(
+            {"topologyManagerPolicy": "restricted"},
+            [
+                asked("core", "2", "300Mi"),
+                asked("shared", "500m", "400Mi"),
+                pair("mixed", ("1", "200Mi"), ("500m", "300Mi")),
+                asked("huge", "500m", "100Mi", hugepages="64Mi"),
+                asked("wide", "500m", "1200Mi"),
+                asked("three", "3", "100Mi"),
+                gone("core"),
+                asked("core-again", "2", "500Mi"),
+                asked("full", "500m", "840Mi"),
+                asked("too-large", "500m", "4Gi"),
+            ],
+            id="restricted",
+        ),
+    ],
+)
+def test_the_same_pods_get_the_same_places(
+    node: Node, policies: Mapping[str, object], steps: list[Asked]
+) -> None:
+    theirs = by_kubelet(node, {**MANAGERS, **policies}, steps)
+    node.prepare(CONTAINERD)
+    ours = by_bayplan(node, steps)
+    assert ours.placed == theirs.placed
+    assert set(theirs.messages) == set(ours.messages)
+    for name, message in theirs.messages.items():
+        assert message.removeprefix(REJECTED) in ours.messages[name]
+    assert ours.kernel == theirs.kernel
+    assert ours.allocatable == theirs.allocatable
+    assert ours.booked == theirs.booked
+
+
+def by_kubelet(node: Node, config: Mapping[str, object], steps: list[Asked]) -> Outcome:
+    """What kubelet does; afterwards it is stopped and its pods are left."""
+    kubelet, outcome = Kubelet(node.guest), Outcome()
+    kubelet.start(config)
+    alive: dict[str, tuple[str, Mapping[str, Place]]] = {}
+    for step in steps:
+        if not step.containers:
+            kubelet.remove(step.name)
+            del alive[step.name]
+            continue
+        verdict = kubelet.admit(step.name, pod_spec(step.containers))
+        if verdict.reason:
+            outcome.placed[step.name] = verdict.reason
+            outcome.messages[step.name] = verdict.message
+            continue
+        places = _places(kubelet, verdict, step)
+        outcome.placed[step.name] = places
+        alive[step.name] = verdict.uid, places
+    ids = kubelet.containers(count=sum(len(places) for _, places in alive.values()))
+    cgroups = {key: _cgroup(alive[key[0]][0], container_id) for key, container_id in ids.items()}
+    shared = parse_ids(kubelet.state("cpu")["defaultCpuSet"])
+    wanted = {cgroup: alive[pod][1][name].exclusive_cpus or shared for (pod, name), cgroup in cgroups.items()}
+    kubelet.await_cpus(wanted)
+    outcome.kernel = _kernel(node, cgroups)
+    for text, state in kubelet.state("memory")["machineState"].items():
+        tables = {name: table for name, table in state["memoryMap"].items() if table["total"]}
+        outcome.booked[int(text)] = {name: table["reserved"] for name, table in tables.items()}
+        outcome.allocatable[int(text)] = {name: table["allocatable"] for name, table in tables.items()}
+    kubelet.stop()
+    return outcome
+
+
+def by_bayplan(node: Node, steps: list[Asked]) -> Outcome:
+    """What bayplan does under kubelet's own file, when crictl asks for what kubelet would ask for."""
+    outcome = Outcome()
+    node.bayplan.start("--engine=kubelet", f"--config={CONFIG}", "--measured-reservation=false")
+    node.bayplan.await_synchronized()
+    sandboxes: dict[str, tuple[Pod, str]] = {}
+    containers: dict[tuple[str, str], str] = {}
+    for step in steps:
+        if not step.containers:
+            _collect(node, outcome, containers)
+            node.crictl.remove_sandbox(sandboxes.pop(step.name)[1])
+            containers = {key: value for key, value in containers.items() if key[0] != step.name}
+            continue
+        pod = _as_kubelet_asks(step)
+        sandbox_id = node.crictl.run_sandbox(pod)
+        try:
+            ids = {one.name: node.crictl.create(sandbox_id, pod, one) for one in pod.containers}
+        except CommandError as error:
+            node.crictl.remove_sandbox(sandbox_id)
+            said = f"{error.stdout}\n{error.stderr}"
+            outcome.messages[step.name] = said
+            outcome.placed[step.name] = said.partition(f": default/{step.name}/")[0].split()[-1]
+            continue
+        node.crictl.start(*ids.values())
+        sandboxes[step.name] = pod, sandbox_id
+        containers.update({(step.name, name): key for name, key in ids.items()})
+    _collect(node, outcome, containers)
+    outcome.kernel = _kernel(
+        node,
+        {key: _cgroup(sandboxes[key[0]][0].uid, container_id) for key, container_id in containers.items()},
+    )
+    for entry in node.bayplan.nodes()["nodes"]:
+        resources = {name: row for name, row in entry["resources"].items() if row["totalBytes"]}
+        outcome.booked[entry["id"]] = {name: row["bookedBytes"] for name, row in resources.items()}
+        outcome.allocatable[entry["id"]] = {name: row["allocatableBytes"] for name, row in resources.items()}
+    return outcome
+
+
+def _places(kubelet: Kubelet, verdict: Verdict, step: Asked) -> dict[str, Place]:
+    blocks = (kubelet.state("memory").get("entries") or {}).get(verdict.uid, {})
+    cpus = (kubelet.state("cpu").get("entries") or {}).get(verdict.uid, {})
+    return {
+        name: Place(
+            frozenset(blocks[name][0]["numaAffinity"]) if name in blocks else None,
+            parse_ids(cpus.get(name, "")),
+        )
+        for name in step.containers
+    }
+
+
+def _collect(node: Node, outcome: Outcome, containers: Mapping[tuple[str, str], str]) -> None:
+    """Take the places of *containers* from bayplan's status."""
+    entries = {entry["id"]: entry for entry in node.bayplan.status()["containers"]}
+    for (pod, name), container_id in containers.items():
+        entry = entries[container_id]
+        mems = None if entry["mems"] is None else parse_ids(entry["mems"])
+        cpus = parse_ids(entry["cpus"]) if entry["cpusExclusive"] else frozenset[int]()
+        places = outcome.placed.setdefault(pod, {})
+        assert isinstance(places, dict)
+        places[name] = Place(mems, cpus)
+
+
+def _cgroup(uid: str, container_id: str) -> str:
+    return f"{cgroup_parent('Guaranteed', uid)}/{container_id}"
+
+
+def _kernel(node: Node, cgroups: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Ids, Ids]]:
+    """The nodes and CPUs that the kernel allows to the containers in these cgroups."""
+    files = {key: f"/sys/fs/cgroup{cgroup}/cpuset." for key, cgroup in cgroups.items()}
+    paths = [f"{base}{kind}.effective" for base in files.values() for kind in ("mems", "cpus")]
+    found = node.guest.read_files(*paths)
+    return {
+        key: (parse_ids(found[f"{base}mems.effective"]), parse_ids(found[f"{base}cpus.effective"]))
+        for key, base in files.items()
+    }
+
+
+def _as_kubelet_asks(step: Asked) -> Pod:
+    """The pod as kubelet asks a runtime for it, less the cpusets of its managers."""
+    uid = new_uid()
+    containers = tuple(_container(name, limits) for name, limits in step.containers.items())
+    sums = {
+        "cpu_period": PERIOD_US,
+        "cpu_quota": sum(one.cpu_quota_us or 0 for one in containers),
+        "cpu_shares": sum(one.cpu_shares or 0 for one in containers),
+        "memory_limit_in_bytes": sum(one.memory_limit_bytes or 0 for one in containers),
+    }
+    parent = cgroup_parent("Guaranteed", uid)
+    return Pod(step.name, containers, uid=uid, cgroup_parent=parent, sandbox_resources=sums)
+
+
+def _container(name: str, limits: Limits) -> Container:
+    cpu = limits["cpu"]
+    milli = int(cpu.removesuffix("m")) if cpu.endswith("m") else 1000 * int(cpu)
+    return Container(
+        name,
+        memory_limit_bytes=size(limits["memory"]),
+        cpu_quota_us=milli * PERIOD_US // 1000,
+        cpu_period_us=PERIOD_US,
+        cpu_shares=milli * 1024 // 1000,
+        oom_score_adj=-997,
+        hugepage_limits={"2MB": size(limits[PAGES])} if PAGES in limits else {},
+    )

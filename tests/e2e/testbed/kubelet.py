@@ -1,0 +1,186 @@
+"""kubelet itself in the guest, without an API server: pods come from manifests, all else is read from it.
+
+Stand-alone kubelet admits, places and runs static pods by its own managers. It has no network plugin here, so
+pods are on the host's network.
+"""
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed import gobuild
+from testbed.containerd import CRICTL, SOCKET
+from testbed.disks import tree_disk
+from testbed.errors import TestBedError
+from testbed.guest import Guest
+from testbed.oci import WORKLOAD_IMAGE
+
+SERVICE = "kubelet"
+PROGRAM = "/opt/kubelet/bin/kubelet"
+CONFIG = "/etc/kubernetes/kubelet.yaml"
+MANIFESTS = "/etc/kubernetes/manifests"
+ROOT = "/var/lib/kubelet"
+LOG = "/var/log/kubelet.log"
+PORT = 10255
+NODE_NAME = "node"
+START_LIMIT_S = 120
+
+# What has no influence on placement, and what a machine without an API server needs.
+SURROUNDINGS: Mapping[str, object] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "staticPodPath": MANIFESTS,
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "address": "127.0.0.1",
+    "readOnlyPort": PORT,
+    "cgroupDriver": "cgroupfs",
+    "containerRuntimeEndpoint": f"unix://{SOCKET}",
+    "failSwapOn": False,
+    "imageGCHighThresholdPercent": 100,
+}
+
+# In the guest: wait until the pod ARGV[1] is admitted (and so placed) or refused, then print it. Without an
+# HTTP library, whose import takes seconds under emulation.
+AWAIT_ADMISSION = f"""
+import json, socket, sys, time
+name, limit = sys.argv[1], time.monotonic() + float(sys.argv[2])
+while time.monotonic() < limit:
+    answer = b""
+    try:
+        with socket.create_connection(("127.0.0.1", {PORT})) as link:
+            link.sendall(b"GET /pods HTTP/1.0\\r\\n\\r\\n")
+            while piece := link.recv(65536):
+                answer += piece
+        pods = json.loads(answer.partition(b"\\r\\n\\r\\n")[2])["items"] or []
+    except (OSError, ValueError):
+        pods = []
+    for pod in pods:
+        status = pod["status"]
+        if pod["metadata"]["name"] == name and (status.get("phase") != "Pending" or status.get("startTime")):
+            sys.exit(print(json.dumps(pod)))
+    time.sleep(0.2)
+sys.exit("kubelet did not decide about " + name)
+"""
+
+# In the guest: wait until the containers ARGV[1] (JSON: cgroup -> ids of CPUs) have these CPUs.
+AWAIT_CPUS = """
+import json, sys, time
+wanted, limit = json.loads(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+def cpus(cgroup):
+    spans = open("/sys/fs/cgroup" + cgroup + "/cpuset.cpus.effective").read().split(",")
+    ends = [(span.partition("-")[0], span.rpartition("-")[2]) for span in spans]
+    return [cpu for first, last in ends for cpu in range(int(first), int(last) + 1)]
+while late := {cgroup: cpus(cgroup) for cgroup, ids in wanted.items() if cpus(cgroup) != ids}:
+    if time.monotonic() > limit:
+        sys.exit("these CPUs never came to be those of " + json.dumps(wanted) + ": " + json.dumps(late))
+    time.sleep(0.2)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What kubelet decided about a pod: its uid, and the reason and message if it was refused."""
+
+    uid: str
+    reason: str = ""
+    message: str = ""
+
+
+def kubelet_disk() -> Path:
+    """A disk with kubelet, for a Guest; it appears as /opt/kubelet."""
+    return tree_disk("kubelet", gobuild.kubelet())
+
+
+class Kubelet:
+    """One kubelet in a guest with containerd."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+
+    def start(self, config: Mapping[str, object]) -> None:
+        """Start it without any state, under *config* and SURROUNDINGS; returns once it serves."""
+        self.guest.run("sh", "-c", f"rm -rf {ROOT} {MANIFESTS}; mkdir -p {ROOT} {MANIFESTS}")
+        # JSON is YAML.
+        self.guest.write(CONFIG, json.dumps({**SURROUNDINGS, **config}))
+        words = (f"--config={CONFIG}", f"--hostname-override={NODE_NAME}", f"--root-dir={ROOT}", "--v=2")
+        self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
+        asking = f"until grep -qs policyName {ROOT}/memory_manager_state; do sleep 0.2; done"
+        self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
+
+    def stop(self) -> None:
+        """End it; its pods keep running."""
+        self.guest.signal(SERVICE, signal.SIGTERM)
+
+    def admit(self, name: str, spec: Mapping[str, object], *, limit_s: float = 60) -> Verdict:
+        """Give it a pod, and wait for its decision."""
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
+        # A manifest that is half written is none.
+        self.guest.write(f"/run/{name}.json", json.dumps({**manifest, "spec": spec}))
+        self.guest.run("mv", f"/run/{name}.json", f"{MANIFESTS}/{name}.json")
+        said = self.guest.run(
+            "python3", "-IS", "-c", AWAIT_ADMISSION, f"{name}-{NODE_NAME}", str(limit_s), limit_s=limit_s + 30
+        )
+        pod = json.loads(said.stdout)
+        status = pod["status"]
+        return Verdict(pod["metadata"]["uid"], status.get("reason", ""), status.get("message", ""))
+
+    def remove(self, name: str, *, limit_s: float = 60) -> None:
+        """Take a pod away, and wait until it is gone."""
+        gone = f"""rm {MANIFESTS}/{name}.json
+            while {CRICTL} ps --quiet --label io.kubernetes.pod.name={name}-{NODE_NAME} | grep -q .
+            do sleep 0.2; done"""
+        self.guest.run("sh", "-c", gone, limit_s=limit_s)
+
+    def containers(self, *, count: int, limit_s: float = 120) -> dict[tuple[str, str], str]:
+        """The ids of all running containers by names of pod and container, once there are *count* of them."""
+        asking = f"""until [ $({CRICTL} ps --quiet --state running | wc -l) = {count} ]; do sleep 0.2; done
+            {CRICTL} ps --state running --output json"""
+        listed = json.loads(self.guest.run("sh", "-c", asking, limit_s=limit_s).stdout)
+        return {
+            (
+                one["labels"]["io.kubernetes.pod.name"].removesuffix(f"-{NODE_NAME}"),
+                one["metadata"]["name"],
+            ): one["id"]
+            for one in listed["containers"]
+        }
+
+    def await_cpus(self, cpus: Mapping[str, frozenset[int]], *, limit_s: float = 60) -> None:
+        """Wait until containers, by their cgroups, have these CPUs: kubelet tells those of the shared pool
+        when it reconciles next."""
+        words = (json.dumps({cgroup: sorted(ids) for cgroup, ids in cpus.items()}), str(limit_s))
+        self.guest.run("python3", "-IS", "-c", AWAIT_CPUS, *words, limit_s=limit_s + 30)
+
+    def state(self, manager: str) -> dict[str, Any]:
+        """The state file of the ``cpu`` or ``memory`` manager."""
+        found: dict[str, Any] = json.loads(self.guest.read(f"{ROOT}/{manager}_manager_state"))
+        return found
+
+    def log(self) -> str:
+        return self.guest.read_files(LOG).get(LOG, "")
+
+    def running(self) -> bool:
+        return self.guest.running(SERVICE) is not None
+
+
+def pod_spec(containers: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
+    """A pod of containers that do nothing, with their limits; requests follow them, as in the API server."""
+    if not containers:
+        raise TestBedError("a pod needs a container")
+    return {
+        "hostNetwork": True,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [
+            {
+                "name": name,
+                "image": WORKLOAD_IMAGE,
+                "imagePullPolicy": "Never",
+                "command": ["/bin/workload", "pause"],
+                "resources": {"limits": dict(limits), "requests": dict(limits)},
+            }
+            for name, limits in containers.items()
+        ],
+    }
