@@ -13,6 +13,9 @@ from bayplan.domain.exact.flow import bits, crosses
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.topology import MEMORY
 
+ROOM_TAKEN: Final = "room taken"
+EIGHTHS: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -80,20 +83,22 @@ def devices_elsewhere(question: Question, nodes: int) -> int:
 
 
 def room_taken(question: Question, nodes: int) -> int:
-    """Bytes of room on *nodes* before: the less, the more stays in one piece elsewhere for a large one.
+    """Bytes on *nodes* that are not promised to containers of single nodes: the less, the more stays in one
+    piece elsewhere for a large request.
 
-    In steps of an eighth of the largest node, so that nodes that only differ by what their kernel took at
-    boot are filled in the order of their ids.
+    In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
+    at boot, and empty ones are to be filled in the order of their ids.
     """
-    rooms = question.rooms.get(MEMORY)
-    if not rooms:
+    books = question.books
+    flow = books.flow(MEMORY)
+    capacity_bytes = free_bytes = 0
+    for node in bits(nodes):
+        capacity_bytes += flow.capacity.get(node, 0)
+        free_bytes += max(0, flow.slack.get(node, 0))
+    if not capacity_bytes:
         return 0
-    step_bytes = question.books.largest_node_bytes // ROOM_STEPS or 1
-    return sum(rooms.get(node, 0) for node in bits(nodes)) // step_bytes * step_bytes
+    return free_bytes * EIGHTHS // capacity_bytes * (books.largest_node_bytes // EIGHTHS)
 
-
-ROOM_TAKEN: Final = "room taken"
-ROOM_STEPS: Final = 8
 
 CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
     "overlapping sets": overlapping_sets,

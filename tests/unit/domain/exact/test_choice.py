@@ -7,7 +7,7 @@ from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import Machine, Node
-from bayplan.quantity import GIB
+from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import machine
 
@@ -71,6 +71,19 @@ def test_full_nodes_are_filled_first_so_that_large_requests_fit_later() -> None:
         decision = decide(hardware, asking(size * GIB, name), ledger)
         ledger = ledger.with_entry(Entry(decision))
         assert str(decision.placement.mems) == expected, name
+
+
+def test_empty_nodes_are_filled_by_id_although_their_kernels_took_more_or_less() -> None:
+    plain = machine(4)
+    sizes = (900, 1007, 990, 1010)
+    nodes = tuple(
+        replace(node, memory_bytes=size * MIB) for node, size in zip(plain.nodes, sizes, strict=True)
+    )
+    hardware, ledger = Machine(nodes, plain.cpus), Ledger()
+    for expected in ("0", "1", "2", "3"):
+        decision = decide(hardware, asking(600 * MIB, expected), ledger)
+        ledger = ledger.with_entry(Entry(decision))
+        assert str(decision.placement.mems) == expected
 
 
 def test_sparse_ids_up_to_the_kernels_limit() -> None:
