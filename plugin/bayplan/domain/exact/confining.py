@@ -108,15 +108,14 @@ class Confining:
 
     def _kept(self) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
-        was promised (its nodes may have lost memory since)."""
+        was promised (its nodes may have lost memory since, as long as there is some)."""
         current = self.current
         if current is None or current.claim is None:
             return None
         nodes = current.claim.nodes
         same_cpus = len(current.exclusive_cpus) == self.request.exclusive_cpus
-        fits = self.books.fits(nodes.mask, self.amounts) or not without(
-            self.amounts, current.claim.amounts_bytes
-        )
+        no_more = not without(self.amounts, current.claim.amounts_bytes)
+        fits = self.books.fits(nodes.mask, self.amounts) or (no_more and nodes <= self.machine.memory_nodes)
         if not same_cpus or not fits:
             return None
         claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
