@@ -58,7 +58,9 @@ class Question:
 
 def overlapping_sets(question: Question, nodes: int) -> int:
     """How many sets with promises cross *nodes*."""
-    return sum(crosses(nodes, other) for other in question.claimed)
+    if not nodes & (nodes - 1):
+        return 0  # a single node lies within every set that it shares a node with
+    return sum([crosses(nodes, other) for other in question.claimed])
 
 
 def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape
@@ -91,11 +93,14 @@ def room_taken(question: Question, nodes: int) -> int:
     """
     books = question.books
     flow = books.flow(MEMORY)
-    capacity_bytes = free_bytes = 0
-    for node in bits(nodes):
-        capacity_bytes += flow.capacity.get(node, 0)
-        free_bytes += max(0, flow.slack.get(node, 0))
+    capacity, slack = flow.capacity, flow.slack
+    capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
+    free_bytes = slack[nodes] if capacity_bytes else 0
     if not capacity_bytes:
+        for node in bits(nodes):
+            capacity_bytes += capacity.get(node, 0)
+            free_bytes += max(0, slack.get(node, 0))
+    if free_bytes <= 0 or not capacity_bytes:
         return 0
     return free_bytes * EIGHTHS // capacity_bytes * (books.largest_node_bytes // EIGHTHS)
 

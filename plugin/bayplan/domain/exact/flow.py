@@ -83,7 +83,9 @@ class Flow:
     def room(self, nodes: int, wanted_bytes: int) -> int:
         """How much of *wanted_bytes* could be claimed on *nodes*, beside everything that is claimed."""
         free = self.free
-        if sum(free.get(node, 0) for node in bits(nodes)) >= wanted_bytes:
+        if free.get(nodes, 0) >= wanted_bytes:
+            return wanted_bytes
+        if sum([free.get(node, 0) for node in bits(nodes)]) >= wanted_bytes:
             return wanted_bytes
         if not self.unmet:
             bound = min(wanted_bytes, self.capacity_of(nodes) - self.claimed_within(nodes))
@@ -111,7 +113,9 @@ class Flow:
 
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""
-        return sum(crosses(nodes, other) for other in self.claimed)
+        if not nodes & (nodes - 1):
+            return 0  # a single node lies within every set that it shares a node with
+        return sum([crosses(nodes, other) for other in self.claimed])
 
     def _enter(self, nodes: int) -> None:
         self.crossings += self.crossed(nodes)
