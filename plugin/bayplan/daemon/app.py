@@ -147,7 +147,7 @@ class _Daemon:
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
         )
-        self.controller.pins.configured = tuple(self.settings.kubelet_managers)
+        self.controller.journal.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.hardware.serve(self.controller, self._verify_now.set)
         self.desk = OciDesk(
@@ -226,7 +226,7 @@ class _Daemon:
                 self.hardware.take_settings(settings)
                 self.controller.take_engine(engine_of(settings))
                 self.desk.rules = _desk_rules(settings)
-                self.controller.pins.configured = tuple(settings.kubelet_managers)
+                self.controller.journal.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)

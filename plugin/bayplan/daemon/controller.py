@@ -10,13 +10,12 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 from bayplan.daemon.device_search import DeviceSearch
-from bayplan.daemon.pin_watch import PinWatch
+from bayplan.daemon.journal import Journal
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
-from bayplan.domain.deciding import WRONG_ANNOTATION, decide_change, decide_creation
+from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.domain.engine import Engine
@@ -36,7 +35,7 @@ from bayplan.domain.rewrite import (
     shared_pool_updates,
     wanted_oom_score_adj,
 )
-from bayplan.domain.sentences import move, refusal
+from bayplan.domain.sentences import refusal
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
@@ -82,7 +81,7 @@ class Controller:
         self.residents = Residents()
         self.runtime: Runtime | None = None
         self.counters: Counter[str] = Counter()
-        self.pins = PinWatch(self.counters)
+        self.journal = Journal(self.counters)
         self.recorder = recorder
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
@@ -126,7 +125,7 @@ class Controller:
             self.ledger,
             by_id,
             containers,
-            kubelet_pins_cpus=self.pins.kubelet_pins_cpus(self.ledger),
+            kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(self.ledger),
         )
         await self.recorder.record((), gone=result.gone, told=result.changed)
         self.ledger = result.ledger
@@ -140,9 +139,8 @@ class Controller:
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
         if self._devices is not None:
             self._devices.keep(by_id)
-        self.counters["found_containers"] += len(result.found)
         for entry in result.found:
-            logger.warning("container was created without us", extra=_fields(entry.decision))
+            self.journal.found(entry.decision)
         for container_id in result.gone:
             logger.info("recorded container is gone", extra={"container_id": container_id})
         logger.info(
@@ -182,7 +180,7 @@ class Controller:
             ledger = ledger.with_entry(Entry(decision, cpus, replace(origin, applied=adjustment)))
         updates = await self._commit(ledger, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
-        self._log("placed", decision)
+        self.journal.decided("placed", decision)
         if adjustment.oom_score_adj is not None:
             self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
         return adjustment, updates
@@ -211,7 +209,7 @@ class Controller:
         after = base.moved(decision.moves).with_entry(changed)
         updates = await self._commit(after, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
-        self._log("placed again", decision)
+        self.journal.decided("placed again", decision)
         mems = decision.placement.mems
         if mems is None or mems == old.placement.mems:
             return updates
@@ -231,9 +229,7 @@ class Controller:
         left = self.ledger.without(container.id)
         left, moves, claims = relieved(self.machine, self.policy, self.engine, left)
         updates = await self._commit(left, gone=container.id, moves=moves, promised=claims)
-        self.counters["released"] += 1
-        fields = {"container": request.name, "container_id": container.id}
-        _after_the_reply(lambda: logger.info("released", extra=fields))
+        self.journal.released(request.name, container.id)
         return updates
 
     def wanted(self, container_id: str) -> Adjustment:
@@ -337,8 +333,7 @@ class Controller:
         updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
-        self.counters["found_containers"] += 1
-        logger.warning("container was created without us", extra=_fields(entry.decision))
+        self.journal.found(entry.decision)
         return updates
 
     async def _commit(
@@ -365,14 +360,12 @@ class Controller:
         )
         self.ledger = ledger
         for one in moves:
-            self.counters["moves"] += 1
-            fields = {"container": one.name, "container_id": one.container_id, "move": move(one)}
-            _after_the_reply(partial(logger.info, "moved", extra=fields))
+            self.journal.moved(one)
         return updates
 
     async def _refuse(self, decision: Decision) -> None:
         await self.recorder.refused(decision)
-        self._log("refused", decision)
+        self.journal.decided("refused", decision)
         raise refusal(decision)
 
     def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
@@ -387,17 +380,6 @@ class Controller:
     def _can_adjust_oom_score(self) -> bool:
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
 
-    def _log(self, message: str, decision: Decision) -> None:
-        self.counters[f"decisions_{decision.outcome.value}"] += 1
-        if decision.outcome is not Outcome.PLACED:
-            for code in {reason.code for reason in decision.reasons}:
-                self.counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
-        wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
-        level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
-        _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
-        for sentence in self.pins.note(decision.request):
-            _after_the_reply(partial(logger.warning, sentence, extra=_fields(decision)))
-
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
             try:
@@ -408,25 +390,3 @@ class Controller:
         task = asyncio.get_running_loop().create_task(guarded())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _after_the_reply(write: Callable[[], None]) -> None:
-    """Log in the loop's next round: a line would cost the waiting runtime a quarter of a millisecond, most of
-    it for the interpreter's lock, which the log's own thread takes."""
-    asyncio.get_running_loop().call_soon(write)
-
-
-def _fields(decision: Decision) -> dict[str, object]:
-    """What a log line says of a decision."""
-    request, placement = decision.request, decision.placement
-    return {
-        "container": request.name,
-        "container_id": request.container_id,
-        "outcome": decision.outcome.value,
-        "qos": request.qos.value,
-        "mems": None if placement.mems is None else str(placement.mems),
-        "exclusive_cpus": str(placement.exclusive_cpus),
-        "reasons": decision.explanation(),
-        "codes": [reason.code for reason in decision.reasons],
-        **({"moves": [move(one) for one in decision.moves]} if decision.moves else {}),
-    }

@@ -49,4 +49,4 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     yield from notices
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
-    yield from sentences(decided, controller.pins.configured)
+    yield from sentences(decided, controller.journal.pins.configured)
