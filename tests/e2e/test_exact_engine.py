@@ -2,12 +2,16 @@
 whose text says what is in the way.
 """
 
+import json
+
 import pytest
 from testbed.errors import CommandError
 from testbed.node import Node
 from testbed.pods import MIB, Pod, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES
+
+BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
 def requiring(nodes: str, name: str, memory: str) -> Pod:
@@ -22,6 +26,11 @@ def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node:
     second = node.launch(requiring("1-2", "second", "800Mi"))
     assert node.view(first).mems_allowed == {0, 1}
     assert node.view(second).mems_allowed == {1, 2}
+    # Its set crosses the other one, so that its processes start on the node that holds most of it.
+    spec = json.loads(node.guest.read(f"{BUNDLES}/{second.container_id}/config.json"))
+    spread = node.bayplan.decided(second.container_id)["bookedBytes"]
+    main = max(spread, key=lambda place: spread[place]["memory"])
+    assert spec["linux"]["memoryPolicy"] == {"mode": "MPOL_PREFERRED", "nodes": main}
     # Nodes 1 and 2 alone have room for it. Nodes 0 to 2 do not, and nobody of them can go elsewhere.
     refusal = node.crictl.refused(requiring("1-2", "third", "850Mi"))
     assert "TopologyAffinityError: default/third/main: asks for 850Mi and requires node 1-2" in refusal
