@@ -7,8 +7,9 @@ import time
 
 import pytest
 from testbed.agreement import assert_agreement, differences
+from testbed.bayplan import DAEMON, STATE_DIRECTORY
 from testbed.errors import CommandError
-from testbed.forms import FORMS, HOOKS_DIR
+from testbed.forms import FORMS, HOOKS_DIR, PROJECT
 from testbed.node import Node
 from testbed.podman import DRIVERS, RUNTIMES, Asked, Engine
 from testbed.pods import MIB
@@ -169,6 +170,52 @@ def test_a_refused_placement_leaves_nothing_behind(node: Node) -> None:
             node.podman.remove_everything()
             node.bayplan.await_known([])
             assert cgroups(node) == before
+
+
+@on_systemd(TWO_NODES)
+def test_a_full_disk_costs_no_decision(node: Node) -> None:
+    node.guest.run("mkdir", "-p", STATE_DIRECTORY)
+    node.guest.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE_DIRECTORY)
+    try:
+        node.bayplan.start(*PATIENT)
+        node.forms.install(on_failure="refuse")
+        node.guest.run("sh", "-c", f"cat /dev/zero >{STATE_DIRECTORY}/filler", check=False)
+        kept: list[str] = []
+        for form in FORMS:
+            # The database's log has room of its own, set aside when there was some.
+            asked = Asked(f"{form}-full", memory="100m", cpus=0.5)
+            kept.append(node.podman.run(node.forms.engine(form), asked))
+            assert_agreement(node, kept)
+        node.bayplan.kill()
+        node.guest.run("rm", f"{STATE_DIRECTORY}/filler")
+        node.bayplan.start_again()
+        assert_agreement(node, kept)
+    finally:
+        node.podman.remove_everything()
+        node.bayplan.kill()
+        node.guest.run("umount", "--lazy", STATE_DIRECTORY)
+
+
+@on_systemd(TWO_NODES)
+def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
+    node.forms.install()
+    unit = "/run/systemd/system/bayplan.service"
+    node.guest.write(unit, (PROJECT / "packaging/systemd/bayplan.service").read_bytes())
+    start = f"[Service]\nExecStart=\nExecStart={DAEMON} {' '.join(PATIENT)}\nRestart=no\n"
+    node.guest.write(f"{unit}.d/testbed.conf", start)
+    try:
+        node.guest.run("systemctl", "daemon-reload")
+        node.guest.run("systemctl", "start", "bayplan.service")
+        for form in FORMS:
+            made = node.podman.run(node.forms.engine(form), Asked(form, memory="300m", cpus=1))
+            assert len(node.view(made).mems_allowed) == 1
+            node.podman.update(made, "--cpu-shares=512")
+            await_placement(node, made)
+            assert_agreement(node, [made])
+            node.podman.remove(made)
+            node.bayplan.await_known([])
+    finally:
+        node.guest.run("sh", "-c", f"systemctl stop bayplan; rm -r {unit} {unit}.d; systemctl daemon-reload")
 
 
 @on_systemd(TWO_NODES)
