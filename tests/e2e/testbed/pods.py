@@ -128,13 +128,6 @@ class Pod:
         first, *others = self.containers
         return replace(self, containers=(replace(first, devices=devices), *others))
 
-    def under_systemd(self) -> "Pod":
-        """The same pod with kubelet's cgroup parent for the systemd driver: a slice."""
-        if not self.cgroup_parent:
-            return self
-        parts = [part.replace("-", "_") for part in self.cgroup_parent.strip("/").split("/")]
-        return replace(self, cgroup_parent=f"{'-'.join(parts)}.slice")
-
     def touching(self, amount: str | int, *, hugepages: str = "") -> "Pod":
         """The same pod, whose first container fills so much memory."""
         first, *others = self.containers
