@@ -8,7 +8,7 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
 
-.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e kubelet lint format bench proto clean
+.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e kubelet lint format bench bench-oci proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ bench: setup-go ## what a creation, a Synchronize and a decision cost, and how w
 	$(UV_RUN) python tests/bench/admission.py
 	$(UV_RUN) python tests/bench/replay.py
 	$(UV_RUN) python tests/bench/hook.py
+
+bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a virtual machine
+	$(UV_RUN) python tests/e2e/start_overhead.py $(ARGS)
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh

@@ -1,0 +1,137 @@
+"""What each way into bayplan adds to the start of a container.
+
+python tests/e2e/start_overhead.py [--starts N]
+
+In one virtual machine, in one run and by turns: `runc create` (and crun's) without bayplan, with the hook,
+after precreate and by the wrapper; medians. Creation is all that a form has a part in. A guest without KVM is
+emulated and slower all over, by the factor that the yardstick shows: a bare start of Python takes 7 ms on a
+common server.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from testbed.acceleration import acceleration
+from testbed.errors import TestBedError
+from testbed.forms import FORMS, HOOKS_DIR, LIBEXEC, PROGRAMS, WRAPPER
+from testbed.node import Node
+from testbed.podman import IMAGE_ROOT
+from testbed.topology import TWO_NODES
+
+BARE_MS = 7.0
+WITHOUT = "without"
+YARDSTICK = "python3 -IS -c pass"
+BUNDLE = "/var/lib/start-overhead"
+LIMIT_S = 600
+# Runs in the guest, so that the way to it is not measured; does what an engine does around the runtime.
+MEASURE = """
+import json, secrets, subprocess, sys, time
+asked = json.load(sys.stdin)
+found = {}
+def run(argv, given=None):
+    return subprocess.run(argv, input=given, stdin=None if given else subprocess.DEVNULL, check=True,
+        stdout=subprocess.PIPE if given else subprocess.DEVNULL).stdout
+def write(text):
+    with open(asked["bundle"] + "/config.json", "wb") as file:
+        file.write(text)
+for number in range(asked["starts"] + 1):
+    started = time.perf_counter()
+    run(asked["yardstick"].split())
+    found.setdefault(asked["yardstick"], []).append((time.perf_counter() - started) * 1000)
+    for form, how in asked["forms"].items():
+        spec, name = how["spec"], secrets.token_hex(32)
+        spec["linux"]["cgroupsPath"] = "machine.slice:bench:" + name
+        text = json.dumps(spec).encode()
+        write(text)
+        started = time.perf_counter()
+        if how["precreate"]:
+            write(run(how["precreate"], text))
+        run([how["runtime"], "--systemd-cgroup", "create", "--bundle", asked["bundle"], name])
+        found.setdefault(form, []).append((time.perf_counter() - started) * 1000)
+        run([how["runtime"], "delete", "--force", name])
+# The first round found everything cold.
+print(json.dumps({name: times[1:] for name, times in found.items()}))
+"""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description="What each way into bayplan adds to the start of a container."
+    )
+    parser.add_argument("--starts", type=int, default=20, metavar="N")
+    starts = parser.parse_args(argv).starts
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    node = None
+    try:
+        node = Node(TWO_NODES, systemd=True)
+        node.prepare(None)
+        node.forms.install()
+        node.bayplan.start("--oci-deadline", "20s")
+        node.guest.run("mkdir", "-p", f"{BUNDLE}/rootfs")
+        node.guest.run("tar", "-C", f"{BUNDLE}/rootfs", "-xf", IMAGE_ROOT)
+        how = "with KVM" if "kvm" in acceleration() else "emulated"
+        for runtime in PROGRAMS:
+            console.print(table(f"{runtime}, {how}, median of {starts}", measure(node, runtime, starts)))
+        counters = node.bayplan.status()["counters"]
+        console.print(f"the daemon counted {counters}", soft_wrap=True)
+    except TestBedError as error:
+        sys.stderr.write(f"start_overhead: {error}\n")
+        return 1
+    finally:
+        if node is not None:
+            node.shut_down()
+    return 0
+
+
+def measure(node: Node, runtime: str, starts: int) -> dict[str, list[float]]:
+    """Milliseconds of every creation, by form."""
+    node.forms.wrap(runtime)
+    node.guest.run("sh", "-c", f"cd {BUNDLE} && rm -f config.json && {PROGRAMS[runtime]} spec")
+    spec = json.loads(node.guest.read(f"{BUNDLE}/config.json"))
+    spec["process"].update(terminal=False, args=["/bin/workload", "pause"])
+    spec["annotations"] = {"io.container.manager": "libpod"}
+    spec["linux"]["resources"].update(
+        memory={"limit": 100 << 20}, cpu={"quota": 50_000, "period": 100_000, "shares": 512}
+    )
+    hooks = {
+        stage: [json.loads(node.guest.read(f"{HOOKS_DIR}/{file}"))["hook"]]
+        for stage, file in (("createRuntime", "90-bayplan.json"), ("poststop", "90-bayplan-poststop.json"))
+    }
+    poststop = {"poststop": hooks["poststop"]}
+    precreate = [f"{LIBEXEC}/oci-hook", "--timeout", "20", "precreate"]
+    program = PROGRAMS[runtime]
+    forms = {
+        WITHOUT: {"spec": spec, "runtime": program, "precreate": []},
+        "hook": {"spec": {**spec, "hooks": hooks}, "runtime": program, "precreate": []},
+        "precreate": {"spec": {**spec, "hooks": poststop}, "runtime": program, "precreate": precreate},
+        "wrapper": {"spec": spec, "runtime": WRAPPER, "precreate": []},
+    }
+    assert set(forms) == {WITHOUT, *FORMS}
+    request = {"forms": forms, "starts": starts, "yardstick": YARDSTICK, "bundle": BUNDLE}
+    said = node.guest.run("python3", "-c", MEASURE, stdin=json.dumps(request).encode(), limit_s=LIMIT_S)
+    found: dict[str, list[float]] = json.loads(said.stdout)
+    return found
+
+
+def table(title: str, found: dict[str, list[float]]) -> Table:
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    bare_ms = medians.pop(YARDSTICK)
+    slower = bare_ms / BARE_MS
+    shown = Table(
+        title=title, caption=f"`{YARDSTICK}`: {bare_ms:.1f} ms, {slower:.1f} times {BARE_MS:.0f} ms"
+    )
+    shown.add_column("create")
+    for heading in ("ms", "more than without, ms", "divided by the factor, ms"):
+        shown.add_column(heading, justify="right")
+    for form, median in medians.items():
+        more = median - medians[WITHOUT]
+        shown.add_row(form, f"{median:.0f}", f"{more:.0f}", f"{more / slower:.1f}")
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
