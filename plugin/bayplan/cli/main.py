@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bayplan import __version__
-from bayplan.cli import doctor, explain, log_level, nodes, record_topology, simulate, status, what_if
+from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topology, simulate, status, what_if
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.service.protocol import DEFAULT_SOCKET
@@ -42,6 +42,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     simulate,
     record_topology,
     doctor,
+    metrics,
     log_level,
 )
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}

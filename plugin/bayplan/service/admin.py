@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from bayplan.errors import BayplanError
+from bayplan.service.metrics import metrics_view
 from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
 from bayplan.service.questions import Question
 from bayplan.service.unix_socket import Peer, Place
@@ -30,6 +31,7 @@ _VIEWS: Final[Mapping[str, Callable[[Snapshot], View]]] = {
     "ping": ping_view,
     "status": status_view,
     "nodes": nodes_view,
+    "metrics": metrics_view,
 }
 _LOG_LEVEL: Final = "log-level"
 VERBS: Final = (*_VIEWS, _LOG_LEVEL)

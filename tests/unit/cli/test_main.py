@@ -18,6 +18,7 @@ import pytest
 from bayplan import __version__
 from bayplan.cli.main import main
 from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.service.metrics import metrics_view
 from bayplan.service.views import MemoryReservation, nodes_view, status_view
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.snapshots import make_snapshot
@@ -136,6 +137,11 @@ def test_json_is_the_view_itself(
 def test_options_before_the_verb_count_too(daemon: "Daemon", capsys: Capture) -> None:
     assert main(["--output", "json", "--admin-socket", str(daemon.path), "nodes"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "Nodes"
+
+
+def test_metrics_come_out_as_they_are(daemon: "Daemon", capsys: Capture) -> None:
+    assert main(["--admin-socket", str(daemon.path), "metrics"]) == 0
+    assert capsys.readouterr().out == metrics_view(daemon.snapshot)["text"]
 
 
 def test_the_log_level_is_shown_and_changed(daemon: "Daemon", capsys: Capture) -> None:

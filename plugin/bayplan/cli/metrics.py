@@ -1,0 +1,24 @@
+"""`bayplan metrics`: the daemon's state for Prometheus."""
+
+import argparse
+from typing import Any, Final
+
+from bayplan.cli.client import ask
+from bayplan.cli.render import Block
+
+VERB: Final = "metrics"
+HELP: Final = "print the daemon's state in Prometheus' text format"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None of its own."""
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the daemon says."""
+    return ask(arguments.admin_socket, VERB)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The text as it is."""
+    return [str(said["text"]).removesuffix("\n")]
