@@ -19,6 +19,7 @@ from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.domain.engine import Engine
+from bayplan.domain.kubelet.cgroup_values import OOM_GROUP
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Form, Origin
@@ -178,6 +179,8 @@ class Controller:
         adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
         if origin is not None:
             ledger = ledger.with_entry(Entry(decision, cpus, replace(origin, applied=adjustment)))
+        elif OOM_GROUP in adjustment.unified:
+            ledger = ledger.with_entry(Entry(decision, cpus, oom_group=True))
         updates = await self._commit(ledger, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
         self.journal.decided("placed", decision)

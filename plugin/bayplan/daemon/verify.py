@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.exact.unconfined import open_mems
+from bayplan.domain.kubelet.cgroup_values import OOM_GROUP
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.origin import Origin
 from bayplan.domain.rewrite import cpus_for
@@ -39,6 +40,7 @@ class Expectation:
     cpus: CpuSet | None
     mems: NodeSet | None
     origin: Origin | None = None
+    oom_group: bool = False
 
     @property
     def update(self) -> Update:
@@ -54,8 +56,14 @@ class Expectation:
 
     @property
     def amounts(self) -> Adjustment:
-        """What we set beside the cpusets, where nobody but us can restore it."""
-        return _NOTHING if self.origin is None else self.origin.applied
+        """What we set beside the cpusets, where nobody but us can restore it.
+
+        Of a container that came over NRI that is memory.oom.group alone: runc keeps the rest in its record
+        and in the unit, but does not tell systemd of this one, which was seen back at 0 after an update.
+        """
+        if self.origin is not None:
+            return self.origin.applied
+        return _OOM_GROUP_ONLY if self.oom_group else _NOTHING
 
     @property
     def first_process(self) -> proc.Process | None:
@@ -90,12 +98,13 @@ class Expectation:
 
 
 _NOTHING: Final = Adjustment()
+_OOM_GROUP_ONLY: Final = Adjustment(unified={OOM_GROUP: "1"})
 _OOM_SCORE_ADJ: Final = "oom_score_adj"
 
 
 def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
     """A value as its cgroup file shows it, and the kernel's default; (None, None) for a file we never set."""
-    if key == "memory.oom.group":
+    if key == OOM_GROUP:
         return str(int(found.memory_oom_group)), "0"
     amounts = {
         "memory.high": (found.memory_high_bytes, None),
@@ -151,9 +160,9 @@ def expectations(
         cpus, mems = cpus_for(decision, shared), _mems_for(machine, decision)
         cpus = None if cpus is None else cpus & machine.online_cpus or shared or None
         mems = None if mems is None else mems & machine.memory_nodes or None
-        if cpus is not None or mems is not None or entry.origin is not None:
-            name = decision.request.name
-            wanted.append(Expectation(container, pod.cgroup_parent, name, cpus, mems, entry.origin))
+        if cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
+            name, parent = decision.request.name, pod.cgroup_parent
+            wanted.append(Expectation(container, parent, name, cpus, mems, entry.origin, entry.oom_group))
     return wanted
 
 

@@ -17,11 +17,13 @@ from bayplan.sets import CpuSet, NodeSet
 class Entry:
     """One container. ``told_cpus`` is the cpuset.cpus that the runtime was last given for it by us; None
     when we never set one. Shared-pool containers whose value differs from the pool are due an update.
-    ``origin`` is None for a container that came over NRI."""
+    ``origin`` is None for a container that came over NRI; ``oom_group`` says whether that was told to set
+    memory.oom.group."""
 
     decision: Decision
     told_cpus: CpuSet | None = None
     origin: Origin | None = None
+    oom_group: bool = False
 
     @property
     def container_id(self) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
@@ -121,6 +122,24 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
 
     run(before)
     run(after)
+
+
+@pytest.mark.parametrize("single_process", [False, True])
+def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
+    tmp_path: Path, *, single_process: bool
+) -> None:
+    async def scenario() -> None:
+        policy = Policy(single_process_oom_kill=single_process)
+        plain = container("c", BEST_EFFORT, resources=Resources())
+        async with rig(tmp_path, policy) as one:
+            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+            assert ("memory.oom.group" in adjustment.unified) is not single_process
+        async with rig(tmp_path, policy) as one:
+            ledger = one.controller.ledger
+            (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
+            assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
+
+    run(scenario)
 
 
 def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:

@@ -236,3 +236,19 @@ class TestAmounts:
         asyncio.run(scenario())
         assert (self.directory(hierarchy) / "memory.high").read_text() == "4096"
         assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
+
+
+def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        wanted = replace(expectation("c1", "0-3"), oom_group=True)
+        verifier = Verifier(hierarchy, lambda: [wanted], here)
+        await verifier.verify(at_once=False)
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == "default/p/c1: memory.oom.group is 0, decided was 1"
+        directory = Path(hierarchy.mounts[MEMORY]) / "kubepods" / "c1"
+        assert {name: (directory / name).read_text().strip() for name in FILES} == {
+            **FILES,
+            "memory.oom.group": "1",
+        }
+
+    asyncio.run(scenario())
