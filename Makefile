@@ -8,7 +8,8 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
 
-.PHONY: help setup install-hooks setup-go setup-e2e run test unit e2e kubelet lint format bench bench-oci proto clean
+.PHONY: help setup install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
+.PHONY: bench-oci proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -25,6 +26,9 @@ install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see d
 setup-e2e:
 	@packaging/dev/setup.sh e2e
 
+setup-crio:
+	@packaging/dev/setup.sh crio
+
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
 	@packaging/dev/run.sh $(ARGS)
 
@@ -39,6 +43,9 @@ e2e: setup-e2e ## only the tests in virtual machines
 
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, in a virtual machine
 	$(UV_RUN) pytest tests/e2e/test_real_kubelet.py
+
+crio: setup-crio ## CRI-O itself (built here, four minutes): NRI and the hook, in a virtual machine
+	$(UV_RUN) pytest tests/e2e/test_crio.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(UV_RUN) ruff format --check .

@@ -5,6 +5,7 @@
 #   setup.sh go     test, and Go
 #   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e    run, and the other containerd versions, and the machine with systemd and podman
+#   setup.sh crio   e2e, and a C compiler with a static C library, for CRI-O
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
 # unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
@@ -154,6 +155,14 @@ setup_machines() {
 	(cd "$here" && uv run --quiet --frozen python tests/e2e/prepare.py "$@")
 }
 
+setup_c() {
+	local missing=()
+	has gcc || missing+=(gcc)
+	# gcc answers with the bare name where it has none.
+	[ -e "$(gcc -print-file-name=libc.a 2>/dev/null)" ] || missing+=(libc6-dev)
+	install_packages "${missing[@]}"
+}
+
 begin() {
 	mkdir -p "$cache" 2>/dev/null || fail "the cache directory $cache cannot be made: set BAYPLAN_CACHE to one that can"
 	with_lock
@@ -177,8 +186,13 @@ e2e)
 	begin
 	setup_machines
 	;;
+crio)
+	begin
+	setup_machines
+	setup_c
+	;;
 *)
-	echo "usage: $0 test|go|run|e2e" >&2
+	echo "usage: $0 test|go|run|e2e|crio" >&2
 	exit 2
 	;;
 esac

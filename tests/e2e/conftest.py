@@ -16,7 +16,8 @@ from testbed.scenario import Wanted  # noqa: E402
 
 ARTIFACTS = HERE / "artifacts"
 SCENARIO_LIMIT_S = 600
-REAL_KUBELET = "test_real_kubelet.py"
+# They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
+BY_NAME_ONLY = frozenset({"test_real_kubelet.py", "test_crio.py"})
 
 
 class Nodes:
@@ -71,9 +72,9 @@ def _wanted(item: pytest.Item) -> Wanted | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """kubelet itself takes minutes to build and to compare with: it is asked for by name (`make kubelet`)."""
-    asked = any(REAL_KUBELET in argument for argument in config.args)
-    return True if collection_path.name == REAL_KUBELET and not asked else None
+    name = collection_path.name
+    asked = any(name in argument for argument in config.args)
+    return True if name in BY_NAME_ONLY and not asked else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

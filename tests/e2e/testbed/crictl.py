@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.containerd import CRICTL
+from testbed.containerd import CRICTL, SOCKET
 from testbed.errors import CommandError
 from testbed.guest import Completed, Guest
 from testbed.pods import Container, Pod
@@ -33,12 +33,15 @@ class Running:
 
 
 class Crictl:
-    def __init__(self, guest: Guest) -> None:
+    """It speaks to containerd unless told another socket."""
+
+    def __init__(self, guest: Guest, *, socket: str = SOCKET) -> None:
         self.guest = guest
+        self._flags = (f"--timeout={RUNTIME_LIMIT}", f"--runtime-endpoint=unix://{socket}")
 
     def __call__(self, *words: str, check: bool = True) -> Completed:
         """crictl with these words."""
-        return self.guest.run(CRICTL, f"--timeout={RUNTIME_LIMIT}", *words, check=check)
+        return self.guest.run(CRICTL, *self._flags, *words, check=check)
 
     def launch(self, pod: Pod, *, handler: str = "") -> Running:
         """Sandbox, then create and start every container. What fails raises CommandError and leaves the

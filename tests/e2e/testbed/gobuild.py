@@ -9,15 +9,28 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.cache import artefact, cache_root, digest_files, locked
 from testbed.errors import MissingError
-from testbed.shell import build_command
+from testbed.shell import build_command, require
 
 GO_MINIMUM = (1, 26, 3)
 CRI_TOOLS_VERSION = "v1.36.0"
 KUBELET_VERSION = "v1.36.3"
+CRIO_VERSION = "v1.36.3"
+# Whatever needs a C library beside libc is left out: seccomp, btrfs, ostree, gpgme. The last three are for
+# linking all of it statically.
+CRIO_TAGS = (
+    "containers_image_ostree_stub",
+    "containers_image_openpgp",
+    "exclude_graphdriver_btrfs",
+    "btrfs_noversion",
+    "netgo",
+    "osusergo",
+    "sqlite_omit_load_extension",
+)
 GO_ENVIRONMENT = {
     "CGO_ENABLED": "0",
     "GOTOOLCHAIN": "local",
@@ -101,6 +114,33 @@ def kubelet(version: str = KUBELET_VERSION) -> Path:
     return artefact("kubelet", {"version": version, "format": 1}, build)
 
 
+def crio(version: str = CRIO_VERSION) -> Path:
+    """A directory with bin/crio and bin/pinns of that tag. The one needs cgo, the other is C itself."""
+    module = "github.com/cri-o/cri-o"
+
+    def build(path: Path) -> None:
+        scratch = _module_requiring(path, module, version)
+        what = f"CRI-O {version}"
+        (path / "bin").mkdir(parents=True)
+        flags = ("-mod=mod", f"-tags={','.join(CRIO_TAGS)}")
+        _go_build(
+            what,
+            scratch,
+            Path(f"{path}/bin/"),
+            (f"{module}/cmd/crio",),
+            flags,
+            link="-linkmode=external -extldflags=-static",
+            env={"CGO_ENABLED": "1"},
+        )
+        asking = [str(go_program()), "list", "-mod=mod", "-m", "-f", "{{.Dir}}", module]
+        source = build_command(what, asking, env=GO_ENVIRONMENT, cwd=scratch).strip()
+        programs = sorted(Path(source, "pinns/src").glob("*.c"))
+        argv = [require("gcc"), "-std=c99", "-Os", "-static", "-s", "-o", path / "bin/pinns", *programs]
+        build_command(f"pinns of {what}", argv)
+
+    return artefact("crio", {"version": version, "tags": CRIO_TAGS, "format": 1}, build)
+
+
 def workload() -> Path:
     """The program that runs in the containers; its source is beside this package."""
 
@@ -112,15 +152,21 @@ def workload() -> Path:
 
 def _from_module(name: str, module: str, version: str, commands: tuple[str, ...]) -> Path:
     def build(path: Path) -> None:
-        scratch = path.parent / "module"
-        scratch.mkdir()
-        go = ".".join(map(str, GO_MINIMUM))
-        (scratch / "go.mod").write_text(f"module scratch\n\ngo {go}\n\nrequire {module} {version}\n")
+        scratch = _module_requiring(path, module, version)
         (path / "bin").mkdir(parents=True)
         what = f"{module.rsplit('/', 1)[0] if module.endswith('/v2') else module} {version}"
         _go_build(what, scratch, Path(f"{path}/bin/"), commands, ("-mod=mod",))
 
     return artefact(name, {"module": module, "version": version, "commands": commands, "format": 1}, build)
+
+
+def _module_requiring(path: Path, module: str, version: str) -> Path:
+    """A new module beside the artefact, with this one as its only requirement."""
+    scratch = path.parent / "module"
+    scratch.mkdir()
+    go = ".".join(map(str, GO_MINIMUM))
+    (scratch / "go.mod").write_text(f"module scratch\n\ngo {go}\n\nrequire {module} {version}\n")
+    return scratch
 
 
 def _go_build(
@@ -131,6 +177,7 @@ def _go_build(
     flags: tuple[str, ...],
     *,
     link: str = "",
+    env: Mapping[str, str] | None = None,
 ) -> None:
     linked = f"-ldflags=-s -w {link}".rstrip()
     argv = [str(go_program()), "build", *flags, "-trimpath", linked, "-o", f"{output}", *packages]
@@ -138,4 +185,4 @@ def _go_build(
         argv[argv.index(f"{output}")] = f"{output}/"
     # Two builds at once want twice the memory and are not faster on the few cores there are.
     with locked("go-build"):
-        build_command(what, argv, env=GO_ENVIRONMENT, cwd=directory)
+        build_command(what, argv, env={**GO_ENVIRONMENT, **(env or {})}, cwd=directory)
