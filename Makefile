@@ -44,7 +44,7 @@ e2e: setup-e2e ## only the tests in virtual machines
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, in a virtual machine
 	$(UV_RUN) pytest tests/e2e/test_real_kubelet.py
 
-crio: setup-crio ## CRI-O itself (built here, four minutes): NRI and the hook, in a virtual machine
+crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
 	$(UV_RUN) pytest tests/e2e/test_crio.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date

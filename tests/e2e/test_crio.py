@@ -1,6 +1,7 @@
 """CRI-O with crictl, on a node with systemd: with NRI, where the hook has nothing to do; without it, by the
-hook."""
+hook and by the wrapper; and while the daemon is away."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 from testbed.agreement import assert_agreement, differences
 from testbed.crictl import Running
-from testbed.crio import CrioNode, in_slice
-from testbed.kernel import Placement
+from testbed.crio import WRAPPER_HANDLER, CrioNode, in_slice
+from testbed.forms import HOOKS_DIR
+from testbed.kernel import Placement, parse_ids
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, guaranteed
 from testbed.topology import TWO_NODES
 
@@ -17,6 +19,7 @@ RUNTIMES = ("crun", "runc")
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
 REPAIRED_WITHIN_S = 60
+EVERYWHERE = frozenset({0, 1})
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,55 @@ def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:
     node.bayplan.await_known([])
 
 
+def test_the_wrapper_rewrites_what_the_runtime_is_given(node: CrioNode) -> None:
+    node.forms.install(timeout_s=5)
+    node.guest.run("rm", "-r", HOOKS_DIR)
+    node.crio.start(nri=False, wrapper=True)
+    for runtime in RUNTIMES:
+        node.forms.wrap(runtime)
+        node.bayplan.start(*PATIENT)
+        pod, container_id = created(node, asked(f"wrapped-{runtime}"), WRAPPER_HANDLER)
+        before = expected_home(node, container_id)
+        assert entry_of(node, container_id)["origin"] == "wrapper"
+        assert in_spec(node.crio.bundle_spec(container_id)) == before[:4]
+        # The sandbox's own container came by too.
+        assert node.bayplan.known() == {container_id}
+        assert node.kernel.view(infra_of(node, pod)).placement[:2] == (EVERYWHERE, frozenset(range(4)))
+        node.crictl.start(container_id)
+        node.crictl.await_log(pod, "touched")
+        node.crictl.update(container_id, cpu_share=512)
+        node.guest.run("systemctl", "daemon-reload")
+        view = node.view(container_id)
+        assert view.placement == before
+        assert set(view.anon_bytes()) == before.mems
+        node.crictl.remove_sandbox(pod.sandbox_id)
+        node.bayplan.await_known([])
+
+        node.bayplan.kill()
+        alone = node.launch(asked(f"alone-{runtime}"))
+        assert node.view(alone).placement[:2] == (EVERYWHERE, frozenset(range(4)))
+        node.crictl.remove_sandbox(alone.sandbox_id)
+
+
+def test_a_daemon_that_was_away_finds_out_what_became_of_its_containers(node: CrioNode) -> None:
+    node.forms.install()
+    node.crio.start(nri=False)
+    node.bayplan.start(*PATIENT)
+    pods = {runtime: node.launch(asked(f"stays-{runtime}"), handler=runtime) for runtime in RUNTIMES}
+    stays, goes = pods.values()
+    placed = {pod.container_id: node.view(pod).placement for pod in (stays, goes)}
+    node.bayplan.kill()
+    node.bayplan.start_again()
+    assert_agreement(node, placed)
+    assert {one: node.view(one).placement for one in placed} == placed
+
+    node.bayplan.kill()
+    node.crictl.remove_sandbox(goes.sandbox_id)
+    node.bayplan.start_again()
+    node.bayplan.await_known([stays.container_id])
+    assert node.view(stays).placement == placed[stays.container_id]
+
+
 def asked(name: str) -> Pod:
     """A Guaranteed pod, as kubelet asks for it: two of them fill the nodes, one each."""
     return in_slice(guaranteed(name, cpus=1, memory="600Mi")).touching("100Mi")
@@ -126,6 +178,23 @@ def entry_of(node: CrioNode, container_id: str) -> dict[str, Any]:
     entry = node.bayplan.decided(container_id)
     assert entry is not None
     return entry
+
+
+def infra_of(node: CrioNode, pod: Running) -> int:
+    """The process of the sandbox's own container."""
+    told = json.loads(node.crictl("inspectp", pod.sandbox_id).stdout)
+    return int(told["info"]["pid"])
+
+
+def in_spec(spec: dict[str, Any]) -> tuple[frozenset[int], frozenset[int], int, int]:
+    """Nodes, CPUs, oom_score_adj and memory limit of a spec."""
+    resources = spec["linux"]["resources"]
+    return (
+        parse_ids(resources["cpu"]["mems"]),
+        parse_ids(resources["cpu"]["cpus"]),
+        spec["process"]["oomScoreAdj"],
+        resources["memory"]["limit"],
+    )
 
 
 def await_placement(node: CrioNode, container_id: str, placed: Placement) -> None:
