@@ -115,6 +115,47 @@ def node(machine: Node) -> Iterator[Node]:
             ],
             id="restricted",
         ),
+        pytest.param(
+            {
+                "topologyManagerPolicy": "single-numa-node",
+                "topologyManagerScope": "pod",
+                "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+            },
+            [
+                pair("aligned", ("2", "200Mi"), ("500m", "300Mi")),
+                asked("half-a-core", "1", "100Mi"),
+                pair("two-cores", ("2", "100Mi"), ("2", "100Mi")),
+                pair("memory", ("500m", "300Mi"), ("500m", "500Mi")),
+                asked("wide", "500m", "1200Mi"),
+                asked("core", "2", "600Mi"),
+                gone("aligned"),
+                pair("aligned-again", ("2", "500Mi"), ("300m", "200Mi")),
+                pair("too-large-together", ("500m", "600Mi"), ("500m", "600Mi")),
+                # kubelet takes back what the refused pod's first container got when the next pod comes.
+                asked("last", "100m", "50Mi"),
+            ],
+            id="single-numa-node-pod-scope-full-cores",
+        ),
+        pytest.param(
+            {
+                "topologyManagerPolicy": "best-effort",
+                "topologyManagerPolicyOptions": {"prefer-closest-numa-nodes": "true"},
+                "cpuManagerPolicyOptions": {
+                    "distribute-cpus-across-numa": "true",
+                    "strict-cpu-reservation": "true",
+                },
+            },
+            [
+                asked("spread", "4", "500Mi"),
+                asked("one", "1", "200Mi"),
+                asked("wide", "500m", "1500Mi"),
+                asked("shared", "500m", "300Mi"),
+                asked("too-many", "3", "100Mi"),
+                gone("spread"),
+                asked("next", "2", "700Mi"),
+            ],
+            id="best-effort-closest-distributed",
+        ),
     ],
 )
 def test_the_same_pods_get_the_same_places(
@@ -267,3 +308,34 @@ def _container(name: str, limits: Limits) -> Container:
         oom_score_adj=-997,
         hugepage_limits={"2MB": size(limits[PAGES])} if PAGES in limits else {},
     )
+
+
+def test_what_kubelets_own_managers_pin_is_best_left_alone_and_said_once(node: Node) -> None:
+    """bayplan beside a kubelet with static managers: kubelet pins, bayplan looks on."""
+    since = node.bayplan.log_position()
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    kubelet = Kubelet(node.guest)
+    kubelet.start({**MANAGERS, "topologyManagerPolicy": "restricted"})
+    pods = [asked("shared", "500m", "100Mi"), asked("core", "2", "300Mi")]
+    verdicts = {pod.name: kubelet.admit(pod.name, pod_spec(pod.containers)) for pod in pods}
+    ids = kubelet.containers(count=len(pods))
+    cgroups = {key: _cgroup(verdicts[key[0]].uid, container_id) for key, container_id in ids.items()}
+    shared, core = cgroups["shared", "main"], cgroups["core", "main"]
+    own = parse_ids(kubelet.state("cpu")["entries"][verdicts["core"].uid]["main"])
+    # The shared container was created with all CPUs; kubelet takes two of them away when it reconciles.
+    kubelet.await_cpus({core: own, shared: frozenset(range(8)) - own})
+    assert len(own) == 2
+    status = node.bayplan.status()
+    assert status["counters"]["pinned_by_kubelet_cpu_manager"] >= 2
+    assert status["counters"]["pinned_by_kubelet_memory_manager"] == 2
+    problems = [problem for problem in status["problems"] if "pins containers itself" in problem]
+    assert [problem.split("'s ")[1].split(" pins")[0] for problem in problems] == [
+        "CPU Manager",
+        "Memory Manager",
+    ]
+    for entry in status["containers"]:
+        assert entry["cpusPinnedByOthers"]
+        assert entry["memsPinnedByOthers"]
+    said = node.bayplan.log().encode()[since:].decode()
+    assert said.count("pins containers itself") == 2
