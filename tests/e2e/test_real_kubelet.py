@@ -191,7 +191,7 @@ def by_kubelet(node: Node, config: Mapping[str, object], steps: list[Asked]) -> 
         places = _places(kubelet, verdict, step)
         outcome.placed[step.name] = places
         alive[step.name] = verdict.uid, places
-    ids = kubelet.containers(count=sum(len(places) for _, places in alive.values()))
+    ids = kubelet.containers([(pod, name) for pod, (_, places) in alive.items() for name in places])
     cgroups = {key: _cgroup(alive[key[0]][0], container_id) for key, container_id in ids.items()}
     shared = parse_ids(kubelet.state("cpu")["defaultCpuSet"])
     wanted = {cgroup: alive[pod][1][name].exclusive_cpus or shared for (pod, name), cgroup in cgroups.items()}
@@ -319,7 +319,7 @@ def test_what_kubelets_own_managers_pin_is_best_left_alone_and_said_once(node: N
     kubelet.start({**MANAGERS, "topologyManagerPolicy": "restricted"})
     pods = [asked("shared", "500m", "100Mi"), asked("core", "2", "300Mi")]
     verdicts = {pod.name: kubelet.admit(pod.name, pod_spec(pod.containers)) for pod in pods}
-    ids = kubelet.containers(count=len(pods))
+    ids = kubelet.containers([(pod.name, name) for pod in pods for name in pod.containers])
     cgroups = {key: _cgroup(verdicts[key[0]].uid, container_id) for key, container_id in ids.items()}
     shared, core = cgroups["shared", "main"], cgroups["core", "main"]
     own = parse_ids(kubelet.state("cpu")["entries"][verdicts["core"].uid]["main"])

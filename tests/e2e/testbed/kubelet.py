@@ -6,7 +6,8 @@ pods are on the host's network.
 
 import json
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from testbed import gobuild
 from testbed.containerd import CRICTL, SOCKET
 from testbed.disks import tree_disk
-from testbed.errors import TestBedError
+from testbed.errors import GuestError, TestBedError
 from testbed.guest import Guest
 from testbed.oci import WORKLOAD_IMAGE
 
@@ -135,18 +136,26 @@ class Kubelet:
             do sleep 0.2; done"""
         self.guest.run("sh", "-c", gone, limit_s=limit_s)
 
-    def containers(self, *, count: int, limit_s: float = 120) -> dict[tuple[str, str], str]:
-        """The ids of all running containers by names of pod and container, once there are *count* of them."""
-        asking = f"""until [ $({CRICTL} ps --quiet --state running | wc -l) = {count} ]; do sleep 0.2; done
-            {CRICTL} ps --state running --output json"""
-        listed = json.loads(self.guest.run("sh", "-c", asking, limit_s=limit_s).stdout)
-        return {
-            (
-                one["labels"]["io.kubernetes.pod.name"].removesuffix(f"-{NODE_NAME}"),
-                one["metadata"]["name"],
-            ): one["id"]
-            for one in listed["containers"]
-        }
+    def containers(
+        self, wanted: Collection[tuple[str, str]], *, limit_s: float = 120
+    ) -> dict[tuple[str, str], str]:
+        """The ids of the containers *wanted*, by names of pod and container, once they all run. Others may
+        still be there: kubelet forgets a removed pod before its containers have ended."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            said = self.guest.run(CRICTL, "ps", "--state", "running", "--output", "json").stdout
+            found = {
+                (
+                    one["labels"]["io.kubernetes.pod.name"].removesuffix(f"-{NODE_NAME}"),
+                    one["metadata"]["name"],
+                ): str(one["id"])
+                for one in json.loads(said)["containers"]
+            }
+            if found.keys() >= set(wanted):
+                return {key: found[key] for key in wanted}
+            if time.monotonic() > deadline:
+                missing = sorted(set(wanted) - found.keys())
+                raise GuestError(f"kubelet did not start {missing} within {limit_s:g} s")
 
     def await_cpus(self, cpus: Mapping[str, frozenset[int]], *, limit_s: float = 60) -> None:
         """Wait until containers, by their cgroups, have these CPUs: kubelet tells those of the shared pool
