@@ -18,7 +18,7 @@ from bayplan.errors import BayplanError
 from bayplan.service.metrics import metrics_view
 from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
 from bayplan.service.questions import Question
-from bayplan.service.unix_socket import Peer, Place
+from bayplan.service.unix_socket import Peer, Place, SocketServer
 from bayplan.service.views import Snapshot, View, nodes_view, ping_view, status_view
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class _BadRequestError(BayplanError):
     """The client asked for something that there is not."""
 
 
-class AdminServer:
+class AdminServer(SocketServer):
     """Serves the admin socket at *path* from `start` to `close`.
 
     *snapshot* is called in the event loop for each request; *level* sets the log level, or leaves it if it is
@@ -56,41 +56,13 @@ class AdminServer:
         client_timeout_s: float = CLIENT_TIMEOUT_S,
         questions: Mapping[str, Question] = MappingProxyType({}),
     ) -> None:
-        self._place = Place(path, "admin socket")
+        super().__init__(Place(path, "admin socket"), MAX_REQUEST_BYTES, MAX_CLIENTS)
         self._client_timeout_s = client_timeout_s
         self._snapshot = snapshot
         self._level = level
         self._questions = questions
-        self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Take the socket's place and begin to serve.
-
-        Raises:
-            UnavailableError: a living daemon serves there.
-            HostError: the place cannot be taken.
-        """
-        listener = self._place.take()
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
-
-    async def close(self) -> None:
-        """Stop serving and remove the socket file, unless it is somebody else's by now."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        self._place.give_up()
-        for client in self._clients:
-            client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._clients.add(client)
-        client.add_done_callback(self._clients.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             answer = await self._answer(reader, writer)
             async with asyncio.timeout(self._client_timeout_s):
@@ -149,8 +121,9 @@ class AdminServer:
             raise _BadRequestError(unwelcome)
 
     def _check_load(self) -> None:
-        if len(self._clients) > MAX_CLIENTS:
-            raise _BadRequestError(f"more than {MAX_CLIENTS} clients at once; try again")
+        full = self.why_full()
+        if full is not None:
+            raise _BadRequestError(full)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from bayplan.oci.errors import OciError
 from bayplan.oci.protocol import MAX_HEADER_BYTES, Answer, Status, Verb, parse_header
-from bayplan.service.unix_socket import Peer, Place
+from bayplan.service.unix_socket import Peer, Place, SocketServer
 
 logger = logging.getLogger(__name__)
 
@@ -29,42 +29,13 @@ class Serve(Protocol):
         """The answer to the request that *peer* made."""
 
 
-class OciServer:
+class OciServer(SocketServer):
     """Serves the OCI socket at *path* from `start` to `close`."""
 
     def __init__(self, path: Path, serve: Serve, client_timeout_s: float = CLIENT_TIMEOUT_S) -> None:
-        self._place = Place(path, "OCI socket")
+        super().__init__(Place(path, "OCI socket"), MAX_HEADER_BYTES, MAX_CLIENTS)
         self._serve = serve
         self._client_timeout_s = client_timeout_s
-        self._server: asyncio.Server | None = None
-        self.clients: set[asyncio.Task[None]] = set()
-        """Who is being served."""
-
-    async def start(self) -> None:
-        """Take the socket's place and begin to serve.
-
-        Raises:
-            UnavailableError: a living daemon serves there.
-            HostError: the place cannot be taken.
-        """
-        listener = self._place.take()
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_HEADER_BYTES)
-
-    async def close(self) -> None:
-        """Stop serving, remove the socket file, and part from the clients."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        self._place.give_up()
-        for client in self.clients:
-            client.cancel()
-        await asyncio.gather(*self.clients, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = asyncio.get_running_loop().create_task(self._meet(reader, writer))
-        self.clients.add(client)
-        client.add_done_callback(self.clients.discard)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -85,7 +56,7 @@ class OciServer:
             peer = Peer.of(writer.get_extra_info("socket"))
             async with asyncio.timeout(self._client_timeout_s):
                 header = parse_header(await reader.readuntil(b"\n"))
-                unwelcome = peer.why_unwelcome() or self._why_full()
+                unwelcome = peer.why_unwelcome() or self.why_full()
                 if unwelcome is not None:
                     return Answer.saying(Status.ERROR, unwelcome)
                 body = await reader.readexactly(header.body_bytes)
@@ -97,10 +68,6 @@ class OciServer:
         except TimeoutError:
             return Answer.saying(Status.ERROR, f"no request within {self._client_timeout_s:g} seconds")
         return await self._serve(header.verb, body, peer)
-
-    def _why_full(self) -> str | None:
-        full = len(self.clients) > MAX_CLIENTS
-        return f"more than {MAX_CLIENTS} clients at once; try again" if full else None
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

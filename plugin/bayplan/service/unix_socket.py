@@ -1,9 +1,11 @@
-"""A unix socket of the daemon's: taking its place in the file system, giving it up, and who is the peer.
+"""A unix socket of the daemon's: its place in the file system, who is the peer, serving clients until closed.
 
 Only root and the daemon's own user get in: the file has mode 0600, and the kernel says who connects. What
 is spoken there: `bayplan.service.admin` and `bayplan.service.oci_socket`.
 """
 
+import abc
+import asyncio
 import contextlib
 import os
 import socket
@@ -112,3 +114,50 @@ class Place:
     def _found(self) -> tuple[int, int]:
         status = self.path.lstat()
         return status.st_dev, status.st_ino
+
+
+class SocketServer(abc.ABC):
+    """Serves clients at *place* from `start` to `close`, each in a task of its own. What they are told is the
+    subclass's. No line of a client may be longer than *line_bytes*; ``clients`` are being served."""
+
+    def __init__(self, place: Place, line_bytes: int, most_clients: int) -> None:
+        self.clients: set[asyncio.Task[None]] = set()
+        self._place = place
+        self._line_bytes = line_bytes
+        self._most_clients = most_clients
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Take the socket's place and begin to serve.
+
+        Raises:
+            UnavailableError: a living daemon serves there.
+            HostError: the place cannot be taken.
+        """
+        listener = self._place.take()
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=self._line_bytes)
+
+    async def close(self) -> None:
+        """Stop serving, remove the socket file unless it is somebody else's by now, part from the clients."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        self._place.give_up()
+        for client in self.clients:
+            client.cancel()
+        await asyncio.gather(*self.clients, return_exceptions=True)
+
+    def why_full(self) -> str | None:
+        """Why one client more is not served; None if it is."""
+        full = len(self.clients) > self._most_clients
+        return f"more than {self._most_clients} clients at once; try again" if full else None
+
+    @abc.abstractmethod
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client to its end. Raises nothing."""
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = asyncio.get_running_loop().create_task(self._meet(reader, writer))
+        self.clients.add(client)
+        client.add_done_callback(self.clients.discard)

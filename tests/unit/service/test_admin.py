@@ -166,8 +166,8 @@ def test_clients_that_do_not_read_are_dropped(path: Path, snapshot: Snapshot) ->
     async def scenario(server: AdminServer, path: Path) -> None:
         _, writer = await asyncio.open_unix_connection(path, limit=1)
         writer.write(b'{"verb":"status"}\n')
-        await until(lambda: bool(server._clients))
-        await asyncio.wait(list(server._clients))
+        await until(lambda: bool(server.clients))
+        await asyncio.wait(list(server.clients))
         writer.transport.abort()
         assert (await ask(path, b'{"verb":"ping"}\n'))["kind"] == "Pong"
 
@@ -181,7 +181,7 @@ def test_too_many_clients_are_turned_away(path: Path, snapshot: Snapshot) -> Non
         assert "at once" in answer["message"]
         for _, writer in waiting:
             writer.transport.abort()
-        await until(lambda: not server._clients)
+        await until(lambda: not server.clients)
         assert (await ask(path, b'{"verb":"ping"}\n'))["kind"] == "Pong"
 
     serve(path, lambda: snapshot, scenario)
