@@ -2,72 +2,26 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
-from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
+from bayplan.domain.workload import Adjustment, ContainerState, Pod, Resources, Update
 from bayplan.errors import PlacementError, StateError
-from bayplan.nri import Capabilities, Event, Runtime, Version
+from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.testing.machines import container, machine, pod
+from bayplan.testing.controllers import MACHINE, controlled
+from bayplan.testing.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
-MACHINE = machine(2, cpus_per_node=4)
-
-
-def runtime(nri: str) -> Runtime:
-    version = Version.parse(nri)
-    assert version is not None
-    return Runtime("containerd", "any", nri, Capabilities.of(version), frozenset(Event))
-
-
-class Rig:
-    """A controller, and what it asked of the host."""
-
-    def __init__(self, recorder: Recorder, policy: Policy) -> None:
-        self.oom_score_adj: list[tuple[str, int]] = []
-        self.verifications = 0
-        self.controller = Controller(
-            MACHINE,
-            policy,
-            ExactEngine(),
-            recorder,
-            cgroup_v2=True,
-            write_oom_score_adj=self.write_oom_score_adj,
-            verify_soon=self.verify_soon,
-        )
-
-    async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
-        self.oom_score_adj.append((one.id, value))
-
-    def verify_soon(self) -> None:
-        self.verifications += 1
-
-
-@asynccontextmanager
-async def rig(directory: Path, policy: Policy = Policy(), nri: str = "0.12.0") -> AsyncIterator[Rig]:
-    recorder = await Recorder.open(partial(Store.open, directory))
-    try:
-        made = Rig(recorder, policy)
-        await made.controller.restore()
-        made.controller.connected(runtime(nri))
-        yield made
-    finally:
-        await recorder.close()
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -82,7 +36,7 @@ def recorded(directory: Path) -> set[str]:
 
 def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             shared = container("s", BEST_EFFORT, resources=Resources())
             adjustment, updates = await one.controller.create_container(BEST_EFFORT, shared)
             assert adjustment.cpuset_cpus == CpuSet(range(8))
@@ -107,11 +61,11 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
     exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
 
     async def before() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             await one.controller.create_container(GUARANTEED, exclusive)
 
     async def after() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
             spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
             listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
@@ -131,10 +85,10 @@ def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
     async def scenario() -> None:
         policy = Policy(single_process_oom_kill=single_process)
         plain = container("c", BEST_EFFORT, resources=Resources())
-        async with rig(tmp_path, policy) as one:
+        async with controlled(tmp_path, policy) as one:
             adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
             assert ("memory.oom.group" in adjustment.unified) is not single_process
-        async with rig(tmp_path, policy) as one:
+        async with controlled(tmp_path, policy) as one:
             ledger = one.controller.ledger
             (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
             assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
@@ -144,7 +98,7 @@ def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
 
 def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             big = container("x", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
             with pytest.raises(PlacementError) as caught:
                 await one.controller.create_container(GUARANTEED, big)
@@ -162,7 +116,7 @@ def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> No
 
 def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
             await one.controller.create_container(GUARANTEED, small)
             before = one.controller.ledger
@@ -181,7 +135,7 @@ def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
 def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
             await one.controller.create_container(GUARANTEED, small)
             updates = await one.controller.update_container(
@@ -194,7 +148,7 @@ def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> 
 
 def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
             await one.controller.create_container(GUARANTEED, exclusive)
             one.controller.missed(Event.CREATE_CONTAINER, "x", "too late")
@@ -211,7 +165,7 @@ def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path
 
 def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
             await one.controller.create_container(GUARANTEED, exclusive)
             one.controller.missed(Event.STOP_CONTAINER, "x", "too late")
@@ -222,7 +176,7 @@ def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
 
 def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             blocker = sqlite3.connect(tmp_path / "state.db")
             blocker.execute("PRAGMA query_only = 0")
             blocker.execute("DROP TABLE containers")
@@ -237,7 +191,7 @@ def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
 
 def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
             await one.controller.create_container(GUARANTEED, exclusive)
             late = container("late", BEST_EFFORT)
@@ -251,7 +205,7 @@ def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
 
 def test_old_runtimes_get_the_score_written_before_the_start(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path, nri="0.6.1") as one:
+        async with controlled(tmp_path, nri="0.6.1") as one:
             plain = container("c", BEST_EFFORT, oom_score_adj=0)
             adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
             assert adjustment.oom_score_adj is None
@@ -264,7 +218,7 @@ def test_old_runtimes_get_the_score_written_before_the_start(tmp_path: Path) -> 
 
 def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             for name in ("a", "b"):
                 exclusive = container(name, GUARANTEED, memory_bytes=MIB, milli_cpus=1000)
                 await one.controller.create_container(GUARANTEED, exclusive)
@@ -281,13 +235,13 @@ def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) 
     wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/memory-limit": "lots"})
 
     async def ignored() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             await one.controller.create_container(wrong, container("c", wrong))
             reasons = one.controller.ledger.entries["c"].decision.reasons
             assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
 
     async def refused() -> None:
-        async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+        async with controlled(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
             with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
                 await one.controller.create_container(wrong, container("d", wrong))
 
@@ -299,7 +253,7 @@ def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
     wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/required-nodes": "7"})
 
     async def scenario() -> None:
-        async with rig(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+        async with controlled(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
             with pytest.raises(PlacementError) as raised:
                 await one.controller.create_container(wrong, container("d", wrong))
             assert one.controller.ledger.entries == {}
@@ -314,7 +268,7 @@ def test_a_container_that_opted_out_is_recorded_and_left_alone(tmp_path: Path) -
     out = pod("o", QosClass.GUARANTEED, {"bayplan.dev/opt-out": "true"})
 
     async def scenario() -> None:
-        async with rig(tmp_path, nri="0.6.1") as one:
+        async with controlled(tmp_path, nri="0.6.1") as one:
             left = container("c", out, memory_bytes=GIB // 2, milli_cpus=1000)
             assert await one.controller.create_container(out, left) == (Adjustment(), [])
             exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
@@ -336,7 +290,7 @@ def test_a_memory_policy_is_set_where_the_runtime_has_it(tmp_path: Path, nri: st
     wishing = pod("m", QosClass.GUARANTEED, {"bayplan.dev/memory-policy": "interleave"})
 
     async def scenario() -> None:
-        async with rig(tmp_path, nri=nri) as one:
+        async with controlled(tmp_path, nri=nri) as one:
             spread = container("c", wishing, memory_bytes=GIB + MIB, milli_cpus=1500)
             adjustment, _ = await one.controller.create_container(wishing, spread)
             wanted = MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
@@ -348,7 +302,7 @@ def test_a_memory_policy_is_set_where_the_runtime_has_it(tmp_path: Path, nri: st
 
 def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
             updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
             assert updates == (Update("n", cpuset_cpus=CpuSet(range(8))),)
@@ -365,7 +319,7 @@ def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> Non
 
 def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             stranger = container("n", BEST_EFFORT, resources=Resources())
             updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
             assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
@@ -376,7 +330,7 @@ def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
 
 def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with rig(tmp_path) as one:
+        async with controlled(tmp_path) as one:
             one.controller.disconnected("the runtime stopped")
             assert one.controller.runtime is None
             plain = container("c", BEST_EFFORT, oom_score_adj=0)
