@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayplan.domain.exact.flow import Flow, bits, crosses
-from bayplan.testing.exact_oracle import room, slack_by_subset
+from bayplan.testing.subsets import room, slack_by_subset
 
 NODES = 5
 EVERYTHING = (1 << NODES) - 1
