@@ -4,33 +4,17 @@ The shapes are KubeletConfiguration's. Whether the machine has such nodes and pa
 `bayplan.daemon.reservations` asks that.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from bayplan.daemon.values import Complaints, Reader, Wrong, items, join, parsed, show, unknown_key
+from bayplan.domain.kubelet.eviction_thresholds import STARVED, ThresholdError
 from bayplan.domain.kubelet.pod import CPU
 from bayplan.domain.topology import MEMORY, hugepages
 from bayplan.errors import Problem
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
-_ALL: Final = 100
-_NO_THRESHOLD: Final = ("0%", "100%")
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """An amount of memory: bytes, or a percentage of the machine's memory. ``text`` is what was written, for
-    those who compute with it as kubelet does; empty where thresholds are given, but not this one."""
-
-    amount_bytes: int = 0
-    percent: Decimal = Decimal(0)
-    text: str = field(default="", compare=False)
-
-    def of(self, capacity_bytes: int) -> int:
-        """The amount in bytes on a machine with *capacity_bytes*."""
-        return self.amount_bytes + int(capacity_bytes * self.percent / _ALL)
+T = TypeVar("T")
 
 
 def amount_bytes(path: str, value: object) -> int:
@@ -47,29 +31,31 @@ def positive_bytes(path: str, value: object) -> int:
     return amount
 
 
-def threshold(path: str, value: object) -> Threshold:
-    """An eviction threshold as kubelet takes it: a quantity of more than 0, or a percentage from 0% to 100%.
+def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
+    """A table of eviction signals, each of whose texts *read* takes together with the signal."""
 
-    ``0%`` and ``100%``, spelled like this, are no threshold at all.
-    """
-    if not (isinstance(value, str) and value.endswith("%")):
-        quantity_bytes = amount_bytes(path, value)
-        if quantity_bytes == 0:
-            signal = path.rpartition('."')[2].rstrip('"')
-            kubelet = f"eviction threshold {signal} must be positive: {value}"
-            raise Wrong(
-                Problem(path, show(value), f"more than 0, or '0%' for no threshold; kubelet: {kubelet}")
-            )
-        return Threshold(quantity_bytes, text=str(value))
-    if value in _NO_THRESHOLD:
-        return Threshold(text=value)
-    try:
-        percent = Decimal(value.removesuffix("%"))
-    except InvalidOperation:
-        percent = Decimal("NaN")
-    if not (percent.is_finite() and 0 <= percent <= _ALL):
-        raise Wrong(Problem(path, show(value), "a percentage from 0% to 100%"))
-    return Threshold(percent=percent, text=value)
+    def one(path: str, signal: str, value: object) -> T:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not isinstance(text, str):
+            raise Wrong(Problem(path, show(value), "a text such as '100Mi'"))
+        try:
+            return read(signal, text)
+        except ThresholdError as error:
+            saying = f"; kubelet: {error.kubelet}" if error.kubelet else ""
+            raise Wrong(Problem(path, show(value), f"{error.expected}{saying}")) from error
+
+    def typed(path: str, value: object) -> dict[str, T]:
+        complaints = Complaints()
+        found: dict[str, T] = {}
+        for signal, item in items(path, value):
+            with complaints:
+                if signal not in STARVED:
+                    raise Wrong(unknown_key(path, signal, STARVED))
+                found[signal] = one(join(path, signal), signal, item)
+        complaints.settle()
+        return found
+
+    return typed
 
 
 def reserved_resources(path: str, value: object) -> dict[str, int]:

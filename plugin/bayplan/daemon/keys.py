@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bayplan.daemon import syntax
-from bayplan.daemon.amounts import Threshold, positive_bytes, reserved_memory, reserved_resources, threshold
-from bayplan.daemon.settings import EXACT, KUBELET, Settings, Undecided
+from bayplan.daemon.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
+from bayplan.daemon.settings import EXACT, KUBELET, Undecided
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -28,28 +28,11 @@ from bayplan.daemon.values import (
 )
 from bayplan.domain.kubelet import cpu_options
 from bayplan.domain.kubelet.cpu_manager import NONE, STATIC
+from bayplan.domain.kubelet.eviction_thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import OPTIONS, Scope
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.service.protocol import LOG_LEVELS
-
-_SIGNALS: Final = (
-    "memory.available",
-    "allocatableMemory.available",
-    "nodefs.available",
-    "nodefs.inodesFree",
-    "imagefs.available",
-    "imagefs.inodesFree",
-    "containerfs.available",
-    "containerfs.inodesFree",
-    "pid.available",
-)
-
-
-def _eviction(path: str, value: object) -> Threshold:
-    signals = table(dict.fromkeys(_SIGNALS, threshold))(path, value)
-    return signals.get("memory.available", Threshold(Settings().eviction.amount_bytes))
-
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -160,10 +143,28 @@ RESERVATIONS: Final = (
         of_kubelet=True,
     ),
     Key(
-        "evictionHard", "eviction", "eviction-hard", "SIGNAL<AMOUNT[,...]",
-        _eviction, syntax.assignments("<"), "memory.available: 100Mi",
+        "evictionHard", "eviction_hard", "eviction-hard", "SIGNAL<AMOUNT[,...]",
+        by_signal(read_threshold), syntax.assignments("<"), "memory.available: 100Mi",
         "kubelet's hard eviction thresholds; memory.available is used where reservedMemory is not given",
         of_kubelet=True,
+    ),
+    Key(
+        "evictionSoft", "eviction_soft", "eviction-soft", "SIGNAL<AMOUNT[,...]",
+        by_signal(read_threshold), syntax.assignments("<"), "none",
+        "kubelet's soft eviction thresholds, with the engine kubelet; checked as by kubelet, without effect",
+        of_managers=True,
+    ),
+    Key(
+        "evictionSoftGracePeriod", "eviction_grace_ns", "eviction-soft-grace-period",
+        "SIGNAL=DURATION[,...]", by_signal(read_grace_period), syntax.assignments("="), "none",
+        "how long soft thresholds must be met, with the engine kubelet; each needs one; without effect",
+        of_managers=True,
+    ),
+    Key(
+        "evictionMinimumReclaim", "eviction_min_reclaim", "eviction-minimum-reclaim",
+        "SIGNAL=AMOUNT[,...]", by_signal(read_min_reclaim), syntax.assignments("="), "none",
+        "what kubelet's eviction reclaims at least, with the engine kubelet; checked, without effect",
+        of_managers=True,
     ),
     Key(
         "mergeDefaultEvictionSettings", "merge_default_eviction", "merge-default-eviction-settings", "BOOL",

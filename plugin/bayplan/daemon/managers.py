@@ -16,14 +16,16 @@ from bayplan.domain.kubelet.cpu_errors import CpuConfigError, CpuManagerError
 from bayplan.domain.kubelet.cpu_manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.domain.kubelet.cpu_options import CpuOptions
 from bayplan.domain.kubelet.cpu_topology import CpuTopology
+from bayplan.domain.kubelet.eviction_thresholds import (
+    DEFAULT_MEMORY,
+    MEMORY_AVAILABLE,
+    kept_bytes,
+    thresholds_of,
+    without_grace_period,
+)
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.memory_reservation import KEY, ReservationProblem, check_sums, of_nodes
-from bayplan.domain.kubelet.node_reservation import (
-    DEFAULT_HARD_EVICTION,
-    MEMORY_AVAILABLE,
-    eviction_bytes,
-    node_allocatable_reservation,
-)
+from bayplan.domain.kubelet.node_reservation import node_allocatable_reservation
 from bayplan.domain.kubelet.pod import CPU
 from bayplan.domain.kubelet.topology_manager import TopologyManager
 from bayplan.domain.kubelet.topology_options import OptionGates, TopologyConfigError, TopologyOptions
@@ -67,6 +69,9 @@ def wrong_options(settings: Settings) -> Iterator[Problem]:
         _topology_options(settings)
     except TopologyConfigError as error:
         yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+    for signal, sentence in without_grace_period(settings.eviction_soft, settings.eviction_grace_ns):
+        found, expected = f"{signal} without a grace period", "one in evictionSoftGracePeriod"
+        yield Problem("evictionSoft", found, f"{expected}; kubelet: {sentence}")
 
 
 def wrong_on_machine(settings: Settings, machine: Machine) -> Iterator[Problem]:
@@ -95,6 +100,18 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
     where = f"this machine's {nodes} NUMA nodes ({beyond}, see max-allowable-numa-nodes)"
     kubelet = f"kubelet would not start with topologyManagerPolicy {policy} on {where}"
     return (f"{kubelet}; bayplan decides here all the same",)
+
+
+def eviction_bytes(settings: Settings, capacity_bytes: int) -> int:
+    """The memory that hard eviction keeps free on a machine with *capacity_bytes*.
+
+    kubelet's default of 100Mi ends with any evictionHard, unless defaults are merged. The other engines keep
+    it where evictionHard says nothing of memory.
+    """
+    hard = settings.eviction_hard
+    if settings.merge_default_eviction or settings.engine != KUBELET:
+        hard = {MEMORY_AVAILABLE: DEFAULT_MEMORY, **hard}
+    return kept_bytes(thresholds_of(hard, {}, {}, {}), capacity_bytes)
 
 
 def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
@@ -129,15 +146,10 @@ def _reserved_milli_cpus(settings: Settings) -> int | None:
 
 
 def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    eviction, problems = 0, tuple[ReservationProblem, ...]()
-    threshold = settings.eviction.text
-    if settings.merge_default_eviction:
-        threshold = threshold or DEFAULT_HARD_EVICTION[MEMORY_AVAILABLE]
-    if threshold:
-        eviction, problems = eviction_bytes({MEMORY_AVAILABLE: threshold}, machine.memory_bytes)
+    eviction = eviction_bytes(settings, machine.memory_bytes)
     reserved = of_nodes(settings.reserved_memory or {})
     total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
-    problems += check_sums(reserved, total, words)
+    problems = check_sums(reserved, total, words)
     if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
         expected = "memory on at least one node"
         problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)

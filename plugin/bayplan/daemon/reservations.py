@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from bayplan.daemon.managers import kept_cpus, wrong_on_machine
+from bayplan.daemon.managers import eviction_bytes, kept_cpus, wrong_on_machine
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.domain.held_memory import Learned, within_promises
 from bayplan.domain.kubelet.resources import is_memory
@@ -99,7 +99,7 @@ def wanted_memory_bytes(
     if not settings.measured_reservation or settings.engine == KUBELET:
         return {}
     explicit = settings.reserved_memory or {}
-    headroom = _spread(settings.eviction.of(machine.memory_bytes), MEMORY, machine)
+    headroom = _spread(eviction_bytes(settings, machine.memory_bytes), MEMORY, machine)
     return {
         node: one.reserved_bytes + headroom.get(node, 0)
         for node, one in learned.items()
@@ -110,7 +110,7 @@ def wanted_memory_bytes(
 def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
     """The Node Allocatable reservation: kubeReserved + systemReserved + evictionHard, by resource."""
     total = Counter(settings.kube_reserved) + Counter(settings.system_reserved)
-    total[MEMORY] += settings.eviction.of(machine.memory_bytes)
+    total[MEMORY] += eviction_bytes(settings, machine.memory_bytes)
     return {resource: amount for resource, amount in total.items() if amount > 0 and is_memory(resource)}
 
 

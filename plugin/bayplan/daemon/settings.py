@@ -10,14 +10,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from bayplan.daemon.amounts import Threshold
 from bayplan.domain.kubelet.cpu_manager import STATIC
+from bayplan.domain.kubelet.eviction_thresholds import (
+    DEFAULT_MEMORY,
+    MEMORY_AVAILABLE,
+    ThresholdValue,
+    Values,
+)
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.pod import Amounts
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.pins import KubeletManager, kubelet_sentence
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
-from bayplan.quantity import MIB
 from bayplan.service.protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.sets import CpuSet
 
@@ -35,16 +39,13 @@ class Undecided(Enum):
     ALLOW = "allow"
 
 
-DEFAULT_EVICTION: Final = Threshold(100 * MIB, text="100Mi")
-"""Kubelet's own default for memory.available on Linux."""
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What files and flags say, before it is held against the machine.
 
     ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
-    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. ``device_memory`` maps
+    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` fields
+    are by signal; only ``eviction_hard`` has an effect, the others are checked. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
     ``notices`` are what the operator should hear although it is not wrong.
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
@@ -61,7 +62,10 @@ class Settings:
     reserved_cpus: CpuSet = CpuSet()
     kube_reserved: Amounts = field(default_factory=dict)
     system_reserved: Amounts = field(default_factory=dict)
-    eviction: Threshold = DEFAULT_EVICTION
+    eviction_hard: Values = field(default_factory=lambda: {MEMORY_AVAILABLE: DEFAULT_MEMORY})
+    eviction_soft: Values = field(default_factory=dict)
+    eviction_grace_ns: Mapping[str, int] = field(default_factory=dict)
+    eviction_min_reclaim: Mapping[str, ThresholdValue] = field(default_factory=dict)
     merge_default_eviction: bool = False
     measured_reservation: bool = True
     device_memory: Mapping[int, str] = field(default_factory=dict)

@@ -111,7 +111,7 @@ def report(folder: Folder, out: TextIO) -> bool:
         if len(result.failures) > SHOWN_FAILURES:
             print(f"{'':17}... and {len(result.failures) - SHOWN_FAILURES} more", file=out)
     for name, why in sorted(references().items()):
-        print(f"{'not run':>15}  {name}: {why}", file=out)
+        print(f"{'no cases':>15}  {name}: {why}", file=out)
     strangers = list(unknown(folder))
     for name in strangers:
         print(f"{'UNKNOWN':>15}  {name}: no section of this engine reads it", file=out)

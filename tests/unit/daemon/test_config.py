@@ -1,15 +1,16 @@
 """Files and flags: what they come to, and that everything wrong in them is said at once, by its path."""
 
 from collections.abc import Callable
-from decimal import Decimal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.amounts import Threshold
 from bayplan.daemon.config import load_settings
 from bayplan.daemon.keys import KEYS
+from bayplan.daemon.managers import eviction_bytes
 from bayplan.daemon.settings import Settings, Undecided
+from bayplan.domain.kubelet.eviction_thresholds import ThresholdValue, parse_percentage
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.pins import KubeletManager
@@ -31,6 +32,9 @@ reservedSystemCPUs = "0-1,8"
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
+evictionSoft = { "memory.available" = "0%", "pid.available" = 200 }
+evictionSoftGracePeriod = { "pid.available" = "1m30s" }
+evictionMinimumReclaim = { "memory.available" = "0" }
 mergeDefaultEvictionSettings = true
 measuredReservation = false
 deviceMemory = { "1,3" = "0009:01:00.0", "8" = "none" }
@@ -62,6 +66,7 @@ limits = { memory = "1Gi", "hugepages-1Gi" = "1Gi" }
 numaNode = 7
 limits = { memory = "2148Mi" }
 """
+FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
 FULL = Settings(
     engine="kubelet",
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
@@ -73,7 +78,13 @@ FULL = Settings(
     reserved_cpus=CpuSet([0, 1, 8]),
     kube_reserved={"cpu": 100, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
-    eviction=Threshold(percent=Decimal(5)),
+    eviction_hard={
+        "memory.available": ThresholdValue(share=FIVE),
+        "nodefs.available": ThresholdValue(share=TEN),
+    },
+    eviction_soft={"memory.available": None, "pid.available": ThresholdValue(200)},
+    eviction_grace_ns={"pid.available": 90_000_000_000},
+    eviction_min_reclaim={"memory.available": ThresholdValue(0)},
     merge_default_eviction=True,
     measured_reservation=False,
     device_memory={1: "0009:01:00.0", 3: "0009:01:00.0", 8: ""},
@@ -285,6 +296,17 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("evictionHard = { 'memory.available' = '-5%' }", "evictionHard.\"memory.available\": '-5%'"),
         ("evictionHard = { 'memory.available' = '0' }", "evictionHard.\"memory.available\": '0'"),
         ("evictionHard = { 'memory.available' = 'nan%' }", "evictionHard.\"memory.available\": 'nan%'"),
+        ("evictionHard = { 'memory.available' = true }", 'evictionHard."memory.available": true'),
+        ("evictionHard = { 'memory.available' = 0.5 }", 'evictionHard."memory.available": 0.5 (float)'),
+        (
+            "engine = 'kubelet'\nevictionMinimumReclaim = { 'pid.available' = '0%' }",
+            "evictionMinimumReclaim.\"pid.available\": '0%'",
+        ),
+        (
+            "engine = 'kubelet'\nevictionSoftGracePeriod = { 'pid.available' = '30mins' }",
+            "evictionSoftGracePeriod.\"pid.available\": '30mins'",
+        ),
+        ("evictionSoft = { 'pid.available' = 100 }", "evictionSoft: a table"),
         ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
         ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),
         ("deviceMemory = { '1' = 'a b' }", "deviceMemory.1: 'a b'"),
@@ -395,7 +417,8 @@ def test_no_memory_high_is_none_or_null(write: Write) -> None:
 
 def test_an_eviction_table_without_memory_keeps_the_default(write: Write) -> None:
     settings = load_settings([write("evictionHard = { 'nodefs.available' = '10%' }")])
-    assert settings.eviction == Threshold(100 * MIB)
+    assert eviction_bytes(settings, GIB) == 100 * MIB
+    assert eviction_bytes(replace(settings, engine="kubelet"), GIB) == 0
 
 
 # --- kubelet's own file ---

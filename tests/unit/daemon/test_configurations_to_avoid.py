@@ -212,6 +212,21 @@ ROWS = [
         id="an unknown eviction signal",
     ),
     pytest.param(
+        {"evictionSoft": "{memory.available: 1Gi}"},
+        "grace period must be specified for the soft eviction threshold memory.available",
+        id="a soft eviction threshold without a grace period",
+    ),
+    pytest.param(
+        {"evictionSoftGracePeriod": "{memory.available: -30s}"},
+        "invalid eviction grace period specified: -30s, must be a positive value",
+        id="a negative grace period",
+    ),
+    pytest.param(
+        {"evictionMinimumReclaim": "{memory.available: -300Mi}"},
+        "negative eviction minimum reclaim specified for memory.available",
+        id="a negative minimum to reclaim",
+    ),
+    pytest.param(
         {"systemReserved": "{memory: '-1Gi'}"},
         "systemReserved.memory: found '-1Gi'",
         id="a negative reservation",

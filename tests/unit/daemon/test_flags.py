@@ -12,6 +12,7 @@ from bayplan.daemon.config import load_settings
 from bayplan.daemon.flags import build_parser, given_flags
 from bayplan.daemon.keys import GROUPS, KEYS
 from bayplan.daemon.settings import Settings
+from bayplan.domain.kubelet.eviction_thresholds import ThresholdValue
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.errors import ConfigError
 from bayplan.sets import CpuSet
@@ -61,6 +62,9 @@ def test_every_flag() -> None:
         "--kube-reserved=cpu=200m,memory=500Mi",
         "--system-reserved=memory=1Gi",
         "--eviction-hard=memory.available<200Mi,nodefs.available<10%",
+        "--eviction-soft=memory.available<1Gi",
+        "--eviction-soft-grace-period=memory.available=1m30s",
+        "--eviction-minimum-reclaim=memory.available=5%,nodefs.available=0",
         "--merge-default-eviction-settings",
         "--measured-reservation=false",
         "--device-memory=1-2=0009:01:00.0,9=none",
@@ -88,7 +92,8 @@ def test_every_flag() -> None:
     assert settings.reserved_cpus == CpuSet([0, 1])
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
-    assert settings.eviction.amount_bytes == 200 * MIB
+    assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
+    assert settings.eviction_grace_ns == {"memory.available": 90_000_000_000}
     assert not settings.measured_reservation
     assert settings.device_memory == {1: "0009:01:00.0", 2: "0009:01:00.0", 9: ""}
     assert settings.memory_throttling_factor == 0.5
@@ -207,6 +212,9 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "deviceMemory",
         "topologyManagerPolicyOptions",
         "cpuManagerPolicyOptions",
+        "evictionSoft",
+        "evictionSoftGracePeriod",
+        "evictionMinimumReclaim",
     }
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',

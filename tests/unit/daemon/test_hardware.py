@@ -28,7 +28,7 @@ from bayplan.testing.machines import container, machine, pod
 
 PATIENCE_S = 20
 MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB)
-PLAIN = Settings(eviction=replace(Settings().eviction, amount_bytes=0))
+PLAIN = Settings(eviction_hard={"memory.available": None})
 
 
 class FakeHost:

@@ -1,16 +1,15 @@
 """Settings against a machine: what each node keeps, and everything that the machine does not have."""
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.daemon.amounts import Threshold
 from bayplan.daemon.config import engine_of, resolve_policy
 from bayplan.daemon.settings import Settings
 from bayplan.domain.kubelet.cpu_options import CpuOptions
+from bayplan.domain.kubelet.eviction_thresholds import ThresholdValue, Values, parse_percentage
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import Scope, TopologyOptions
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
@@ -29,6 +28,11 @@ def machine(*memory_bytes: int, pages: dict[int, int] | None = None) -> Machine:
         for index, amount in enumerate(memory_bytes)
     )
     return Machine(nodes, tuple(Cpu(index, index, 0, 2 * index, None) for index in range(len(nodes))))
+
+
+def free(value: ThresholdValue | None) -> Values:
+    """evictionHard with this value for memory.available."""
+    return {"memory.available": value}
 
 
 def problems_of(settings: Settings, hardware: Machine) -> list[str]:
@@ -62,7 +66,7 @@ def test_node_wide_reservations_are_kubelets_sum() -> None:
     settings = Settings(
         kube_reserved={"memory": GIB, "hugepages-2Mi": 6 * MIB},
         system_reserved={"memory": GIB},
-        eviction=Threshold(percent=Decimal(5)),
+        eviction_hard=free(ThresholdValue(share=0.05)),
     )
     hardware = machine(10 * GIB, 10 * GIB, pages={0: 64 * MIB, 1: 64 * MIB})
     reserved = resolve_policy(settings, hardware).reserved_bytes
@@ -81,7 +85,7 @@ def test_reserved_memory_is_taken_as_it_is() -> None:
 
 def test_no_reservation_is_possible() -> None:
     assert resolve_policy(Settings(reserved_memory={}), machine(GIB)).reserved_bytes == {}
-    assert resolve_policy(Settings(eviction=Threshold(0)), machine(GIB)).reserved_bytes == {}
+    assert resolve_policy(Settings(eviction_hard=free(None)), machine(GIB)).reserved_bytes == {}
 
 
 def test_everything_else_reaches_the_policy() -> None:
@@ -145,7 +149,7 @@ def test_offline_cpus_exist() -> None:
     st.integers(0, 1 << 42),
 )
 def test_the_spread_is_exact_and_fits_every_node(rooms: list[int], amount: int) -> None:
-    settings = Settings(eviction=Threshold(amount))
+    settings = Settings(eviction_hard=free(ThresholdValue(amount)))
     hardware = machine(*rooms)
     if amount > sum(rooms):
         assert len(problems_of(settings, hardware)) == 1
@@ -201,7 +205,7 @@ def test_all_that_kubelet_would_not_start_with_is_reported_at_once() -> None:
 
 
 def test_nothing_reserved_anywhere_is_kubelets_error_too() -> None:
-    settings = kubelet(reserved_memory={}, eviction=Threshold())
+    settings = kubelet(reserved_memory={}, eviction_hard={})
     assert problems_of(settings, machine(GIB, GIB)) == [
         (
             "reservedMemory: no memory | memory on at least one node; "
@@ -220,8 +224,9 @@ def test_without_managers_there_are_no_rules() -> None:
 
 
 def test_a_percentage_is_computed_as_kubelet_does() -> None:
+    fifth = parse_percentage("5%")
     settings = kubelet(
-        eviction=Threshold(percent=Decimal(5), text="5%"), reserved_memory={0: {"memory": GIB // 10}}
+        eviction_hard=free(ThresholdValue(share=fifth)), reserved_memory={0: {"memory": GIB // 10}}
     )
     [problem] = problems_of(settings, machine(GIB, GIB))
     assert "evictionHard memory.available 107374184" in problem

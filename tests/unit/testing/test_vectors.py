@@ -64,9 +64,9 @@ def test_unknown_tables_and_files_are_reported_and_fail(folder, capsys):
     assert printed.endswith("1 passed, 0 failed, 4 unknown tables\n")
 
 
-def test_what_the_engine_has_no_part_in_is_said(folder, capsys):
-    assert main([str(folder(bitmask=masks("10"), eviction={"compare": [{}]}))]) == 0
-    assert "not run  eviction.json: not part of this engine" in capsys.readouterr().out
+def test_what_holds_no_cases_is_said(folder, capsys):
+    assert main([str(folder(bitmask=masks("10"), oracle_cpu_topologies={"t": [{}]}))]) == 0
+    assert "no cases  oracle_cpu_topologies.json: read by oracle_take" in capsys.readouterr().out
 
 
 def test_missing_files_are_absent_not_failed(folder, capsys):

@@ -291,7 +291,3 @@ def _expect_memory_file(run: _Run, final: Written) -> None:
 
 
 SECTIONS: Final = (Section("oracle_sequences.jsonl", None, _sequence),)
-REFERENCES: Final = {
-    "eviction.json": "not part of this engine: it places containers and evicts none",
-    "oracle_eviction_rank.jsonl": "not part of this engine: it places containers and evicts none",
-}

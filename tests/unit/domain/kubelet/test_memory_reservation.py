@@ -18,7 +18,7 @@ from bayplan.domain.kubelet.memory_reservation import (
     parse_flags,
 )
 from bayplan.domain.kubelet.memory_restore import start
-from bayplan.domain.kubelet.node_reservation import eviction_bytes, node_allocatable_reservation
+from bayplan.domain.kubelet.node_reservation import node_allocatable_reservation
 from bayplan.domain.kubelet.pod import FeatureGates
 from bayplan.domain.topology import Machine, Node
 from bayplan.errors import ConfigError
@@ -186,9 +186,7 @@ def test_finds_what_the_machine_does_not_have():
 
 
 def test_works_the_sum_out():
-    kept, problems = eviction_bytes(None, 64 * GIB)
-    assert problems == ()
-    needed, words = node_allocatable_reservation({"memory": GIB, "cpu": 500}, {"memory": GIB}, kept)
+    needed, words = node_allocatable_reservation({"memory": GIB, "cpu": 500}, {"memory": GIB}, 100 * MIB)
     assert needed == {"memory": 2 * GIB + 100 * MIB}
     reservations = (
         Reservation(0, {"memory": GIB}),
@@ -209,31 +207,6 @@ def test_works_the_sum_out():
     )
     whole = (*reservations[:1], Reservation(1, {"memory": GIB + 100 * MIB}))
     assert check_sums(whole, needed, words) == ()
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "expected"),
-    [
-        (None, 100 * MIB),
-        ({}, 0),
-        ({"nodefs.available": "10%"}, 0),
-        ({"memory.available": "1Gi"}, GIB),
-        ({"memory.available": "0%"}, 0),
-        ({"memory.available": "100%"}, 0),
-        ({"memory.available": "50%"}, 32 * GIB),
-        ({"memory.available": "10%"}, 6871947776),
-    ],
-)
-def test_eviction_threshold_in_bytes(thresholds, expected):
-    """A tenth in single precision is a little more than a tenth."""
-    assert eviction_bytes(thresholds, 64 * GIB) == (expected, ())
-
-
-@pytest.mark.parametrize("value", ["0", "-1Gi", "lots", "-1%", "101%", "x%", "nan%"])
-def test_wrong_eviction_threshold(value):
-    kept, (problem,) = eviction_bytes({"memory.available": value}, GIB)
-    assert kept == 0
-    assert problem.path == "evictionHard.memory.available"
 
 
 def test_static_needs_memory_reserved_for_the_system():
