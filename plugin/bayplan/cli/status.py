@@ -21,6 +21,11 @@ _COLUMNS: Final = (
     Column("WHY"),
 )
 
+_KEPT_WHERE: Final = (
+    "  What was decided is set again. A container that is to keep other CPUs and nodes is created with them, "
+    'or with the annotation bayplan.dev/opt-out: "true".'
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None but those of every verb."""
@@ -48,7 +53,7 @@ def blocks(status: dict[str, Any]) -> list[Block]:
         shown.append(f"Created without bayplan ({len(status['unmanaged'])}):\n{names}")
     if status["drift"]:
         lines = "\n".join(f"  {one['name']}: {one['difference']}" for one in status["drift"])
-        shown.append(f"Not as decided ({len(status['drift'])}):\n{lines}")
+        shown.append(f"Not as decided ({len(status['drift'])}):\n{lines}\n{_KEPT_WHERE}")
     if status["problems"]:
         shown.append("Needs attention:\n" + "\n".join(f"  {one}" for one in status["problems"]))
     return shown

@@ -5,6 +5,7 @@ it is seen twice in a row: right after a reply the runtime may still be carrying
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -97,6 +98,12 @@ class Expectation:
         }
 
 
+KEEP_HINT: Final = (
+    "CPUs and nodes that others choose stay if the container is created with them, "
+    "or with the annotation bayplan.dev/opt-out=true"
+)
+"""For those who wonder why their own values do not last."""
+
 _NOTHING: Final = Adjustment()
 _OOM_GROUP_ONLY: Final = Adjustment(unified={OOM_GROUP: "1"})
 _OOM_SCORE_ADJ: Final = "oom_score_adj"
@@ -119,7 +126,7 @@ def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A container whose cgroup shows something else than was decided."""
+    """What the cgroup of a container shows otherwise than was decided."""
 
     expectation: Expectation
     differences: Mapping[str, str]
@@ -185,7 +192,7 @@ class InThread(Protocol):
 
 
 class Verifier:
-    """Finds and repairs drift. ``drift`` is what the last regular comparison found for the second time."""
+    """Finds and repairs drift. ``drift`` is what the last comparison reported."""
 
     def __init__(
         self, hierarchy: Hierarchy, expected: Callable[[], list[Expectation]], in_thread: InThread
@@ -195,35 +202,60 @@ class Verifier:
         self._expected = expected
         self._in_thread = in_thread
         self._suspected: frozenset[str] = frozenset()
+        # By container: what the kernel was last seen to have, and how often which difference was put right.
+        self._agreed: dict[str, Update] = {}
+        self._times: dict[str, Counter[str]] = {}
 
     async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
         """Compare once, and repair what differed the last time too; the drift that was reported.
 
-        *at_once* repairs without a second look, and reports nothing: updates are due that no reply could
-        carry.
+        *at_once* repairs without a second look: updates are due that no reply could carry. Of what it finds
+        only that is drift which the kernel had been seen to have already: somebody undid it.
         """
-        found = await self._in_thread(partial(find_drift, self._hierarchy, self._expected()))
-        due = tuple(one for one in found if at_once or one.expectation.container.id in self._suspected)
-        self._suspected = frozenset(one.expectation.container.id for one in found)
-        if not at_once:
-            self.drift = due
-            for one in due:
-                logger.warning("the kernel differs from the decision", extra={"difference": str(one)})
-        wanted = self._still_expected(due)
+        compared = await self._in_thread(partial(compare, self._hierarchy, self._expected()))
+        differing = tuple(one for one in compared if one.differences)
+        drift = tuple(one for one in differing if self._is_drift(one, at_once=at_once))
+        self._suspected = frozenset(map(_id, differing))
+        self._agreed = {_id(one): one.expectation.update for one in compared if not one.differences}
+        self._times = {key: self._times.get(key, Counter()) for key in map(_id, compared)}
+        self._report(drift)
+        self.drift = drift
+        wanted = self._still_expected(differing if at_once else drift)
         if wanted:
             await self._in_thread(partial(repair, self._hierarchy, wanted))
             logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
-        return () if at_once else due
+        return drift
+
+    def _is_drift(self, one: Drift, *, at_once: bool) -> bool:
+        if at_once:
+            return self._agreed.get(_id(one)) == one.expectation.update
+        return _id(one) in self._suspected
+
+    def _report(self, drift: Iterable[Drift]) -> None:
+        """Name what somebody else made of the container, the first, second, fourth... time: two managers of
+        one cpuset may go on for ever."""
+        for one in drift:
+            said = str(one)
+            self._times[_id(one)][said] += 1
+            times = self._times[_id(one)][said]
+            if times.bit_count() == 1:
+                extra = {"difference": said, "times": times, "hint": KEEP_HINT}
+                logger.warning("the kernel differs from the decision", extra=extra)
 
     def _still_expected(self, due: Iterable[Drift]) -> list[Drift]:
         """The ledger may have changed while the kernel was read."""
         current = {one.container.id: one.update for one in self._expected()}
-        return [one for one in due if current.get(one.expectation.container.id) == one.expectation.update]
+        return [one for one in due if current.get(_id(one)) == one.expectation.update]
 
 
-def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
-    """Read the cgroups and list those that differ. Blocks; containers that are gone are passed over."""
-    drifted = []
+def _id(drift: Drift) -> str:
+    return drift.expectation.container.id
+
+
+def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
+    """Read the cgroups and say of each how it differs, perhaps in nothing. Blocks; containers that are gone
+    are passed over."""
+    compared = []
     for one in wanted:
         try:
             with _open(hierarchy, one) as cgroup:
@@ -234,9 +266,8 @@ def find_drift(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drif
         except BayplanError as error:
             logger.warning("cannot verify", extra={"container": one.name, "problem": str(error)})
             continue
-        if differences := one.differences(found, oom_score_adj):
-            drifted.append(Drift(one, differences))
-    return drifted
+        compared.append(Drift(one, one.differences(found, oom_score_adj)))
+    return compared
 
 
 def repair(hierarchy: Hierarchy, drifted: Iterable[Drift]) -> None:

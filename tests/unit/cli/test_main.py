@@ -57,6 +57,7 @@ Created without bayplan (1):
 
 Not as decided (1):
   default/web-0/nginx: mems is 0-1, decided was 0
+  What was decided is set again. A container that is to keep other CPUs and nodes is created with them, or with the annotation bayplan.dev/opt-out: "true".
 
 Needs attention:
   the state store cannot record

@@ -62,6 +62,12 @@ def written(hierarchy: Hierarchy) -> tuple[str, str]:
     return (directory / "cpuset.cpus").read_text().strip(), (directory / "cpuset.mems").read_text().strip()
 
 
+def write(hierarchy: Hierarchy, cpus: str) -> None:
+    """As somebody else does it, and as the kernel then shows it."""
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+    (directory / "cpuset.cpus.effective").write_text(f"{cpus}\n")
+
+
 def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
         verifier = Verifier(hierarchy, lambda: [expectation("c1", "2", "1")], here)
@@ -83,6 +89,62 @@ def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hie
         assert verifier.drift == ()
 
     asyncio.run(scenario())
+
+
+def test_what_somebody_undid_is_named_also_where_updates_are_due(
+    hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        wanted = [expectation("c1", "0-3", "0-1")]
+        verifier = Verifier(hierarchy, lambda: wanted, here)
+        assert await verifier.verify(at_once=False) == ()
+        # An operator's `runc update --cpuset-cpus`, and a decision about somebody else right after it.
+        write(hierarchy, "2-3")
+        (drift,) = await verifier.verify(at_once=True)
+        assert verifier.drift == (drift,)
+        assert written(hierarchy) == ("0-3", "")
+        # What is due now was never in force: nobody undid it.
+        write(hierarchy, "0-3")
+        assert await verifier.verify(at_once=False) == ()
+        wanted[:] = [expectation("c1", "1", "0-1")]
+        assert await verifier.verify(at_once=True) == ()
+        assert written(hierarchy) == ("1", "")
+
+    asyncio.run(scenario())
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.__dict__["difference"] == "default/p/c1: cpus is 2-3, decided was 0-3"
+    assert "bayplan.dev/opt-out=true" in warning.__dict__["hint"]
+
+
+def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
+    hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        wanted = [expectation("c1", "2")]
+        verifier = Verifier(hierarchy, lambda: wanted, here)
+        await verifier.verify(at_once=False)
+        for _ in range(10):
+            # The fake kernel shows what it did before, whatever is written.
+            assert len(await verifier.verify(at_once=False)) == 1
+        # Another value is another line, and so is the next life of the container.
+        write(hierarchy, "0-1")
+        await verifier.verify(at_once=False)
+        wanted.clear()
+        await verifier.verify(at_once=False)
+        wanted.append(expectation("c1", "2"))
+        for _ in range(2):
+            await verifier.verify(at_once=False)
+
+    asyncio.run(scenario())
+    warnings = [one.__dict__ for one in caplog.records if one.levelname == "WARNING"]
+    assert [(one["difference"].split()[3], one["times"]) for one in warnings] == [
+        ("0-3,", 1),
+        ("0-3,", 2),
+        ("0-3,", 4),
+        ("0-3,", 8),
+        ("0-1,", 1),
+        ("0-1,", 1),
+    ]
 
 
 def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
