@@ -1,8 +1,8 @@
 """Run the engine against folders of recorded answers: ``python -m bayplan.testing.vectors DIR``.
 
 Every case of every known table is executed; fields of a case that no check reads are ignored. Tables and
-files that no section claims are reported by name, never passed over in silence. The exit status is 1 if any
-case fails, a table can't be read, anything in the folder is unknown, or there is no case at all.
+files that no section claims, or that can't be read, are reported by name, never passed over in silence. The
+exit status is 1 if any case fails, anything can't be read or is unknown, or there is no case at all.
 """
 
 import argparse
@@ -63,9 +63,8 @@ def run(section: Section, folder: Folder) -> Result:
     failures = []
     try:
         cases = section.cases(folder)
-    except (ValueError, TypeError, AttributeError, OSError) as error:
-        why = f"the table can't be read: {type(error).__name__}: {error}"
-        return Result(section, 1, (Failure(0, "", why),))
+    except ValueError as error:
+        return Result(section, 1, (Failure(0, "", str(error)),))
     for index, case in enumerate(cases):
         try:
             section.check(case, folder)
@@ -78,43 +77,50 @@ def run(section: Section, folder: Folder) -> Result:
     return Result(section, len(cases), tuple(failures))
 
 
+def damaged(folder: Folder) -> dict[str, str]:
+    """The vector files of *folder* that can't be read, known or not, and why."""
+    found = {}
+    for name in _files(folder):
+        try:
+            folder.load(name)
+        except (ValueError, OSError) as error:
+            found[name] = str(error)
+    return found
+
+
 def unknown(folder: Folder) -> Iterator[str]:
     """The files and tables of *folder* that neither a section nor a reference claims."""
     claimed = {str(section) for section in sections()} | set(references())
-    for path in sorted(folder.path.iterdir()):
-        if path.suffix not in {".json", ".jsonl"} or path.name in claimed:
+    for name in _files(folder):
+        if name in claimed or name in damaged(folder):
             continue
-        try:
-            content = folder.load(path.name)
-        except (ValueError, UnicodeDecodeError) as error:
-            yield f"{path.name} ({error})"
-            continue
+        content = folder.load(name)
         keys = [key for key in content if not key.startswith("_")] if isinstance(content, dict) else []
-        tables = [f"{path.name}:{key}" for key in keys] if keys else [path.name]
+        tables = [f"{name}:{key}" for key in keys] if keys else [name]
         yield from (table for table in tables if table not in claimed)
 
 
 def report(folder: Folder, out: TextIO) -> bool:
     """Run everything in *folder*, print passed and failed per section; whether all of it passed."""
-    passed = failed = 0
+    unreadable = damaged(folder)
+    passed, failed = 0, len(unreadable)
     for section in sections():
-        result = run(section, folder)
-        if not result.cases:
-            print(f"{'absent':>15}  {section}", file=out)
+        if section.file in unreadable:
             continue
+        result = run(section, folder)
         passed += result.passed
         failed += len(result.failures)
-        state = "ok" if not result.failures else "FAILED"
-        print(f"{result.passed:6}/{result.cases:<6} {state}  {section}", file=out)
-        for failure in result.failures[:SHOWN_FAILURES]:
-            print(f"{'':17}{failure}", file=out)
-        if len(result.failures) > SHOWN_FAILURES:
-            print(f"{'':17}... and {len(result.failures) - SHOWN_FAILURES} more", file=out)
+        _print(result, out)
+    for name, why in sorted(unreadable.items()):
+        print(f"{'FAILED':>15}  {name}: can't be read: {why}", file=out)
     for name, why in sorted(references().items()):
-        print(f"{'no cases':>15}  {name}: {why}", file=out)
+        if folder.has(name.partition(":")[0]) and name not in unreadable:
+            print(f"{'no cases':>15}  {name}: {why}", file=out)
     strangers = list(unknown(folder))
     for name in strangers:
         print(f"{'UNKNOWN':>15}  {name}: no section of this engine reads it", file=out)
+    if not (passed or failed):
+        print(f"{'NOTHING':>15}  {folder.path}: no file in it holds a case", file=out)
     print(f"{passed} passed, {failed} failed, {len(strangers)} unknown tables", file=out)
     return bool(passed) and not failed and not strangers
 
@@ -130,6 +136,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not directory.is_dir():
         parser.error(f"{directory}: not a folder")
     return 0 if report(Folder(directory), sys.stdout) else 1
+
+
+def _print(result: Result, out: TextIO) -> None:
+    if not result.cases:
+        print(f"{'absent':>15}  {result.section}", file=out)
+        return
+    state = "ok" if not result.failures else "FAILED"
+    print(f"{result.passed:6}/{result.cases:<6} {state}  {result.section}", file=out)
+    for failure in result.failures[:SHOWN_FAILURES]:
+        print(f"{'':17}{failure}", file=out)
+    if len(result.failures) > SHOWN_FAILURES:
+        print(f"{'':17}... and {len(result.failures) - SHOWN_FAILURES} more", file=out)
+
+
+def _files(folder: Folder) -> list[str]:
+    """The names of the vector files that are in *folder*."""
+    files = (path for path in folder.path.iterdir() if path.suffix in {".json", ".jsonl"} and path.is_file())
+    return sorted(path.name for path in files)
 
 
 def _name(case: Any) -> str:

@@ -59,9 +59,10 @@ def test_unknown_tables_and_files_are_reported_and_fail(folder, capsys):
     path = folder(bitmask=masks("10") | {"xor": []}, planets={"near": []}, lines='{"a": 1}\n', broken="{")
     assert main([str(path)]) == 1
     printed = capsys.readouterr().out
-    for name in ("bitmask.json:xor", "planets.json:near", "lines.jsonl", "broken.jsonl ("):
+    for name in ("bitmask.json:xor", "planets.json:near", "lines.jsonl"):
         assert f"UNKNOWN  {name}" in printed
-    assert printed.endswith("1 passed, 0 failed, 4 unknown tables\n")
+    assert "FAILED  broken.jsonl: can't be read: line 1: " in printed
+    assert printed.endswith("1 passed, 1 failed, 3 unknown tables\n")
 
 
 def test_what_holds_no_cases_is_said(folder, capsys):
@@ -78,18 +79,36 @@ def test_missing_files_are_absent_not_failed(folder, capsys):
 
 def test_a_folder_without_cases_proves_nothing(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().out.endswith("0 passed, 0 failed, 0 unknown tables\n")
+    printed = capsys.readouterr().out
+    assert f"NOTHING  {tmp_path}: no file in it holds a case" in printed
+    assert printed.endswith("0 passed, 0 failed, 0 unknown tables\n")
 
 
-@pytest.mark.parametrize("content", [["and"], {"and": 7}, "{"])
-def test_a_known_table_that_cannot_be_read_has_failed(tmp_path, content, capsys):
-    text = content if isinstance(content, str) else json.dumps(content)
-    (tmp_path / AND).write_text(text)
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (["and"], "the file holds a list, expected tables by name"),
+        ({"and": 7}, "the table is a int, expected a list of cases"),
+    ],
+)
+def test_a_known_table_of_another_form_has_failed(tmp_path, content, why, capsys):
+    (tmp_path / AND).write_text(json.dumps(content))
     (tmp_path / "topology_manager.json").write_text("{}")
     assert main([str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "FAILED  bitmask.json:and" in printed
-    assert "the table can't be read" in printed
+    assert f"case 0: {why}" in printed
+
+
+@pytest.mark.parametrize("content", [b"", b'{"and": [{"masks"', b"\xff\xfe"])
+def test_a_damaged_file_is_one_failure(tmp_path, content, capsys):
+    (tmp_path / AND).write_bytes(content)
+    (tmp_path / "folder.json").mkdir()
+    assert main([str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("FAILED") == 1
+    assert "FAILED  bitmask.json: can't be read: " in printed
+    assert printed.endswith("0 passed, 1 failed, 0 unknown tables\n")
 
 
 def test_fields_that_no_check_reads_are_ignored(folder):

@@ -58,11 +58,16 @@ class Folder:
     _loaded: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def load(self, file: str) -> Any:
-        """The content of one file: its JSON value, or for ``.jsonl`` the list of its lines' values."""
+        """The content of one file: its JSON value, or for ``.jsonl`` the list of its lines' values.
+
+        Raises:
+            ValueError: not JSON, or not text.
+            OSError: not there, or not for us to read.
+        """
         if file not in self._loaded:
             text = (self.path / file).read_text(encoding="utf-8")
             if file.endswith(".jsonl"):
-                self._loaded[file] = [json.loads(line) for line in text.splitlines() if line.strip()]
+                self._loaded[file] = _lines(text)
             else:
                 self._loaded[file] = json.loads(text)
         return self._loaded[file]
@@ -70,6 +75,17 @@ class Folder:
     def has(self, file: str) -> bool:
         """Whether the folder holds that file."""
         return (self.path / file).is_file()
+
+
+def _lines(text: str) -> list[Any]:
+    values = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                values.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +104,24 @@ class Section:
         return self.file if self.key is None else f"{self.file}:{self.key}"
 
     def cases(self, folder: Folder) -> tuple[Case, ...]:
-        """The cases that *folder* holds for this section; none if the file or the table is not there."""
+        """The cases that *folder* holds for this section; none if the file or the table is not there.
+
+        Raises:
+            ValueError: the file is not JSON, or holds something else there than cases.
+        """
         if not folder.has(self.file):
             return ()
         table = folder.load(self.file)
         if self.key is not None:
-            table = table.get(self.key) or ()
+            if not isinstance(table, dict):
+                raise ValueError(f"the file holds a {type(table).__name__}, expected tables by name")
+            table = table.get(self.key)
+        if table is None:
+            return ()
         if isinstance(table, dict):
             return tuple([key, value] for key, value in table.items())
+        if not isinstance(table, list):
+            raise ValueError(f"the table is a {type(table).__name__}, expected a list of cases")  # noqa: TRY004
         return tuple(table)
 
 
