@@ -85,7 +85,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "garbage": (PATIENT, "what answers at {socket} is not a bayplan daemon"),
     "another protocol": (PATIENT, "what answers at {socket} is not a bayplan daemon"),
     "negative": (PATIENT, "what answers at {socket} is not a bayplan daemon"),
-    "huge": (PATIENT, "the daemon at {socket} announced 99999999999 bytes, above 16777216"),
+    "huge": (PATIENT, "{socket} announced 99999999999 bytes, above 16777216"),
     "error": (PATIENT, "the store cannot record: disk full"),
 }
 REPLIES = {

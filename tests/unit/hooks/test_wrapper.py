@@ -282,6 +282,30 @@ def test_a_failing_daemon_is_handled_as_configured(
         assert installed.system_log.lines() == [f"<28>bayplan: {name} of c1: {words}; let through"]
 
 
+@pytest.mark.parametrize(
+    ("annotations", "is_refused"),
+    [
+        ({"io.kubernetes.cri-o.ContainerType": "sandbox"}, False),
+        ({"io.kubernetes.cri.container-type": "sandbox"}, False),
+        ({"io.kubernetes.docker.type": "podsandbox"}, False),
+        ({"io.kubernetes.cri-o.ContainerType": "container"}, True),
+        ({}, True),
+        (None, True),
+        (["io.kubernetes.cri-o.ContainerType", "sandbox"], True),
+    ],
+)
+def test_a_pods_own_container_is_not_refused_for_want_of_a_daemon(
+    installed: "Installation", runtime: "Runtime", annotations: Any, is_refused: bool
+) -> None:
+    installed.configure(runtime.path, on_failure="refuse")
+    (installed.directory / "config.json").write_text(json.dumps({"annotations": annotations}))
+    finished = installed.run_wrapper("create", "--bundle", str(installed.directory), "c1")
+    assert runtime.ran is not is_refused
+    assert (finished.returncode == 1) is is_refused
+    (line,) = installed.system_log.lines()
+    assert line.endswith("; let through") is not is_refused
+
+
 def test_a_deletion_is_never_refused(
     installed: "Installation", daemon: OciDaemon, runtime: "Runtime", shell: str
 ) -> None:
