@@ -9,7 +9,9 @@ from typing import Final, TypeVar
 
 from bayplan.daemon.values import Complaints, Reader, Wrong, items, join, parsed, show, unknown_key
 from bayplan.domain.kubelet.eviction_thresholds import STARVED, ThresholdError
+from bayplan.domain.kubelet.memory_reservation import Reservation, check_values, in_words
 from bayplan.domain.kubelet.pod import CPU
+from bayplan.domain.kubelet.resources import is_memory
 from bayplan.domain.topology import MEMORY, hugepages
 from bayplan.errors import Problem
 from bayplan.quantity import parse_bytes, parse_milli_cpus
@@ -79,44 +81,60 @@ def reserved_resources(path: str, value: object) -> dict[str, int]:
 
 
 def reserved_memory(path: str, value: object) -> dict[int, dict[str, int]]:
-    """reservedMemory: node id -> resource -> bytes."""
+    """reservedMemory: node id -> resource -> bytes.
+
+    Entries that hide no amount (zeros, second amounts, unknown types) leave the rest readable, so that it can
+    be added up.
+    """
     if not isinstance(value, list):
         raise Wrong(Problem(path, show(value), "a list of {numaNode, limits}"))
     complaints = Complaints()
-    typed: dict[int, dict[str, int]] = {}
+    found: list[Reservation] = []
     for position, item in enumerate(value):
         with complaints:
-            _add_reservation(f"{path}[{position}]", item, typed)
-    complaints.settle()
+            _read_reservation(f"{path}[{position}]", item, found)
+    complaints.problems += map(in_words, check_values(found))
+    typed: dict[int, dict[str, int]] = {}
+    for each in found:
+        row = typed.setdefault(each.node, {})
+        for resource, amount in each.sizes.items():
+            if amount and is_memory(resource):
+                row[resource] = row.get(resource, 0) + amount
+    complaints.settle(typed)
     return typed
 
 
-def _add_reservation(path: str, value: object, typed: dict[int, dict[str, int]]) -> None:
+def _read_reservation(path: str, value: object, found: list[Reservation]) -> None:
     complaints = Complaints()
     parts = dict(items(path, value))
     keys = ("numaNode", "limits")
     complaints.problems += [unknown_key(path, key, keys) for key in parts if key not in keys]
-    row: dict[str, int] | None = None
+    node: int | None = None
     with complaints:
-        row = typed.setdefault(_node_id(join(path, "numaNode"), parts.get("numaNode")), {})
+        node = _node_id(join(path, "numaNode"), parts.get("numaNode"))
     with complaints:
-        _add_limits(join(path, "limits"), parts.get("limits"), {} if row is None else row)
+        limits = _limits(join(path, "limits"), parts.get("limits"), complaints)
+        # One for each, because hugepages-2Mi and hugepages-2048Ki may both be there.
+        known = -1 if node is None else node
+        here = [Reservation(known, {resource: amount}, path) for resource, amount in limits]
+        if node is None:
+            complaints.problems += [Problem(one.path, one.found, one.expected) for one in check_values(here)]
+        else:
+            found += here
     complaints.settle()
 
 
-def _add_limits(path: str, value: object, row: dict[str, int]) -> None:
-    complaints = Complaints()
-    limits = items(path, value)
-    if not limits:
-        raise Wrong(Problem(path, "an empty table", "memory or hugepages-<size>, or both"))
-    for key, item in limits:
+def _limits(path: str, value: object, complaints: Complaints) -> list[tuple[str, int]]:
+    """The amounts that can be read. Types that are neither memory nor huge pages keep their names."""
+    written = items(path, value)
+    if not written:
+        raise Wrong(Problem(path, "an empty table", "memory or hugepages-<size>, or both"), readable=True)
+    found = []
+    for key, item in written:
         here = join(path, key)
         with complaints:
-            resource, amount = _memory_resource(here, key), positive_bytes(here, item)
-            if resource in row:
-                raise Wrong(Problem(here, "a second amount", f"one amount of {resource} for each node"))
-            row[resource] = amount
-    complaints.settle()
+            found.append((_memory_resource(here, key) if is_memory(key) else key, amount_bytes(here, item)))
+    return found
 
 
 def _memory_resource(path: str, key: str) -> str:

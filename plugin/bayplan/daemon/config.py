@@ -6,10 +6,10 @@ own file can be among the files: the keys that mean the same here are taken from
 
 import enum
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from bayplan.daemon.keys import FEATURE_GATES, KEYS
 from bayplan.daemon.managers import engine_of, wrong_options
@@ -25,6 +25,10 @@ __all__ = ["DEFAULT_DIRECTORY", "Settings", "engine_of", "load_settings", "resol
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _SUFFIXES: Final = (".toml", ".yaml", ".yml")
 _FLAGS: Final = "command line"
+_HERE: Final = "on this machine"
+
+MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem]]
+"""What is wrong with settings beyond themselves, apart from what depends on keys that could not be read."""
 
 _PINNING: Final[Mapping[tuple[str, str], KubeletManager]] = {
     ("cpuManagerPolicy", "static"): KubeletManager.CPU,
@@ -37,13 +41,14 @@ _MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
 class _Source:
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
-    ``of_managers`` are further values that count for the engine `kubelet` only. ``pinning`` are the managers
-    of kubelet that the file switches on."""
+    ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for
+    the engine `kubelet` only. ``pinning`` are the managers of kubelet that the file switches on."""
 
     name: str
     values: Mapping[str, tuple[str, object]]
     notices: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    unread: frozenset[str] = frozenset()
     of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     pinning: tuple[KubeletManager, ...] = ()
 
@@ -58,11 +63,13 @@ def load_settings(
     paths: Sequence[Path] = (),
     flags: Mapping[str, Sequence[str]] | None = None,
     default_directory: Path = DEFAULT_DIRECTORY,
+    more_problems: MoreProblems | None = None,
 ) -> Settings:
     """The settings from the files at *paths*, in that order, and the *flags* (key -> texts of the flag).
 
     A directory stands for its .toml, .yaml and .yml files in lexical order. Without *paths*: bayplan.toml
-    (or .yaml) of *default_directory* and then its conf.d, as far as they exist.
+    (or .yaml) of *default_directory* and then its conf.d, as far as they exist. If something is wrong,
+    *more_problems* is asked about all that could be read.
 
     Raises:
         ConfigError: everything that is wrong, in all of them.
@@ -79,15 +86,13 @@ def load_settings(
     sources = [source.for_engine(engines[-1] if engines else EXACT) for source in sources]
     typed: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    unread: set[str] = set()
     for source in sources:
-        complaints = Complaints()
-        for key, (path, value) in source.values.items():
-            with complaints:
-                if key not in KEYS:
-                    raise Wrong(unknown_key("", key, KEYS))
-                typed[KEYS[key].field] = KEYS[key].read(path, value)
-                origin[key] = source.name
-        problems += [(source.name, problem) for problem in (*source.problems, *complaints.problems)]
+        read, wrong_keys, found = _read_values(source)
+        typed |= read
+        unread |= wrong_keys
+        origin |= dict.fromkeys(source.values, source.name)
+        problems += [(source.name, problem) for problem in found]
     settings = replace(
         Settings(),
         **typed,
@@ -95,10 +100,34 @@ def load_settings(
         notices=tuple(f"{source.name}: {notice}" for source in sources for notice in source.notices),
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
-    problems += _contradictions(settings, origin)
+    for name, problem in _contradictions(settings, origin):
+        problems.append((name, problem))
+        unread.add(problem.path)
     if problems:
+        if more_problems is not None:
+            problems += [(_HERE, problem) for problem in more_problems(settings, unread)]
         raise _config_error(problems)
     return settings
+
+
+def _read_values(source: _Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
+    """The fields that *source* sets, the keys whose values can't be read, and everything that is wrong."""
+    complaints = Complaints()
+    typed: dict[str, Any] = {}
+    unread = set(source.unread)
+    for key, (path, value) in source.values.items():
+        with complaints:
+            if key not in KEYS:
+                raise Wrong(unknown_key("", key, KEYS))
+            try:
+                typed[KEYS[key].field] = KEYS[key].read(path, value)
+            except Wrong as wrong:
+                if wrong.readable:
+                    typed[KEYS[key].field] = wrong.value
+                else:
+                    unread.add(key)
+                raise
+    return typed, unread, [*source.problems, *complaints.problems]
 
 
 def _contradictions(settings: Settings, origin: Mapping[str, str]) -> Iterable[tuple[str, Problem]]:
@@ -176,7 +205,8 @@ def _of_flags(flags: Mapping[str, Sequence[str]]) -> _Source:
                 values[key] = (path, KEYS[key].plain(texts))
             except ParseError as error:
                 raise Wrong(Problem(path, show(error.found), error.expected)) from error
-    return _Source(_FLAGS, values, problems=tuple(complaints.problems))
+    unread = frozenset(flags.keys() - values.keys())
+    return _Source(_FLAGS, values, problems=tuple(complaints.problems), unread=unread)
 
 
 def _reserved_twice(top: Mapping[str, object]) -> tuple[Problem, ...]:

@@ -3,18 +3,20 @@
 Errors end here, as one message without a traceback and the exit status of their category.
 """
 
+import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from bayplan.daemon import logs
 from bayplan.daemon.config import load_settings, resolve_policy
 from bayplan.daemon.flags import build_parser, given_flags
 from bayplan.daemon.managers import remarks_on_machine
+from bayplan.daemon.reservations import wrong_here
 from bayplan.daemon.settings import Settings
 from bayplan.domain.memory_kinds import with_owners
-from bayplan.errors import EXIT_FAILURE, BayplanError
+from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.quantity import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -24,14 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run baypland with *argv* (the command line without the program's name); its exit status."""
     arguments = build_parser().parse_args(argv)
     try:
-        settings = load_settings(arguments.config, given_flags(arguments))
+        settings = _load(arguments)
         if arguments.check_config:
             sys.stdout.write(check(settings))
             return 0
     except BayplanError as error:
         sys.stderr.write(f"baypland: {error}\n")
         return error.exit_code
-    return _run(settings, lambda: load_settings(arguments.config, given_flags(arguments)))
+    return _run(settings, lambda: _load(arguments))
 
 
 def check(settings: Settings, root: Path = Path("/")) -> str:
@@ -53,6 +55,24 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
         kept = [f"{format_bytes(amount)} {resource}" for resource, amount in sorted(resources.items())]
         lines.append(f"Node {node} keeps {', '.join(kept)} from containers.")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _load(arguments: argparse.Namespace) -> Settings:
+    return load_settings(arguments.config, given_flags(arguments), more_problems=wrong_on_this_machine)
+
+
+def wrong_on_this_machine(
+    settings: Settings, unread: Collection[str], root: Path = Path("/")
+) -> tuple[Problem, ...]:
+    """What is wrong with *settings* on the machine below *root*, beside *unread*; nothing if that can't be
+    read."""
+    from bayplan.host.sysfs import read_machine  # noqa: PLC0415 - good settings do without it here
+
+    try:
+        machine = with_owners(read_machine(root), settings.device_memory)
+    except HostError:
+        return ()
+    return tuple(wrong_here(settings, machine, unread))
 
 
 def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:

@@ -5,8 +5,7 @@ reserved CPUs, options must fit each other and the machine. Every broken rule is
 own sentence about it, because that is what people search for.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from bayplan.daemon.settings import KUBELET, Settings
@@ -24,7 +23,13 @@ from bayplan.domain.kubelet.eviction_thresholds import (
     without_grace_period,
 )
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
-from bayplan.domain.kubelet.memory_reservation import KEY, ReservationProblem, check_sums, of_nodes
+from bayplan.domain.kubelet.memory_reservation import (
+    KEY,
+    ReservationProblem,
+    check_sums,
+    in_words,
+    of_nodes,
+)
 from bayplan.domain.kubelet.node_reservation import node_allocatable_reservation
 from bayplan.domain.kubelet.pod import CPU
 from bayplan.domain.kubelet.topology_manager import TopologyManager
@@ -37,6 +42,34 @@ from bayplan.sets import CpuSet
 
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
+_SUM_OF: Final = {
+    "engine",
+    "memoryManagerPolicy",
+    "reservedMemory",
+    "kubeReserved",
+    "systemReserved",
+    "evictionHard",
+    "mergeDefaultEvictionSettings",
+}
+_TOPOLOGY_OF: Final = {
+    "engine",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "featureGates",
+    _TOPOLOGY_OPTIONS,
+}
+_CPUS_OF: Final = {
+    "engine",
+    "cpuManagerPolicy",
+    "reservedSystemCPUs",
+    "kubeReserved",
+    "systemReserved",
+    "topologyManagerPolicy",
+    "featureGates",
+    _CPU_OPTIONS,
+}
+"""The keys on which the checks against a machine depend."""
+
 _NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
 _MILLI: Final = 1000
 
@@ -74,14 +107,24 @@ def wrong_options(settings: Settings) -> Iterator[Problem]:
         yield Problem("evictionSoft", found, f"{expected}; kubelet: {sentence}")
 
 
-def wrong_on_machine(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    """What kubelet's managers would not start with on *machine*."""
-    if settings.memory_manager is not MemoryPolicy.NONE:
+def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """What kubelet's managers would not start with on *machine*; nothing that depends on keys *unread*."""
+    if settings.memory_manager is not MemoryPolicy.NONE and _SUM_OF.isdisjoint(unread):
         yield from _wrong_sums(settings, machine)
+    if _TOPOLOGY_OF.isdisjoint(unread):
+        yield from _wrong_topology(settings, machine)
+    if _CPUS_OF.isdisjoint(unread):
+        yield from _wrong_cpu_policy(settings, machine)
+
+
+def _wrong_topology(settings: Settings, machine: Machine) -> Iterator[Problem]:
     try:
         TopologyManager.of(machine, settings.topology, settings.topology_scope, _topology_options(settings))
     except TopologyConfigError as error:
         yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+
+
+def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]:
     try:
         _cpu_policy(settings, machine)
     except CpuConfigError as error:
@@ -153,9 +196,7 @@ def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
     if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
         expected = "memory on at least one node"
         problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)
-    for problem in problems:
-        saying = f"; kubelet: {problem.kubelet}" if problem.kubelet else ""
-        yield replace(problem, expected=f"{problem.expected}{saying}")
+    yield from map(in_words, problems)
 
 
 def _wrong_cpus(settings: Settings, sentence: str) -> Problem:

@@ -6,7 +6,7 @@ reservedMemory is not given, and what was measured on a node counts if it is mor
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from bayplan.daemon.managers import eviction_bytes, kept_cpus, wrong_on_machine
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.domain.held_memory import Learned, within_promises
+from bayplan.domain.kubelet.memory_reservation import Reservation, check_machine, in_words
 from bayplan.domain.kubelet.resources import is_memory
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import MemoryQos, Policy
@@ -24,6 +25,7 @@ from bayplan.sets import CpuSet
 
 _PAGE_BYTES: Final = 4096
 _NOBODY: Final = Ledger()
+_SPREAD_OF: Final = {"reservedMemory", "kubeReserved", "systemReserved", "evictionHard"}
 
 Reserved = Mapping[int, Mapping[str, int]]
 """Node id -> resource -> bytes."""
@@ -41,11 +43,9 @@ def resolve_policy(
     Raises:
         ConfigError: every node, page size, amount and CPU that the machine does not have.
     """
-    problems = [*_wrong_memory(settings, machine), *_wrong_cpus(settings.reserved_cpus, machine)]
-    if settings.engine == KUBELET:
-        problems += wrong_on_machine(settings, machine)
+    problems = tuple(wrong_here(settings, machine))
     if problems:
-        raise ConfigError("configuration on this machine", tuple(problems))
+        raise ConfigError("configuration on this machine", problems)
     reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
     if settings.engine == KUBELET:
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
@@ -72,6 +72,22 @@ def resolve_policy(
     for node, amount_bytes in within_promises(machine, configured, wanted, ledger).items():
         reserved[node][MEMORY] = amount_bytes
     return replace(configured, reserved_bytes=reserved)
+
+
+def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """What *machine* does not have of what *settings* name, and what kubelet's engine does not start with.
+
+    Nothing is said that depends on the keys *unread*, for which the settings hold defaults.
+    """
+    if settings.reserved_memory is not None:
+        reserved = (Reservation(node, sizes) for node, sizes in sorted(settings.reserved_memory.items()))
+        yield from map(in_words, check_machine(reserved, machine))
+    elif _SPREAD_OF.isdisjoint(unread):
+        yield from _too_much(settings, machine)
+    if "reservedSystemCPUs" not in unread:
+        yield from _wrong_cpus(settings.reserved_cpus, machine)
+    if settings.engine == KUBELET:
+        yield from wrong_on_machine(settings, machine, unread)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
@@ -135,27 +151,6 @@ def _rooms(machine: Machine, resource: str) -> dict[int, int]:
         for node, room_bytes in rooms.items()
         if room_bytes > 0 and (resource != MEMORY or node in machine.ordinary_nodes)
     }
-
-
-def _wrong_memory(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    if settings.reserved_memory is None:
-        yield from _too_much(settings, machine)
-        return
-    for node_id, resources in sorted(settings.reserved_memory.items()):
-        node = machine.node_by_id.get(node_id)
-        if node is None:
-            found = f"node {node_id}"
-            yield Problem("reservedMemory", found, f"NUMA nodes of this machine: {machine.node_ids}")
-            continue
-        capacity = node.capacity_bytes()
-        for resource, amount_bytes in sorted(resources.items()):
-            path = f"reservedMemory, node {node_id}, {resource}"
-            if resource not in capacity:
-                sizes = ", ".join(name for name in capacity if name != MEMORY) or "none"
-                yield Problem(path, "a size the node lacks", f"one of the node's: {sizes}")
-            elif amount_bytes > capacity[resource]:
-                most = f"at most {format_bytes(capacity[resource])} ({capacity[resource]} bytes)"
-                yield Problem(path, f"{format_bytes(amount_bytes)} ({amount_bytes} bytes)", most)
 
 
 def _too_much(settings: Settings, machine: Machine) -> Iterator[Problem]:

@@ -4,9 +4,14 @@ Only the outer form is taken apart here, in kubelet's spelling; the readers chec
 came from. A flag may be given more than once: the last one counts; of a list, all of them together.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from bayplan.errors import ParseError
+
+_INTEGER: Final = re.compile(r"\+?[0-9]+", re.ASCII)
+_KUBELETS_FORM: Final = "numaNodeID:type=quantity[,type=quantity...]"
 
 
 def text(texts: Sequence[str]) -> object:
@@ -51,8 +56,10 @@ def reserved_memory(texts: Sequence[str]) -> object:
             continue
         node, colon, limits = one.strip().partition(":")
         if not colon:
-            raise ParseError("reserved memory", one, "N:TYPE=AMOUNT[,TYPE=AMOUNT...] for a NUMA node N")
-        node_id: object = int(node) if node.isascii() and node.isdigit() else node
+            expected = "N:TYPE=AMOUNT[,TYPE=AMOUNT...] for a NUMA node N"
+            kubelet = f"the reserved memory has incorrect format, expected {_KUBELETS_FORM}, got {one}"
+            raise ParseError("reserved memory", one, f"{expected}; kubelet: {kubelet}")
+        node_id: object = int(node) if _INTEGER.fullmatch(node) else node
         reservations.append({"numaNode": node_id, "limits": _pairs([limits], "=")})
     return reservations
 

@@ -27,11 +27,16 @@ _SIMILAR: Final = 0.6
 
 
 class Wrong(Exception):  # noqa: N818 - carries problems upwards to where their source is known
-    """Everything that is wrong with a value."""
+    """Everything that is wrong with a value.
 
-    def __init__(self, *problems: Problem) -> None:
+    *readable*: what is meant can be told all the same, and is ``value``, so that more can be checked with it.
+    """
+
+    def __init__(self, *problems: Problem, readable: bool = False, value: object = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.readable = readable
+        self.value = value
 
 
 class Complaints:
@@ -39,6 +44,7 @@ class Complaints:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.readable = True
 
     def __enter__(self) -> None:
         pass
@@ -48,12 +54,13 @@ class Complaints:
     ) -> bool:
         if isinstance(error, Wrong):
             self.problems += error.problems
+            self.readable = self.readable and error.readable
         return isinstance(error, Wrong)
 
-    def settle(self) -> None:
-        """Raise what was collected, if anything."""
+    def settle(self, value: object = None) -> None:
+        """Raise what was collected, if anything; *value* is what could be read."""
         if self.problems:
-            raise Wrong(*self.problems)
+            raise Wrong(*self.problems, readable=self.readable, value=value)
 
 
 def show(value: object) -> str:

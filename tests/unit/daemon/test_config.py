@@ -363,7 +363,7 @@ def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem:
             "reservedMemory = [{ numaNode = -1, limits = { memory = '0', cpu = '1' } }]",
             [
                 "reservedMemory[0].numaNode: -1 (int)",
-                "reservedMemory[0].limits.memory: '0'",
+                "reservedMemory[0].limits.memory: 0",
                 "reservedMemory[0].limits.cpu: an unknown resource",
             ],
         ),
@@ -373,7 +373,7 @@ def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem:
                 { numaNode = 1, limits = { memory = '1Gi' } },
                 { numaNode = 0, limits = { 'hugepages-2048Ki' = '2Mi', 'hugepages-1Gi' = '1Gi' } },
             ]""",
-            ["reservedMemory[2].limits.hugepages-2048Ki: a second amount"],
+            ["reservedMemory[2].limits.hugepages-2Mi: a second amount, 2Mi"],
         ),
         (
             "reservedMemory = [{ numaNode = '0', limits = { memory = '1Gi' } }]",

@@ -55,24 +55,24 @@ ROWS = [
         {
             "reservedMemory": on_node_0("{memory: 512Mi}")[:-1] + ", {numaNode: 0, limits: {memory: 256Mi}}]",
         },
-        "reservedMemory[2].limits.memory: found a second amount",
+        'the reserved memory has a duplicate value for NUMA node 0 and resource "memory"',
         id="one node and type twice",
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 512Mi, hugepages-2Mi: 0}")},
-        "reservedMemory[0].limits.hugepages-2Mi: found '0', expected more than 0 bytes|found 0 (int)",
+        'reserved memory may not be zero for NUMA node 0 and resource "hugepages-2Mi"',
         id="a limit of zero",
     ),
     pytest.param(
         {
             "reservedMemory": on_node_0("{memory: 512Mi}").replace("numaNode: 1", "numaNode: 7"),
         },
-        "reservedMemory: found node 7, expected NUMA nodes of this machine: 0-1",
+        "references a NUMA node 7 that does not exist on this machine",
         id="a node that the machine lacks",
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 512Mi, disk: 1Gi}")},
-        "reservedMemory[0].limits.disk: found an unknown resource, expected memory or hugepages-<size>",
+        'the limit type "disk" for NUMA node 0 is not supported, only [memory hugepages-<HugePageSize>]',
         id="a type that is neither memory nor huge pages",
     ),
     pytest.param(
@@ -80,7 +80,7 @@ ROWS = [
             "reservedMemory": on_node_0("{memory: 512Mi, hugepages-1Gi: 1Gi}"),
             "kubeReserved": "{hugepages-1Gi: 1Gi}",
         },
-        "reservedMemory, node 0, hugepages-1Gi: found a size the node lacks",
+        "reservedMemory: found hugepages-1Gi on NUMA node 0, expected what it has: hugepages-2Mi",
         id="a huge page size that the machine lacks",
     ),
     pytest.param(

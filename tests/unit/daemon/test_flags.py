@@ -116,7 +116,7 @@ def test_every_flag() -> None:
         ("--reserved-memory=0:", "--reserved-memory[0].limits: found an empty table"),
         ("--reserved-memory=x:memory=1Gi", "--reserved-memory[0].numaNode: found 'x'"),
         ("--reserved-memory=-1:memory=1Gi", "--reserved-memory[0].numaNode: found '-1'"),
-        ("--reserved-memory=0:memory=0", "--reserved-memory[0].limits.memory: found '0'"),
+        ("--reserved-memory=0:memory=0", "--reserved-memory[0].limits.memory: found 0"),
         ("--reserved-memory=0:memory=1Gi,memory=2Gi", "expected one value for memory"),
         ("--reserved-memory=0:memory=1Gi;0:memory=2Gi", "--reserved-memory[1].limits.memory: found a second"),
         ("--reserved-memory=0:memory=lots", "--reserved-memory[0].limits.memory: found 'lots'"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.main import check, main
+from bayplan.daemon.config import load_settings
+from bayplan.daemon.main import check, main, wrong_on_this_machine
 from bayplan.daemon.settings import Settings
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import ConfigError
@@ -54,8 +55,54 @@ def test_check_config_says_what_it_comes_to(machine_root: Path) -> None:
 
 
 def test_check_config_holds_it_against_the_machine(machine_root: Path) -> None:
-    with pytest.raises(ConfigError, match="NUMA nodes of this machine: 0-1"):
+    with pytest.raises(ConfigError, match=r"found NUMA node 5, expected a NUMA node of this machine \(0-1\)"):
         check(Settings(reserved_memory={5: {"memory": GIB}}), machine_root)
+
+
+def test_what_files_and_machine_say_is_reported_together(machine_root: Path, tmp_path: Path) -> None:
+    """Sums and nodes are checked with all that can be read; nothing is concluded from what can't."""
+    path = tmp_path / "kubelet.yaml"
+    path.write_text(
+        """
+kind: KubeletConfiguration
+systemReserved: {memory: 924Mi}
+reservedMemory:
+- {numaNode: 0, limits: {memory: 1Gi, disk: 1Gi}}
+- {numaNode: 0, limits: {memory: 1Gi}}
+- {numaNode: 7, limits: {memory: 0}}
+"""
+    )
+
+    def said(**flags: str) -> list[str]:
+        texts = {"engine": ["kubelet"], **{key: [text] for key, text in flags.items()}}
+        with pytest.raises(ConfigError) as raised:
+            load_settings(
+                [path],
+                texts,
+                more_problems=lambda settings, unread: wrong_on_this_machine(settings, unread, machine_root),
+            )
+        return [f"{one.path.removeprefix(f'{path}: ')}: {one.found}" for one in raised.value.problems]
+
+    of_file = [
+        "reservedMemory[0].limits.disk: an unknown resource",
+        "reservedMemory[1].limits.memory: a second amount, 1Gi",
+        "reservedMemory[2].limits.memory: 0",
+    ]
+    node = "on this machine: reservedMemory: NUMA node 7"
+    cpus = "on this machine: cpuManagerPolicy: 'static', and no CPU is reserved"
+    total = "on this machine: reservedMemory: 2Gi of memory in all (node 0 2Gi)"
+    assert said() == [*of_file, node, total, cpus]
+    assert said(kubeReserved="memory=lots") == [
+        *of_file,
+        "command line: --kube-reserved.memory: 'lots'",
+        node,
+    ]
+    for flag, wrong in (("x:memory=1Gi", "[0].numaNode: 'x'"), ("1", ": '1'")):
+        assert said(reservedMemory=flag) == [*of_file, f"command line: --reserved-memory{wrong}", node, cpus]
+
+
+def test_a_machine_that_cannot_be_read_hides_no_problem_of_the_files(tmp_path: Path) -> None:
+    assert wrong_on_this_machine(Settings(reserved_memory={5: {"memory": GIB}}), (), tmp_path) == ()
 
 
 def test_check_config_on_this_machine(capsys: Capture, tmp_path: Path) -> None:

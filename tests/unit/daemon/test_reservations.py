@@ -120,10 +120,13 @@ def test_every_problem_with_the_machine_is_reported_at_once() -> None:
         reserved_cpus=CpuSet([0, 7, 9]),
     )
     assert problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB})) == [
-        "reservedMemory, node 0, hugepages-1Gi: a size the node lacks | one of the node's: hugepages-2Mi",
-        "reservedMemory, node 0, hugepages-2Mi: 66Mi (69206016 bytes) | at most 64Mi (67108864 bytes)",
-        "reservedMemory, node 0, memory: 3Gi (3221225472 bytes) | at most 1984Mi (2080374784 bytes)",
-        "reservedMemory: node 1 | NUMA nodes of this machine: 0,2",
+        "reservedMemory: hugepages-1Gi on NUMA node 0 | what it has: hugepages-2Mi",
+        "reservedMemory: hugepages-2Mi=66Mi on NUMA node 0 | at most the 64Mi that the node has",
+        "reservedMemory: memory=3Gi on NUMA node 0 | at most the 1984Mi that the node has",
+        (
+            "reservedMemory: NUMA node 1 | a NUMA node of this machine (0,2); kubelet: the reserved memory "
+            "configuration references a NUMA node 1 that does not exist on this machine"
+        ),
         "reservedSystemCPUs: 0,7,9 (no CPU 7,9) | CPUs of this machine: 0-1",
     ]
 

@@ -1,24 +1,20 @@
-"""Reserved memory per NUMA node: kubelet's flag ``--reserved-memory`` and its key ``reservedMemory``.
+"""Reserved memory per NUMA node, checked as kubelet checks it, with every problem reported by its place.
 
-Reading and checking, with every problem reported, each by its place. `ReservationProblem.kubelet` is the
-sentence that kubelet has for it, for those who search for that; kubelet stops at the first.
+`ReservationProblem.kubelet` is the sentence that kubelet has for it, for those who search for that; kubelet
+stops at the first. Texts are read by `bayplan.daemon.amounts`.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from bayplan.domain.kubelet.pod import Amounts
 from bayplan.domain.kubelet.resources import is_memory, page_size_bytes
 from bayplan.domain.topology import MEMORY, Machine
-from bayplan.errors import ParseError, Problem
-from bayplan.quantity import format_bytes, format_page_size, parse_bytes
+from bayplan.errors import Problem
+from bayplan.quantity import format_bytes, format_page_size
 
-FLAG: Final = "--reserved-memory"
-FLAG_SYNTAX: Final = "numaNodeID:type=quantity[,type=quantity...]"
 KEY: Final = "reservedMemory"
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,50 +33,11 @@ class Reservation:
     path: str = field(default=KEY, compare=False)
 
 
-Read = tuple[tuple[Reservation, ...], tuple[ReservationProblem, ...]]
-"""What was read, and what was wrong with the rest."""
-
-
-def parse_flags(values: Sequence[str]) -> Read:
-    """The reservations of the flag's values, in their order. An empty value forgets those before it."""
-    found: list[Reservation] = []
-    problems: list[ReservationProblem] = []
-    for index, value in enumerate(values):
-        path = FLAG if len(values) == 1 else f"{FLAG}[{index}]"
-        if not value:
-            found.clear()
-            continue
-        for part in value.split(";"):
-            reservation, wrong = _flag_part(part, path)
-            problems.extend(wrong)
-            if reservation is not None:
-                found.append(reservation)
-    return tuple(found), tuple(problems)
-
-
-def parse_configuration(value: Any, path: str = KEY) -> Read:
-    """The reservations of a KubeletConfiguration: a list of mappings with ``numaNode`` and ``limits``."""
-    if value is None:
-        return (), ()
-    if not isinstance(value, list):
-        return (), (ReservationProblem(path, repr(value), "a list of {numaNode: ..., limits: {...}}"),)
-    found: list[Reservation] = []
-    problems: list[ReservationProblem] = []
-    for index, entry in enumerate(value):
-        reservation, wrong = _configured(entry, f"{path}[{index}]")
-        problems.extend(wrong)
-        if reservation is not None:
-            found.append(reservation)
-    return tuple(found), tuple(problems)
-
-
-def format_flag(reservations: Iterable[Reservation]) -> str:
-    """The reservations as kubelet prints them: sorted, one part per node and entry."""
-    parts = [
-        f"{each.node}:" + ",".join(f"{name}={_quantity(size)}" for name, size in sorted(each.sizes.items()))
-        for each in reservations
-    ]
-    return ",".join(sorted(parts))
+def in_words(problem: ReservationProblem) -> Problem:
+    """The problem with kubelet's sentence at its end."""
+    if not problem.kubelet:
+        return problem
+    return replace(problem, expected=f"{problem.expected}; kubelet: {problem.kubelet}")
 
 
 def check_values(reservations: Iterable[Reservation]) -> tuple[ReservationProblem, ...]:
@@ -89,22 +46,23 @@ def check_values(reservations: Iterable[Reservation]) -> tuple[ReservationProble
     known: dict[tuple[int, str], Reservation] = {}
     for each in reservations:
         for name, size in each.sizes.items():
-            path = f"{each.path}.limits.{name}" if each.path.startswith(KEY) else each.path
+            path = f"{each.path}.limits.{name}"
             where = f'for NUMA node {each.node} and resource "{name}"'
             if not is_memory(name):
                 kubelet = (
                     f'invalid configuration: the limit type "{name}" for NUMA node {each.node} is not '
                     "supported, only [memory hugepages-<HugePageSize>] is accepted"
                 )
-                problems.append(ReservationProblem(path, name, "memory or hugepages-<size>", kubelet))
+                expected = "memory or hugepages-<size>"
+                problems.append(ReservationProblem(path, "an unknown resource", expected, kubelet))
             if size == 0:
                 kubelet = f"invalid configuration: reserved memory may not be zero {where}"
-                problems.append(ReservationProblem(path, f"0 {where}", "more than 0, or no entry", kubelet))
+                problems.append(ReservationProblem(path, "0", "more than 0 bytes, or no entry", kubelet))
             first = known.setdefault((each.node, name), each)
             if first is not each:
                 kubelet = f"invalid configuration: the reserved memory has a duplicate value {where}"
-                expected = f"one value, there is {_quantity(first.sizes[name])} already"
-                found = f"a second value {_quantity(size)} {where}"
+                expected = f"one amount of {name} for each node, there is {_quantity(first.sizes[name])}"
+                found = f"a second amount, {_quantity(size)}"
                 problems.append(ReservationProblem(path, found, expected, kubelet))
     return tuple(problems)
 
@@ -124,7 +82,7 @@ def check_machine(reservations: Iterable[Reservation], machine: Machine) -> tupl
             problems.append(ReservationProblem(each.path, f"NUMA node {each.node}", expected, kubelet))
             continue
         capacity = node.capacity_bytes()
-        for name, size in each.sizes.items():
+        for name, size in sorted(each.sizes.items()):
             there_is = capacity.get(name)
             if there_is is None and is_memory(name):
                 sizes = ", ".join(key for key in capacity if key != MEMORY) or "no huge pages"
@@ -180,60 +138,6 @@ def by_node(reservations: Iterable[Reservation], machine: Machine) -> dict[int, 
     for each in reservations:
         reserved.setdefault(each.node, {}).update(each.sizes)
     return reserved
-
-
-def _flag_part(part: str, path: str) -> tuple[Reservation | None, list[ReservationProblem]]:
-    node, colon, types = part.partition(":")
-    if not colon or ":" in types:
-        kubelet = f"the reserved memory has incorrect format, expected {FLAG_SYNTAX}, got {part}"
-        return None, [ReservationProblem(path, repr(part), FLAG_SYNTAX, kubelet)]
-    problems = []
-    if not _INTEGER.fullmatch(node):
-        kubelet = f"failed to convert the NUMA node ID, expected integer, got {node}"
-        problems.append(ReservationProblem(path, repr(node), "the number of a NUMA node", kubelet))
-    sizes: dict[str, int] = {}
-    for limit in types.split(","):
-        name, equals, quantity = limit.partition("=")
-        if not equals or "=" in quantity:
-            kubelet = f"the reserved limit has incorrect value, expected type=quantity, got {limit}"
-            problems.append(ReservationProblem(path, repr(limit), "type=quantity", kubelet))
-        elif not is_memory(name):
-            kubelet = f'memory type conversion error, unknown type: "{name}"'
-            problems.append(ReservationProblem(path, repr(name), "memory or hugepages-<size>", kubelet))
-        else:
-            size, wrong = _size(quantity, path)
-            problems.extend(wrong)
-            sizes[name] = size
-    return (None, problems) if problems else (Reservation(int(node), sizes, path), [])
-
-
-def _configured(entry: Any, path: str) -> tuple[Reservation | None, list[ReservationProblem]]:
-    if not isinstance(entry, Mapping):
-        return None, [ReservationProblem(path, repr(entry), "numaNode and limits")]
-    problems = [
-        ReservationProblem(f"{path}.{key}", "an unknown key", "numaNode and limits")
-        for key in entry
-        if key not in {"numaNode", "limits"}
-    ]
-    node, limits = entry.get("numaNode", 0), entry.get("limits")
-    if not isinstance(node, int) or isinstance(node, bool):
-        problems.append(ReservationProblem(f"{path}.numaNode", repr(node), "the number of a NUMA node"))
-    if not isinstance(limits, Mapping) or not limits:
-        problems.append(ReservationProblem(f"{path}.limits", repr(limits), "quantities by memory type"))
-        limits = {}
-    sizes: dict[str, int] = {}
-    for name, quantity in limits.items():
-        sizes[str(name)], wrong = _size(str(quantity), f"{path}.limits.{name}")
-        problems.extend(wrong)
-    return (None, problems) if problems else (Reservation(node, sizes, path), [])
-
-
-def _size(quantity: str, path: str) -> tuple[int, list[ReservationProblem]]:
-    try:
-        return parse_bytes(quantity), []
-    except ParseError as error:
-        kubelet = f"failed to parse the quantity: {quantity}"
-        return 0, [ReservationProblem(path, repr(quantity), error.expected, kubelet)]
 
 
 def _quantity(size_bytes: int) -> str:

@@ -1,27 +1,19 @@
-"""The flag and the configuration key for reserved memory, and every mistake that can be made with them."""
+"""What is wrong with reservations of memory, by themselves, on a machine, and added up."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.memory_errors import MemoryConfigurationError
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.memory_reservation import (
     Reservation,
-    by_node,
     check_machine,
     check_sums,
     check_values,
-    format_flag,
-    of_nodes,
-    parse_configuration,
-    parse_flags,
 )
 from bayplan.domain.kubelet.memory_restore import start
 from bayplan.domain.kubelet.node_reservation import node_allocatable_reservation
 from bayplan.domain.kubelet.pod import FeatureGates
 from bayplan.domain.topology import Machine, Node
-from bayplan.errors import ConfigError
 from bayplan.sets import CpuSet
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -35,118 +27,6 @@ def machine(*memory_gib, pages=0):
         ),
         (),
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([], []),
-        ([""], []),
-        (["0:memory=1Gi"], [(0, {"memory": GIB})]),
-        (["0:memory=3Gi;1:memory=2148Mi"], [(0, {"memory": 3 * GIB}), (1, {"memory": 2148 * MIB})]),
-        (["0:memory=1G", "2:memory=512Mi"], [(0, {"memory": 10**9}), (2, {"memory": 512 * MIB})]),
-        (
-            ["0:memory=1Gi,hugepages-1Gi=2Gi,hugepages-2Mi=4Mi"],
-            [(0, {"memory": GIB, "hugepages-1Gi": 2 * GIB, "hugepages-2Mi": 4 * MIB})],
-        ),
-        (["0:memory=1Gi", "", "1:memory=1Gi"], [(1, {"memory": GIB})]),
-        (["0:memory=1;0:memory=2"], [(0, {"memory": 1}), (0, {"memory": 2})]),
-    ],
-)
-def test_reads_every_spelling_of_the_flag(values, expected):
-    found, problems = parse_flags(values)
-    assert problems == ()
-    assert [(each.node, each.sizes) for each in found] == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "kubelet"),
-    [
-        (
-            "memory=1Gi",
-            (
-                "the reserved memory has incorrect format, "
-                "expected numaNodeID:type=quantity[,type=quantity...], got memory=1Gi"
-            ),
-        ),
-        (
-            "0:1:memory=1Gi",
-            (
-                "the reserved memory has incorrect format, "
-                "expected numaNodeID:type=quantity[,type=quantity...], got 0:1:memory=1Gi"
-            ),
-        ),
-        ("a:memory=1Gi", "failed to convert the NUMA node ID, expected integer, got a"),
-        ("0:memory", "the reserved limit has incorrect value, expected type=quantity, got memory"),
-        ("0:memory=1=2", "the reserved limit has incorrect value, expected type=quantity, got memory=1=2"),
-        ("0:cpu=1", 'memory type conversion error, unknown type: "cpu"'),
-        ("0:memory=lots", "failed to parse the quantity: lots"),
-        ("0:memory=-1Gi", "failed to parse the quantity: -1Gi"),
-    ],
-)
-def test_says_what_kubelet_says_about_a_wrong_flag(value, kubelet):
-    found, problems = parse_flags([value])
-    assert found == ()
-    assert [problem.kubelet for problem in problems] == [kubelet]
-    assert problems[0].path == "--reserved-memory"
-
-
-def test_reports_all_mistakes_of_all_values_at_once():
-    found, problems = parse_flags(["x:cpu=1,memory=lots;1:memory=1Gi", "2"])
-    assert [(each.node, each.sizes) for each in found] == [(1, {"memory": GIB})]
-    assert [(problem.path, problem.found) for problem in problems] == [
-        ("--reserved-memory[0]", "'x'"),
-        ("--reserved-memory[0]", "'cpu'"),
-        ("--reserved-memory[0]", "'lots'"),
-        ("--reserved-memory[1]", "'2'"),
-    ]
-    assert str(ConfigError("flags", problems)).startswith(
-        "flags: 4 problems:\n  --reserved-memory[0]: found 'x'"
-    )
-
-
-@given(
-    st.dictionaries(
-        st.integers(0, 99),
-        st.dictionaries(
-            st.sampled_from(["memory", "hugepages-2Mi", "hugepages-1Gi"]), st.integers(1, 1 << 40), min_size=1
-        ),
-    )
-)
-def test_what_is_printed_can_be_read(reserved):
-    reservations = of_nodes(reserved)
-    flags = [format_flag([each]) for each in reservations]
-    assert parse_flags(flags) == (reservations, ())
-    assert by_node(reservations, Machine((), ())) == reserved
-
-
-def test_reads_the_configuration():
-    found, problems = parse_configuration(
-        [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": 4194304}}, {"limits": {"memory": "1"}}]
-    )
-    assert problems == ()
-    assert [(each.node, each.sizes) for each in found] == [
-        (0, {"memory": GIB, "hugepages-2Mi": 4 * MIB}),
-        (0, {"memory": 1}),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "paths"),
-    [
-        ("1Gi", ["reservedMemory"]),
-        (["1Gi"], ["reservedMemory[0]"]),
-        (
-            [{"numaNode": "0", "limits": {"memory": "x"}, "node": 1}],
-            ["reservedMemory[0].node", "reservedMemory[0].numaNode", "reservedMemory[0].limits.memory"],
-        ),
-        ([{"numaNode": 0}], ["reservedMemory[0].limits"]),
-    ],
-)
-def test_names_the_place_of_a_wrong_value(value, paths):
-    found, problems = parse_configuration(value)
-    assert found == ()
-    assert [problem.path for problem in problems] == paths
 
 
 def test_finds_unknown_types_zeros_and_duplicates_together():
@@ -177,8 +57,8 @@ def test_finds_what_the_machine_does_not_have():
     assert [(problem.found, problem.expected) for problem in problems] == [
         ("NUMA node 1", "a NUMA node of this machine (0,2)"),
         ("hugepages-1Gi on NUMA node 0", "what it has: hugepages-2Mi"),
-        ("hugepages-many on NUMA node 0", "hugepages-<page size>"),
         ("hugepages-2Mi=99Gi on NUMA node 0", "at most the 16Mi that the node has"),
+        ("hugepages-many on NUMA node 0", "hugepages-<page size>"),
     ]
     assert problems[0].kubelet == (
         "the reserved memory configuration references a NUMA node 1 that does not exist on this machine"
