@@ -25,6 +25,7 @@ from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.managers import remarks_on_machine
+from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residue import Residue
@@ -38,6 +39,7 @@ from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
+from bayplan.host.evacuation import Bounds
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
@@ -81,7 +83,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
         daemon = _Daemon(settings)
-        for thread in (daemon.host_thread, daemon.device_thread):
+        for thread in (daemon.host_thread, daemon.device_thread, daemon.page_thread):
             stack.callback(thread.shutdown, wait=False, cancel_futures=True)
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
@@ -108,6 +110,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
+            daemon.narrowing.follow(daemon.room_due),
             _feed_watchdog(notifier),
         )
         notifier.stopping()
@@ -125,10 +128,13 @@ class _Daemon:
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
         # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
         self.device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devices")
+        # Apart as well: to move the memory of one process can take many seconds.
+        self.page_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
         self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
         self.turn = Turn()
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.in_host_thread, self.turn)
         self._verify_now = asyncio.Event()
+        self.room_due = asyncio.Event()
 
     async def start(self, recorder: Recorder) -> None:
         """Make the controller, with the ledger that the store has, and the session with the runtime."""
@@ -146,6 +152,7 @@ class _Daemon:
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
+            room_soon=self.room_due.set,
         )
         self.controller.journal.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
@@ -158,6 +165,15 @@ class _Daemon:
             self._verify_now.set,
             _desk_rules(self.settings),
         )
+        self.narrowing = Narrowing(
+            self.controller,
+            self.turn,
+            self.hierarchy,
+            self._expectations,
+            self.in_page_thread,
+            self._verify_now.set,
+            _return_bounds(self.settings),
+        )
         self.residue = Residue(
             self.controller,
             self.hierarchy,
@@ -168,6 +184,7 @@ class _Daemon:
         if self.controller.residents.containers:
             # What came without NRI has nobody who says what became of it meanwhile.
             self._verify_now.set()
+            self.room_due.set()
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
@@ -226,6 +243,7 @@ class _Daemon:
                 self.hardware.take_settings(settings)
                 self.controller.take_engine(engine_of(settings))
                 self.desk.rules = _desk_rules(settings)
+                self.narrowing.bounds = _return_bounds(settings)
                 self.controller.journal.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
@@ -259,6 +277,10 @@ class _Daemon:
     async def in_device_thread(self, work: Callable[[], Result]) -> Result:
         """The result of a blocking look at devices."""
         return await asyncio.get_running_loop().run_in_executor(self.device_thread, work)
+
+    async def in_page_thread(self, work: Callable[[], Result]) -> Result:
+        """The result of a blocking move of memory."""
+        return await asyncio.get_running_loop().run_in_executor(self.page_thread, work)
 
     async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
         """Set it for the processes of a container that was created and not yet started."""
@@ -320,6 +342,10 @@ class _Daemon:
 
 def _desk_rules(settings: Settings) -> DeskRules:
     return DeskRules(settings.oci_deadline_ms / 1000, settings.oci_undecided)
+
+
+def _return_bounds(settings: Settings) -> Bounds:
+    return Bounds(settings.return_deadline_ms / 1000, settings.return_most_bytes)
 
 
 def _hold(directory: Path) -> DirectoryLock:

@@ -8,7 +8,7 @@ handed in.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from bayplan.daemon.device_search import DeviceSearch
@@ -25,14 +25,14 @@ from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
-from bayplan.domain.relief import relieved
+from bayplan.domain.relief import topped_up
 from bayplan.domain.request import changed_resources
 from bayplan.domain.rewrite import (
     Ability,
     adjustment_for,
     cpus_for,
     merged,
-    move_updates,
+    nodes_updates,
     shared_pool_updates,
     wanted_oom_score_adj,
 )
@@ -74,6 +74,7 @@ class Controller:
         verify_soon: Callable[[], None],
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
+        room_soon: Callable[[], None] = lambda: None,
     ) -> None:
         self.machine = machine
         self.policy = policy
@@ -87,6 +88,10 @@ class Controller:
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
         self._verify_soon = verify_soon
+        self.room_soon = room_soon
+        """To be called when there may be room for those who lack some, or had to become wider."""
+        self.untold: set[str] = set()
+        """Who went back to fewer nodes, by the kernel's cgroup: its runtime is told with the next reply."""
         self._weighted_interleave = weighted_interleave
         self._devices = devices
         self._background: set[asyncio.Task[None]] = set()
@@ -130,6 +135,8 @@ class Controller:
         )
         await self.recorder.record((), gone=result.gone, told=result.changed)
         self.ledger = result.ledger
+        self.untold.clear()
+        self.room_soon()
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
         still_found = {
             key: name for key, name in self.residents.found.items() if key in result.ledger.entries
@@ -140,19 +147,7 @@ class Controller:
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
         if self._devices is not None:
             self._devices.keep(by_id)
-        for entry in result.found:
-            self.journal.found(entry.decision)
-        for container_id in result.gone:
-            logger.info("recorded container is gone", extra={"container_id": container_id})
-        logger.info(
-            "synchronized",
-            extra={
-                "containers": len(result.ledger.entries),
-                "found": len(result.found),
-                "gone": len(result.gone),
-                "updates": len(result.updates),
-            },
-        )
+        self.journal.synchronized(result)
         return result.updates
 
     async def create_container(
@@ -213,6 +208,7 @@ class Controller:
         updates = await self._commit(after, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
         self.journal.decided("placed again", decision)
+        self.room_soon()
         mems = decision.placement.mems
         if mems is None or mems == old.placement.mems:
             return updates
@@ -230,9 +226,10 @@ class Controller:
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(request.pod_id)  # no event tells of the end of a pod without NRI
         left = self.ledger.without(container.id)
-        left, moves, claims = relieved(self.machine, self.policy, self.engine, left)
-        updates = await self._commit(left, gone=container.id, moves=moves, promised=claims)
+        left, promised = topped_up(self.machine, self.policy, self.engine, left)
+        updates = await self._commit(left, gone=container.id, promised=promised)
         self.journal.released(request.name, container.id)
+        self.room_soon()
         return updates
 
     def wanted(self, container_id: str) -> Adjustment:
@@ -246,9 +243,13 @@ class Controller:
 
     async def amend(self, entry: Entry) -> None:
         """Record what became known of a container that came without NRI; its promises stay the same."""
-        await self.recorder.record((), told=[entry])
-        self.ledger = self.ledger.with_entry(entry)
+        await self.take_over(self.ledger.with_entry(entry), [entry.container_id])
         self.residents.see_recorded({entry.container_id: entry})
+
+    async def take_over(self, ledger: Ledger, changed: Iterable[str]) -> None:
+        """Record those entries of *ledger* that *changed*, by their ids, and make it current."""
+        await self.recorder.record((), told=[ledger.entries[key] for key in changed])
+        self.ledger = ledger
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. No update can be sent from here; what is due is written to the kernel."""
@@ -286,6 +287,7 @@ class Controller:
             # A commit may still be on its way to the disk; this one is queued behind it.
             self._spawn(self.recorder.record((), gone=(container_id,)))
             self._verify_soon()
+            self.room_soon()
 
     async def _findings(self, pod: Pod, container: Container) -> Findings:
         """What the devices of a new container say, unless it has none or its annotations make that moot."""
@@ -353,7 +355,8 @@ class Controller:
         others, and *promised* the ids of those who are promised more than before.
         """
         pool = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
-        updates = merged(move_updates(ledger, moves), pool) if moves else pool
+        nodes = {move.container_id for move in moves} | self.untold
+        updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
         ledger = ledger.told({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
         told = {one.container_id for one in updates} | set(promised)
         await self.recorder.record(
@@ -362,6 +365,7 @@ class Controller:
             told=[ledger.entries[key] for key in sorted(told) if key != decided],
         )
         self.ledger = ledger
+        self.untold.clear()
         for one in moves:
             self.journal.moved(one)
         return updates

@@ -250,16 +250,20 @@ class Hardware:
         else:
             self.policy, self._misfit = prepared, ""
         if self._controller is not None:
-            self._give_to(self._controller)
+            if self._give_to(self._controller):
+                self._controller.room_soon()
             self._report()
 
-    def _give_to(self, controller: Controller) -> None:
+    def _give_to(self, controller: Controller) -> bool:
+        """Whether that changed anything."""
+        changed = controller.machine != self.machine or controller.policy != self.policy
         if controller.machine != self.machine:
             controller.machine = self.machine
         if controller.policy != self.policy:
             if controller.policy.reserved_bytes != self.policy.reserved_bytes:
                 logger.info("nodes keep memory from containers", extra={"bytes_by_node": self._kept_bytes()})
             controller.policy = self.policy
+        return changed
 
     def _kept_bytes(self) -> dict[str, int]:
         return {str(node): row.get(MEMORY, 0) for node, row in sorted(self.policy.reserved_bytes.items())}

@@ -12,6 +12,7 @@ from functools import partial
 from bayplan.daemon.pin_watch import PinWatch
 from bayplan.domain.deciding import WRONG_ANNOTATION
 from bayplan.domain.decision import Decision, Move, Outcome
+from bayplan.domain.reconcile import Reconciliation
 from bayplan.domain.sentences import move
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,22 @@ class Journal:
         self._counters["released"] += 1
         fields = {"container": name, "container_id": container_id}
         _after_the_reply(partial(logger.info, "released", extra=fields))
+
+    def synchronized(self, result: Reconciliation) -> None:
+        """Ledger and runtime agree on what exists."""
+        for entry in result.found:
+            self.found(entry.decision)
+        for container_id in result.gone:
+            logger.info("recorded container is gone", extra={"container_id": container_id})
+        logger.info(
+            "synchronized",
+            extra={
+                "containers": len(result.ledger.entries),
+                "found": len(result.found),
+                "gone": len(result.gone),
+                "updates": len(result.updates),
+            },
+        )
 
     def found(self, decision: Decision) -> None:
         """A container exists without a decision of ours."""

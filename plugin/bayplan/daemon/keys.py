@@ -116,6 +116,16 @@ PLACEMENT: Final = (
         "options of the static CPU policy, with the engine kubelet, e.g. full-pcpus-only=true",
         of_managers=True,
     ),
+    Key(
+        "returnDeadline", "return_deadline_ms", "return-deadline", "DURATION",
+        duration_ms(10, 600_000), syntax.text, "30s",
+        "how long the memory of one container that goes back to fewer nodes is moved at most",
+    ),
+    Key(
+        "returnMaxMove", "return_most_bytes", "return-max-move", "AMOUNT",
+        positive_bytes, syntax.text, "64Gi",
+        "who would have to move more memory than this to go back to fewer nodes stays on more",
+    ),
 )  # fmt: skip
 
 RESERVATIONS: Final = (

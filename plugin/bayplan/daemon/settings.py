@@ -22,6 +22,7 @@ from bayplan.domain.kubelet.pod import Amounts
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.pins import KubeletManager, kubelet_sentence
 from bayplan.domain.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.quantity import GIB
 from bayplan.service.protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.sets import CpuSet
 
@@ -86,6 +87,8 @@ class Settings:
     crio_socket: Path = Path("/var/run/crio/crio.sock")
     oci_deadline_ms: int = 1500
     oci_undecided: Undecided = Undecided.CLIENT
+    return_deadline_ms: int = 30_000
+    return_most_bytes: int = 64 * GIB
     log_level: str = "info"
     log_format: str = "auto"
     sources: tuple[str, ...] = ()

@@ -258,7 +258,7 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
     compared = []
     for one in wanted:
         try:
-            with _open(hierarchy, one) as cgroup:
+            with cgroup_of(hierarchy, one) as cgroup:
                 found = cgroup.read()
             oom_score_adj = _first_oom_score_adj(hierarchy, one)
         except AbsentError:
@@ -289,7 +289,7 @@ def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -
     """Write changes into the cgroups of their containers. Blocks; what the kernel refuses is logged."""
     for one, change in changes:
         try:
-            with _open(hierarchy, one) as cgroup:
+            with cgroup_of(hierarchy, one) as cgroup:
                 cgroup.apply(change)
         except AbsentError:
             continue
@@ -304,7 +304,8 @@ def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:
     return proc.read_oom_score_adj(process, hierarchy.root)
 
 
-def _open(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:
+def cgroup_of(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:
+    """The open cgroup of a container; raises as `ContainerCgroup.find`."""
     if one.origin is not None and one.origin.cgroups:
         return ContainerCgroup(hierarchy, dict(one.origin.cgroups))
     return ContainerCgroup.find(hierarchy, one.container.cgroups_path, one.cgroup_parent, one.container.id)

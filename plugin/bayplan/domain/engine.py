@@ -4,7 +4,7 @@ An engine is a pure function of immutable values. It never changes a ledger; the
 decision and then makes the next ledger from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from bayplan.domain.decision import Claim, Decision, Move, Placement, Request
@@ -44,8 +44,11 @@ class Engine(Protocol):
         *mems*, None for all nodes. Nothing is changed about it: the placement binds it to nothing."""
         ...
 
-    def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:
-        """The containers that once moved over for others and can go back, now that somebody is gone."""
+    def returns(
+        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+    ) -> tuple[Move, ...]:
+        """A few of the containers that once became wider, for others or for more memory, and for which there
+        is room again on the nodes they were placed on; without those whose ids are in *staying*."""
         ...
 
     def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Claim]:

@@ -5,7 +5,7 @@ scope pod: of that container and the rest of its pod). The managers' books are m
 Only Guaranteed containers that nobody pinned take part. How the managers decide is in `domain.kubelet`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -132,7 +132,13 @@ class KubeletNodeEngine:
             booked_bytes=book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
         )
 
-    def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:  # noqa: ARG002
+    def returns(
+        self,
+        machine: Machine,  # noqa: ARG002 - the engines have one shape
+        policy: Policy,  # noqa: ARG002
+        ledger: Ledger,  # noqa: ARG002
+        staying: Collection[str] = (),  # noqa: ARG002
+    ) -> tuple[Move, ...]:
         """See `Engine.returns`: kubelet moves nobody."""
         return ()
 

@@ -68,7 +68,8 @@ class Rehearsal:
             self.machine, self.policy, self.engine, base, entry.decision, container.resources, change
         )
         if decision is not None and decision.outcome is not Outcome.REFUSED:
-            self.ledger = applied(base, replace(entry, decision=decision))
+            resized = applied(base, replace(entry, decision=decision))
+            self.ledger, _, _ = relieved(self.machine, self.policy, self.engine, resized)
             self.containers[container_id] = replace(
                 container, resources=changed_resources(container.resources, change)
             )

@@ -7,7 +7,7 @@ write where nobody chose one.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bayplan.domain.decision import Decision, Move, Request
+from bayplan.domain.decision import Decision, Request
 from bayplan.domain.kubelet.cgroup_values import (
     MEMORY_HIGH,
     OOM_GROUP,
@@ -98,11 +98,14 @@ def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = Cpu
     return updates
 
 
-def move_updates(ledger: Ledger, moves: Iterable[Move]) -> list[Update]:
-    """What the containers that *moves* are about must be told; *ledger* has them where they go."""
+def nodes_updates(ledger: Ledger, container_ids: Iterable[str]) -> list[Update]:
+    """What containers whose nodes changed must be told; *ledger* has them where they go. Those that are gone,
+    or are not ours to place any more, are passed over."""
+    entries = [ledger.entries[key] for key in container_ids if key in ledger.entries]
     return [
-        Update(move.container_id, cpuset_mems=ledger.entries[move.container_id].decision.placement.mems)
-        for move in moves
+        Update(entry.container_id, cpuset_mems=mems)
+        for entry in entries
+        if (mems := entry.decision.placement.mems) is not None
     ]
 
 

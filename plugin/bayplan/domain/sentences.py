@@ -97,7 +97,7 @@ def placed(decision: Decision) -> list[str]:
     if placement.overlapping:
         lines[-1] += "; shared in part with other sets of nodes"
     if placement.home is not None:
-        lines.append(f"placed on {nodes_text(placement.home)} at first, moved over since")
+        lines.append(f"placed on {nodes_text(placement.home)} at first, on others since")
     claim = placement.claim
     if claim is not None and claim.amounts_bytes and (claim.flexible or claim.nodes != placement.mems):
         flexible = ", and may move over for others" if claim.flexible else ""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -107,6 +108,11 @@ class ContainerCgroup:
             AbsentError: the process is gone.
         """
         return cls(hierarchy, hierarchy.paths_of_process(pid))
+
+    @property
+    def root(self) -> Path:
+        """The root directory of the host that it is on."""
+        return self._hierarchy.root
 
     @property
     def identity(self) -> Identity:

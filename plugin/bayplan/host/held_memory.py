@@ -15,6 +15,7 @@ from bayplan.errors import ParseError
 from bayplan.host.cgroup import NodeBytes
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional
 from bayplan.quantity import KIB
+from bayplan.sets import NodeSet
 
 _NODES: Final = "sys/devices/system/node"
 _TOTAL: Final = "MemTotal"
@@ -23,10 +24,11 @@ _CACHE: Final = ("Active(file)", "Inactive(file)")
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
+_OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
+"""Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
+
 _UNRECLAIMABLE: Final = (
-    "inactive_anon",
-    "active_anon",
-    "unevictable",
+    *_OF_PROCESSES,
     "kernel_stack",
     "pagetables",
     "sec_pagetables",
@@ -61,6 +63,13 @@ def read_held_memory(
         used_bytes = amounts[_TOTAL] - amounts[_FREE] - pools_bytes - at_hand.get(node, 0)
         held[node] = max(0, used_bytes - reclaimable_bytes - inside.get(node, 0))
     return held
+
+
+def unreclaimable_bytes(container: NodeBytes, nodes: NodeSet) -> int:
+    """What the processes of a container (its memory.numa_stat) have on *nodes* that cannot be reclaimed. Not
+    what the kernel holds for it, which no process can take along."""
+    kinds = _OF_PROCESSES if _OF_PROCESSES[0] in container else _LEGACY_UNRECLAIMABLE
+    return sum(container.get(kind, {}).get(node, 0) for kind in kinds for node in nodes)
 
 
 def _unreclaimable_bytes(containers: Iterable[NodeBytes]) -> dict[int, int]:

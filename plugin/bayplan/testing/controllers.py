@@ -1,5 +1,6 @@
 """A controller with a real store on a machine of two nodes, for tests of what is built around it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +25,7 @@ class Controlled:
     def __init__(self, recorder: Recorder, policy: Policy, on: Machine, *, cgroup_v2: bool) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
+        self.room_due = asyncio.Event()
         self.controller = Controller(
             on,
             policy,
@@ -32,6 +34,7 @@ class Controlled:
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,
             verify_soon=self.verify_soon,
+            room_soon=self.room_due.set,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:

@@ -26,6 +26,7 @@ _FILES: Final = {
     "memory.min": "0",
     "memory.current": "4096",
     "memory.oom.group": "0",
+    "memory.numa_stat": "anon N0=0 N1=0",
 }
 
 

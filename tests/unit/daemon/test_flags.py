@@ -83,6 +83,8 @@ def test_every_flag() -> None:
         "--oci-deadline=2s",
         "--crio-socket=/run/crio.sock",
         "--oci-undecided=allow",
+        "--return-deadline=5m",
+        "--return-max-move=8Gi",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
         "--log-level=warning",

@@ -100,7 +100,7 @@ default/db/main (current)
               set by somebody else: cpuset.cpus 3
   outcome:    placed
   placed:     memory: nodes 0-1 (1Gi on node 0, 256Mi and 64Mi of hugepages-2Mi on node 1); shared in part with other sets of nodes
-              placed on node 0 at first, moved over since
+              placed on node 0 at first, on others since
               promised: 1280Mi on nodes 0-1, and may move over for others
               not promised: 32Mi
               CPUs: 3, set by somebody else

@@ -5,6 +5,7 @@ every ordinary node; wishes come before both. Here is who decides and in which o
 set of nodes is found for a container that is to be confined is in `confining`.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from bayplan.domain.claims import OPTED_OUT, pinned_reason
@@ -58,6 +59,8 @@ class ExactEngine:
         if is_bounded(request) or wished_ground(machine, request) is not None or request.exclusive_cpus:
             site = self._site_of(machine)
             decision = Confining(site, books, ledger, request, self.scope, current).decide()
+            if current is not None and is_bounded(request):
+                decision = _with_home(decision, current)
         else:
             decision = everywhere(books, ledger, request, current)
         claim = decision.placement.claim
@@ -81,11 +84,13 @@ class ExactEngine:
         booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
         return Placement(booked_bytes=booked, claim=claim)
 
-    def returns(self, machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Move, ...]:
+    def returns(
+        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+    ) -> tuple[Move, ...]:
         """See `Engine.returns`."""
         if not any(entry.decision.placement.home for entry in ledger.entries.values()):
             return ()
-        return returns(self._followed(machine, policy, ledger), ledger)
+        return returns(self._followed(machine, policy, ledger), ledger, staying)
 
     def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Claim]:
         """See `Engine.topped_up`: in the order of the ids."""
@@ -144,6 +149,21 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
         notes.append(Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there"))
     outcome = Outcome.PLACED if lacking is None else Outcome.DEGRADED
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
+
+
+def _with_home(decision: Decision, current: Placement) -> Decision:
+    """*decision* with the nodes that a container which became wider goes back to when there is room again."""
+    placement = decision.placement
+    claim, before = placement.claim, current.claim
+    if claim is None or before is None or claim.nodes == before.nodes:
+        return decision
+    home = current.home or before.nodes
+    wider = home <= claim.nodes and home != claim.nodes
+    # Other CPUs of its own were chosen for the nodes that it has now.
+    returns_later = wider and placement.exclusive_cpus == current.exclusive_cpus
+    return replace(
+        decision, placement=replace(placement, home=home if returns_later else None, left=current.mems)
+    )
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

@@ -6,7 +6,7 @@ policy or has a memory policy. As few as suffice, the smallest first; none if it
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from bayplan.sets import NodeSet
 MAX_MOVES: Final = 16
 """How many containers one decision may move: each is an update in the reply that the runtime waits for."""
 MAX_RETURNS: Final = 4
-"""How many containers go back at once: narrowing makes the kernel move pages while the runtime waits."""
+"""How many containers are told at once that they can go back: the witness of each is worked out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,13 @@ def measured(moves: Iterable[Move], after: Ledger, books: Books) -> tuple[Move, 
     return tuple(found)
 
 
-def returns(books: Books, ledger: Ledger) -> tuple[Move, ...]:
-    """The containers that had to move over and for which there is room again where they were placed."""
+def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
+    """The first few of the containers that became wider and for which there is room again where they were
+    placed, without those *staying*. Who lacks a part of its promise has better prospects on more nodes."""
     trial, found = None, []
     for container_id, entry in sorted(ledger.entries.items()):
         placement, claim = entry.decision.placement, claim_of(entry)
-        if placement.home is None or claim is None:
+        if placement.home is None or claim is None or claim.short_bytes or container_id in staying:
             continue
         trial = trial or books.copy()
         back = replace(claim, nodes=placement.home)

@@ -1,0 +1,157 @@
+"""Room for those who lack some: promises are made up for, and who became wider goes back to its nodes.
+
+Going back takes the pages first, then the kernel's cpuset.mems, then the record, which says of a container
+that it is wide until it is not. What the kernel has and the record has not is undone by verification. All of
+this is beside the replies, in turn with them only to look and to record. The runtime hears of the new nodes
+with its next reply, as nothing is sent to it without being asked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.turns import Turn
+from bayplan.daemon.verify import Expectation, InThread, cgroup_of
+from bayplan.domain.decision import Move
+from bayplan.domain.ledger import Entry
+from bayplan.domain.relief import brought_back, staying_wide, topped_up
+from bayplan.domain.sentences import move as move_text
+from bayplan.domain.topology import MEMORY
+from bayplan.errors import BayplanError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.evacuation import Bounds, Evacuation, evacuate
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.sets import NodeSet
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 1.0
+"""Between two rounds: where containers come and go by the dozen, not all of them start one."""
+
+Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuation]
+"""Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
+
+
+def _evacuate(
+    cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
+) -> Evacuation:
+    return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages)
+
+
+class Narrowing:
+    """See the module. Blocking calls run where *in_thread* says; ``bounds`` may be changed at any time."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        turn: Turn,
+        hierarchy: Hierarchy,
+        expected: Callable[[], list[Expectation]],
+        in_thread: InThread,
+        verify_soon: Callable[[], None],
+        bounds: Bounds,
+        evacuate: Evacuate = _evacuate,
+    ) -> None:
+        self.bounds = bounds
+        self._controller = controller
+        self._turn = turn
+        self._hierarchy = hierarchy
+        self._expected = expected
+        self._in_thread = in_thread
+        self._verify_soon = verify_soon
+        self._evacuate = evacuate
+
+    async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
+        """Look for room whenever that is *due*, until cancelled."""
+        while True:
+            await due.wait()
+            due.clear()
+            try:
+                await self.relieve()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("what there is room for could not be given")
+            await asyncio.sleep(pause_s)
+
+    async def relieve(self) -> None:
+        """Make up for short promises, then bring back whoever can go back, one after the other."""
+        controller = self._controller
+        async with self._turn:
+            ledger, promised = topped_up(
+                controller.machine, controller.policy, controller.engine, controller.ledger
+            )
+            if promised:
+                await controller.take_over(ledger, promised)
+        tried: set[str] = set()
+        while moves := self._possible(tried):
+            for move in moves:
+                tried.add(move.container_id)
+                await self._bring_back(move)
+
+    def _possible(self, staying: Collection[str]) -> tuple[Move, ...]:
+        controller = self._controller
+        return controller.engine.returns(controller.machine, controller.policy, controller.ledger, staying)
+
+    async def _bring_back(self, move: Move) -> None:
+        entry = self._controller.ledger.entries.get(move.container_id)
+        one = next((one for one in self._expected() if one.container.id == move.container_id), None)
+        if entry is None or one is None:
+            return  # Its runtime has not listed it yet.
+        try:
+            found = await self._in_thread(partial(self._moved, one, entry, move))
+        except AbsentError:
+            return
+        except BayplanError as error:
+            found = Evacuation(obstacle=str(error))
+        try:
+            async with self._turn:
+                await self._settle(entry, move, found)
+        finally:
+            # Where nothing was recorded the kernel may have been told all the same.
+            self._verify_soon()
+
+    def _moved(self, one: Expectation, entry: Entry, move: Move) -> Evacuation:
+        """Move the pages, then tell the kernel. Blocks."""
+        placement = entry.decision.placement
+        beside = (placement.mems or move.before) - move.before
+        claim = placement.claim
+        huge_pages = claim is not None and any(resource != MEMORY for resource in claim.amounts_bytes)
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            found = self._evacuate(cgroup, move.before - move.after, move.after, self.bounds, huge_pages)
+            if not found.obstacle:
+                cgroup.write_mems(move.after | beside)
+        return found
+
+    async def _settle(self, entry: Entry, move: Move, found: Evacuation) -> None:
+        """Record what became of it, unless the container or the room is another one by now. In turn."""
+        controller, key = self._controller, move.container_id
+        present = controller.ledger.entries.get(key)
+        if present is None or present.decision.placement != entry.decision.placement:
+            return
+        fields = {
+            "container": move.name,
+            "container_id": key,
+            "move": move_text(move),
+            "moved_bytes": found.moved_bytes,
+            "left_bytes": found.left_bytes,
+        }
+        controller.counters["pages_moved_bytes"] += found.moved_bytes
+        if found.obstacle:
+            controller.counters["returns_failed"] += 1
+            logger.warning("stays on more nodes than it needs", extra={**fields, "why": found.obstacle})
+            ledger = staying_wide(controller.ledger, move, found.obstacle)
+            if ledger is not controller.ledger:
+                await controller.take_over(ledger, [key])
+            return
+        if not self._possible(controller.ledger.entries.keys() - {key}):
+            logger.info("the room was taken while its pages were moved", extra=fields)
+            return
+        logger.info("pages moved", extra=fields)
+        await controller.take_over(brought_back(controller.ledger, move), [key])
+        controller.journal.moved(move)
+        if present.origin is None:
+            controller.untold.add(key)

@@ -1,0 +1,136 @@
+"""A container's memory, moved off the nodes that it is about to leave, before its cpuset.mems says so.
+
+Before, so that a container whose memory does not fit stays where it is. What counts is what
+the kernel cannot give up: page cache stays behind and is reclaimed by whoever needs the node. Everything
+blocks; a call for one process is not interrupted, the clock is looked at between them.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from bayplan.errors import HostError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.held_memory import unreclaimable_bytes
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.page_migration import huge_page_bytes, migrate_pages
+from bayplan.quantity import MIB, format_bytes
+from bayplan.sets import NodeSet
+
+REST_BYTES: Final = 16 * MIB
+"""So much may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated during
+the last step, and what the counters of a cgroup are behind on a machine with 64 CPUs (64 pages for each)."""
+
+SETTLING_S: Final = 2.1
+"""The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
+
+
+class Bounds(NamedTuple):
+    """For one container: after so many seconds no step begins, and so many bytes are moved at most."""
+
+    deadline_s: float
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuation:
+    """What became of it: ``moved_bytes`` were moved, ``left_bytes`` are still on the nodes to leave.
+    ``obstacle`` says why the container cannot leave them, and is empty if it can."""
+
+    moved_bytes: int = 0
+    left_bytes: int = 0
+    obstacle: str = ""
+
+
+class _Held(NamedTuple):
+    """What a container has on some nodes: ordinary memory that cannot be reclaimed, and huge pages."""
+
+    memory_bytes: int
+    huge_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.memory_bytes + self.huge_bytes
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether the kernel may move it by itself. Huge pages either have a place or have none."""
+        return self.memory_bytes <= REST_BYTES and not self.huge_bytes
+
+
+def evacuate(
+    cgroup: ContainerCgroup,
+    leave: NodeSet,
+    stay: NodeSet,
+    bounds: Bounds,
+    *,
+    huge_pages: bool = False,
+    migrate: Callable[[int, NodeSet, NodeSet], int] = migrate_pages,
+    clock_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Evacuation:
+    """Move what the processes in *cgroup* have on *leave* to *stay*; with *huge_pages* those of hugetlbfs
+    have to move as well.
+
+    Raises:
+        AbsentError: the container is gone.
+        HostError: the kernel does not say where its memory is, or which processes it has.
+    """
+
+    def held() -> _Held:
+        return _held(cgroup, leave, huge_pages=huge_pages)
+
+    until_s = clock_s() + bounds.deadline_s
+    before = now = held()
+    if before.total_bytes > bounds.most_bytes:
+        most = format_bytes(bounds.most_bytes)
+        return Evacuation(
+            0, before.total_bytes, f"it has {_on(before, leave)}, and at most {most} are moved at once"
+        )
+    problem, stuck = "", False
+    while not (now.is_rest or stuck) and clock_s() < until_s:
+        problem = _one_pass(cgroup, leave, stay, migrate, lambda: clock_s() < until_s)
+        last, now = now, held()
+        if not now.is_rest and now.total_bytes >= last.total_bytes:
+            pause(SETTLING_S)
+            now = held()
+            stuck = now.total_bytes >= last.total_bytes
+    moved_bytes = max(0, before.total_bytes - now.total_bytes)
+    if now.is_rest:
+        return Evacuation(moved_bytes, now.total_bytes)
+    time_text = "" if stuck else f" within {bounds.deadline_s:g} s"
+    what = f"{_on(now, leave)} could not be moved{time_text}"
+    return Evacuation(moved_bytes, now.total_bytes, f"{what}: {problem}" if problem else what)
+
+
+def _held(cgroup: ContainerCgroup, nodes: NodeSet, *, huge_pages: bool) -> _Held:
+    huge_bytes = 0
+    if huge_pages:
+        huge_bytes = sum(huge_page_bytes(pid, nodes, cgroup.root) for pid in cgroup.processes())
+    return _Held(unreclaimable_bytes(cgroup.memory_by_node(), nodes), huge_bytes)
+
+
+def _one_pass(
+    cgroup: ContainerCgroup,
+    leave: NodeSet,
+    stay: NodeSet,
+    migrate: Callable[[int, NodeSet, NodeSet], int],
+    in_time: Callable[[], bool],
+) -> str:
+    """Move the pages of every process once. What went wrong the last time something did."""
+    problem = ""
+    for pid in cgroup.processes():
+        if not in_time():
+            break
+        try:
+            migrate(pid, leave, stay)
+        except AbsentError:
+            continue
+        except HostError as error:
+            problem = str(error)
+    return problem
+
+
+def _on(held: _Held, nodes: NodeSet) -> str:
+    return f"{format_bytes(held.total_bytes)} on node {nodes}"

@@ -1,0 +1,93 @@
+"""Moving the pages of processes from NUMA nodes to others: migrate_pages(2), and what it could not move.
+
+One call moves what one process has mapped; it cannot be interrupted, and the process runs on meanwhile. What
+nobody has mapped (page cache, files of a tmpfs) stays where it is. Here is what the kernel does and says;
+when to do it, and for how long, is in `bayplan.host.evacuation`.
+"""
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from bayplan.errors import HostError
+from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
+from bayplan.quantity import KIB
+from bayplan.sets import NodeSet
+
+_NUMBERS: Final = {
+    "x86_64": 256,
+    "aarch64": 238,
+    "riscv64": 238,
+    "loongarch64": 238,
+    "ppc64": 258,
+    "ppc64le": 258,
+    "s390x": 287,
+}
+"""The number of the system call by machine (asm/unistd.h): libc has no function for it."""
+
+_WORD_BITS: Final = 64
+_HUGE_PAGES: Final = "huge"
+_ON_NODE: Final = re.compile(r"\bN(\d{1,5})=(\d{1,18})\b")
+_PAGE_SIZE: Final = re.compile(r"\bkernelpagesize_kB=(\d{1,9})\b")
+
+
+def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
+    """Move the pages of process *pid* from the nodes *leave* to the nodes *stay*, those that it shares with
+    other processes too. Blocks until all of it is tried. Returns how many pages could not be moved.
+
+    Raises:
+        AbsentError: the process is gone.
+        RefusedError: EPERM, this program lacks CAP_SYS_PTRACE; ENOMEM, no room on *stay*; EINVAL, the process
+            is ending, or this program may use none of *stay* itself; ENOSYS, a kernel without NUMA.
+        HostError: the number of the call on this kind of machine is not known.
+    """
+    import ctypes  # noqa: PLC0415 - 5 ms, which most daemons never need
+
+    where = f"process {pid}"
+    machine = os.uname().machine
+    if machine not in _NUMBERS:
+        raise HostError(
+            where, f"its pages cannot be moved: migrate_pages(2) has no known number on {machine}"
+        )
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = max(leave.mask.bit_length(), stay.mask.bit_length(), 1) // _WORD_BITS + 1
+    # The kernel takes one bit less than it is told.
+    most = ctypes.c_ulong(words * _WORD_BITS + 1)
+    masks = [
+        (ctypes.c_uint64 * words)(
+            *((nodes.mask >> _WORD_BITS * word) & (1 << _WORD_BITS) - 1 for word in range(words))
+        )
+        for nodes in (leave, stay)
+    ]
+    libc.syscall.restype = ctypes.c_long
+    left = int(libc.syscall(ctypes.c_long(_NUMBERS[machine]), ctypes.c_int(pid), most, *masks))
+    if left >= 0:
+        return left
+    number = ctypes.get_errno()
+    problem = f"its pages cannot be moved to node {stay}: {os.strerror(number)}"
+    if number == errno.ESRCH:
+        raise AbsentError(where, problem)
+    if number == errno.EPERM:
+        problem += " (it takes CAP_SYS_PTRACE and CAP_SYS_NICE)"
+    raise RefusedError(where, problem, number)
+
+
+def huge_page_bytes(pid: int, nodes: NodeSet, root: Path = Path("/")) -> int:
+    """Bytes of huge pages of hugetlbfs that process *pid* has mapped on *nodes*; 0 once it is gone.
+
+    From /proc/PID/numa_maps, which the kernel makes by a walk through the process's memory.
+
+    Raises:
+        RefusedError: it cannot be read.
+    """
+    text = read_optional(str(root / "proc" / str(pid) / "numa_maps")) or ""
+    total_bytes = 0
+    for line in text.splitlines():
+        size = _PAGE_SIZE.search(line)
+        if size is None or _HUGE_PAGES not in line.split():
+            continue
+        pages = sum(int(count) for node, count in _ON_NODE.findall(line) if int(node) in nodes)
+        total_bytes += pages * int(size[1]) * KIB
+    return total_bytes

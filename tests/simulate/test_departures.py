@@ -1,0 +1,189 @@
+"""Departures that the daemon did not hear of: those who moved over go back all the same."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.daemon.narrowing import Narrowing
+from bayplan.daemon.turns import SessionHandler, Turn
+from bayplan.daemon.verify import expectations
+from bayplan.host.cgroup_paths import container_path
+from bayplan.host.evacuation import Bounds, evacuate
+from bayplan.nri import Identity, Session, UnixSocket
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet
+from bayplan.testing.controllers import controlled
+from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3
+from bayplan.testing.oci_node import OciNode
+from bayplan.testing.pages import CgroupPages
+from bayplan.testing.runtime import FakeRuntime
+from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+
+FLEXIBLE_POD = make_pod("flexible", qos=GUARANTEED)
+LATE_POD = make_pod("late", qos=GUARANTEED, annotations={"bayplan.dev/required-nodes": "0"})
+NEXT_POD = make_pod("next", qos=BEST_EFFORT)
+
+
+def guaranteed(pod: pb.PodSandbox, mib: int) -> pb.Container:
+    return make_container(
+        pod, memory_limit_bytes=mib * MIB, cpu_shares=512, cpu_quota_us=50_000, oom_score_adj=-997
+    )
+
+
+FLEXIBLE, LATE = guaranteed(FLEXIBLE_POD, 600), guaranteed(LATE_POD, 900)
+NEXT = make_container(NEXT_POD, cpu_shares=2, oom_score_adj=1000)
+PATH = container_path(FLEXIBLE.linux.cgroups_path)
+
+flavors = pytest.mark.parametrize(
+    "flavor", [CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3], ids=lambda flavor: flavor.version
+)
+
+
+class Kernel:
+    """The container "flexible" as the kernel has it: 200 MiB of it came to node 1."""
+
+    def __init__(self, directory: Path) -> None:
+        self.node = OciNode(directory / "root")
+        cgroup = self.node.make_cgroup(PATH)
+        self.node.make_process(42, PATH)
+        self.pages = CgroupPages(cgroup)
+        self.pages.hold({"inactive_anon": {0: 300 * MIB, 1: 200 * MIB}})
+
+    @property
+    def mems(self) -> str:
+        return self.node.shown(PATH, "cpuset.mems")[0]
+
+
+@asynccontextmanager
+async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> AsyncIterator[asyncio.Event]:
+    """The daemon's parts, connected to *runtime*; the event is set whenever somebody was brought back."""
+    async with controlled(directory / "state", nri=None) as one:
+        controller, turn, done = one.controller, Turn(), asyncio.Event()
+
+        def expected():
+            residents = controller.residents
+            return expectations(
+                controller.machine, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
+            )
+
+        async def here(work):
+            return work()
+
+        def moved(cgroup, leave, stay, bounds, huge_pages):
+            return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=kernel.pages.migrate)
+
+        narrowing = Narrowing(
+            controller, turn, kernel.node.hierarchy, expected, here, done.set, Bounds(30, GIB), moved
+        )
+        handler = SessionHandler(controller, turn, one.verify_soon)
+        endpoint = UnixSocket(str(directory / "nri.sock"))
+        session = Session(handler, Identity("bayplan", "90"), endpoint, jitter=lambda: 0.0)
+        tasks = [
+            asyncio.create_task(session.run()),
+            asyncio.create_task(narrowing.follow(one.room_due, pause_s=0)),
+        ]
+        try:
+            await runtime.synchronized()
+            yield done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def spec_mems(runtime: FakeRuntime) -> str:
+    return runtime.containers[FLEXIBLE.id].linux.resources.cpu.mems
+
+
+async def widened(runtime: FakeRuntime) -> None:
+    for pod, container in ((FLEXIBLE_POD, FLEXIBLE), (LATE_POD, LATE)):
+        await runtime.create_container(pod, container)
+        await runtime.start_container(container.id)
+    assert spec_mems(runtime) == "0-1"
+
+
+async def is_back(runtime: FakeRuntime, kernel: Kernel) -> None:
+    assert kernel.mems == "0"
+    assert kernel.pages.held == {"inactive_anon": {0: 500 * MIB, 1: 0}}
+    # The runtime hears of it in the next reply, and nothing before that.
+    assert spec_mems(runtime) == "0-1"
+    await runtime.create_container(NEXT_POD, NEXT)
+    assert spec_mems(runtime) == "0"
+
+
+@flavors
+async def test_heard_of(tmp_path, flavor):
+    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
+    await runtime.listen(tmp_path / "nri.sock")
+    async with daemon(tmp_path, runtime, kernel) as done:
+        await widened(runtime)
+        await runtime.stop_container(LATE.id)
+        await done.wait()
+        await is_back(runtime, kernel)
+    await runtime.stop()
+
+
+@flavors
+async def test_while_the_daemon_was_down(tmp_path, flavor):
+    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
+    await runtime.listen(tmp_path / "nri.sock")
+    async with daemon(tmp_path, runtime, kernel):
+        await widened(runtime)
+    await runtime.abandoned()
+    await runtime.stop_container(LATE.id)
+    async with daemon(tmp_path, runtime, kernel) as done:
+        await done.wait()
+        await is_back(runtime, kernel)
+    await runtime.stop()
+
+
+@flavors
+async def test_while_the_connection_was_lost(tmp_path, flavor):
+    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
+    await runtime.listen(tmp_path / "nri.sock")
+    async with daemon(tmp_path, runtime, kernel) as done:
+        await widened(runtime)
+        await runtime.stop()
+        (tmp_path / "nri.sock").unlink(missing_ok=True)
+        await runtime.stop_container(LATE.id)
+        await runtime.listen(tmp_path / "nri.sock")
+        await runtime.synchronized()
+        await done.wait()
+        await is_back(runtime, kernel)
+    await runtime.stop()
+
+
+@flavors
+async def test_a_return_that_the_runtime_never_heard_of(tmp_path, flavor):
+    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
+    await runtime.listen(tmp_path / "nri.sock")
+    async with daemon(tmp_path, runtime, kernel) as done:
+        await widened(runtime)
+        await runtime.stop_container(LATE.id)
+        await done.wait()
+    await runtime.abandoned()
+    assert spec_mems(runtime) == "0-1"
+    async with daemon(tmp_path, runtime, kernel):
+        assert spec_mems(runtime) == "0"
+    await runtime.stop()
+
+
+@flavors
+async def test_a_return_that_a_crash_interrupted_is_made_up_for(tmp_path, flavor):
+    """Pages and kernel are there already, the record is not: the way back is taken again."""
+    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
+    await runtime.listen(tmp_path / "nri.sock")
+    async with daemon(tmp_path, runtime, kernel):
+        await widened(runtime)
+    await runtime.abandoned()
+    await runtime.stop_container(LATE.id)
+    kernel.pages.hold({"inactive_anon": {0: 500 * MIB, 1: 0}})
+    (kernel.node.directory(PATH) / "cpuset.mems").write_text("0\n")
+    async with daemon(tmp_path, runtime, kernel) as done:
+        await done.wait()
+        await is_back(runtime, kernel)
+    await runtime.stop()
