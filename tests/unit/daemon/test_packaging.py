@@ -50,7 +50,13 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
     assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
     capabilities = set(service["CapabilityBoundingSet"].split())
-    assert {"CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE", "CAP_SYS_ADMIN", "CAP_CHOWN"} <= capabilities
+    assert {
+        "CAP_SYS_NICE",
+        "CAP_SYS_PTRACE",
+        "CAP_SYS_RESOURCE",
+        "CAP_SYS_ADMIN",
+        "CAP_CHOWN",
+    } <= capabilities
     assert service["RestrictNamespaces"] == "net"
     assert "PrivateDevices" not in service
     assert service["DevicePolicy"] == "closed"
