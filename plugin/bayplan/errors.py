@@ -5,11 +5,20 @@ line can show the same object. Nothing here imports anything of bayplan.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_UNAVAILABLE = 3
 EXIT_DEGRADED = 4
+
+_SHOWN_CHARACTERS: Final = 200
+
+
+def excerpt(text: str) -> str:
+    """A text that was found, cut to a length that a person still reads in an error."""
+    left_out = len(text) - _SHOWN_CHARACTERS
+    return f"{text[:_SHOWN_CHARACTERS]}[{left_out} more characters]" if left_out > 0 else text
 
 
 class BayplanError(Exception):
@@ -60,7 +69,7 @@ class ParseError(BayplanError, ValueError):
         self.expected = expected
 
     def __str__(self) -> str:
-        return f"{self.kind}: found {self.found!r}, expected {self.expected}"
+        return f"{self.kind}: found {excerpt(self.found)!r}, expected {self.expected}"
 
 
 class HostError(BayplanError):

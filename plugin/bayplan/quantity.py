@@ -27,6 +27,7 @@ _QUANTITY: Final = re.compile(
 )
 _BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _INT64_MAX: Final = (1 << 63) - 1
+_INT64_DIGITS: Final = 19
 
 
 def parse_quantity(text: str) -> Decimal:
@@ -48,22 +49,31 @@ def parse_bytes(text: str) -> int:
     Raises:
         ParseError: not a quantity, negative, or above 2**63 - 1.
     """
-    value = int(parse_quantity(text).to_integral_value(ROUND_CEILING))
+    value = parse_quantity(text).to_integral_value(ROUND_CEILING)
     if not 0 <= value <= _INT64_MAX:
         raise ParseError("amount of memory", text, "a quantity from 0 to 2^63-1 bytes")
-    return value
+    return int(value)
+
+
+def whole_number(text: str) -> int | None:
+    """A number of 0 or more as kernel and runtimes print it; None where *text* is none, or one that no signed
+    counter of 64 bits holds (int() also takes other scripts' digits, and fails on thousands of them)."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _INT64_DIGITS):
+        return None
+    number = int(text)
+    return number if number <= _INT64_MAX else None
 
 
 def parse_milli_cpus(text: str) -> int:
     """A non-negative amount of CPU in thousandths of one CPU, rounded up.
 
     Raises:
-        ParseError: not a quantity, or negative.
+        ParseError: not a quantity, negative, or above 2**63 - 1.
     """
-    value = int((parse_quantity(text) * 1000).to_integral_value(ROUND_CEILING))
-    if value < 0:
-        raise ParseError("amount of CPU", text, "a quantity of 0 or more")
-    return value
+    value = (parse_quantity(text) * 1000).to_integral_value(ROUND_CEILING)
+    if not 0 <= value <= _INT64_MAX:
+        raise ParseError("amount of CPU", text, "a quantity from 0 to 2^63-1 thousandths of a CPU")
+    return int(value)
 
 
 def format_bytes(amount_bytes: int) -> str:
@@ -100,7 +110,7 @@ def parse_page_size(text: str) -> int:
     Raises:
         ParseError: anything else.
     """
-    match = re.fullmatch(r"([1-9][0-9]*)(?:([KMGT])(?:i?B|i))?", text.strip())
+    match = re.fullmatch(r"([1-9][0-9]{0,14})(?:([KMGT])(?:i?B|i))?", text.strip())
     if match is None:
         raise ParseError("huge page size", text, "a size such as 2MB, 1GB or 2Mi")
     return int(match[1]) << (10 * " KMGT".index(match[2] or " "))

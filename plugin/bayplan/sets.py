@@ -1,17 +1,15 @@
 """Sets of NUMA node ids and of logical CPU ids: bitmasks, one small type each.
 
-Ids are sparse and may exceed 63. The text form is the kernel's list format (``0-3,8``), as in
+Ids are sparse and may exceed 63; those that no kernel has are refused in text, because the time and the
+memory that a set takes grow with its largest id. The text form is the kernel's list format (``0-3,8``), as in
 cpuset.cpus, cpuset.mems and /sys/devices/system/node/online. Values are immutable and hashable; they
 iterate in ascending order, so that nothing which walks them depends on hashing.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Self, final
+from typing import ClassVar, Final, Self, final
 
 from bayplan.errors import ParseError
-
-MAX_ID: Final = 1 << 16
-"""Largest id accepted in text. The kernel's NR_CPUS tops out at 8192 and MAX_NUMNODES at 1024."""
 
 
 class IdSet:
@@ -20,6 +18,8 @@ class IdSet:
     __slots__ = ("mask",)
     mask: int
     kind = "id list"
+    max_id: ClassVar[int]
+    """Largest id accepted in text."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         mask = 0
@@ -41,7 +41,7 @@ class IdSet:
         """Read the kernel's list format; the empty string is the empty set.
 
         Raises:
-            ParseError: a part is neither a number nor a rising range ``a-b``, or an id is above MAX_ID.
+            ParseError: a part is neither a number nor a rising range ``a-b``, or an id is above ``max_id``.
         """
         mask = 0
         stripped = text.strip()
@@ -52,8 +52,8 @@ class IdSet:
             if not (_is_number(first) and (_is_number(last) or not dash)):
                 raise ParseError(cls.kind, text, "a list such as 0-3,8")
             low, high = int(first), int(last if dash else first)
-            if not low <= high <= MAX_ID:
-                raise ParseError(cls.kind, text, f"rising ranges of ids up to {MAX_ID}")
+            if not low <= high <= cls.max_id:
+                raise ParseError(cls.kind, text, f"rising ranges of ids up to {cls.max_id}")
             mask |= ((1 << (high - low + 1)) - 1) << low
         return cls.of_mask(mask)
 
@@ -125,6 +125,8 @@ class NodeSet(IdSet):
 
     __slots__ = ()
     kind = "NUMA node list"
+    max_id = 1023
+    """The kernel's MAX_NUMNODES tops out at 1024."""
 
 
 @final
@@ -133,6 +135,8 @@ class CpuSet(IdSet):
 
     __slots__ = ()
     kind = "CPU list"
+    max_id = 8191
+    """The kernel's NR_CPUS tops out at 8192."""
 
 
 _MAX_DIGITS: Final = 10

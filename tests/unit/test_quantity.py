@@ -11,6 +11,7 @@ from bayplan.quantity import (
     parse_bytes,
     parse_milli_cpus,
     parse_page_size,
+    whole_number,
 )
 
 
@@ -50,9 +51,28 @@ def test_cpus(text: str, milli: int) -> None:
     assert parse_milli_cpus(text) == milli
 
 
-def test_negative_cpus_are_refused() -> None:
+@pytest.mark.parametrize("text", ["-1", "1e99", "9" * 5000])
+def test_wrong_cpus_are_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        parse_milli_cpus("-1")
+        parse_milli_cpus(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("9223372036854775807", (1 << 63) - 1),
+        ("9223372036854775808", None),
+        ("9" * 5000, None),
+        ("²", None),
+        ("٣", None),
+        ("-1", None),
+        ("max", None),
+        ("", None),
+    ],
+)
+def test_whole_numbers(text: str, number: int | None) -> None:
+    assert whole_number(text) == number
 
 
 @pytest.mark.parametrize(
@@ -89,7 +109,7 @@ def test_page_sizes(text: str, size: int) -> None:
     assert parse_page_size(format_page_size(size)) == size
 
 
-@pytest.mark.parametrize("text", ["", "0MB", "MB", "2mb", "2 MB", "-2MB"])
+@pytest.mark.parametrize("text", ["", "0MB", "MB", "2mb", "2 MB", "-2MB", "9" * 5000 + "MB"])
 def test_wrong_page_sizes(text: str) -> None:
     with pytest.raises(ParseError):
         parse_page_size(text)

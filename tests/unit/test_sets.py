@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.errors import ParseError
-from bayplan.sets import MAX_ID, CpuSet, NodeSet
+from bayplan.errors import ParseError, excerpt
+from bayplan.sets import CpuSet, NodeSet
 
 ids = st.sets(st.integers(0, 300))
 
@@ -40,12 +40,19 @@ def test_kernel_list_format(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", f"{MAX_ID + 1}", "0-3:1/2", "²", "9" * 5000]
+    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", "8192", "0-3:1/2", "²", "9" * 5000]
 )
 def test_wrong_text_names_the_value(text: str) -> None:
     with pytest.raises(ParseError) as caught:
         CpuSet.parse(text)
-    assert repr(text) in str(caught.value)
+    assert repr(excerpt(text)) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [CpuSet, NodeSet])
+def test_ids_that_no_kernel_has_are_wrong(kind: type[CpuSet] | type[NodeSet]) -> None:
+    assert len(kind.parse(f"0-{kind.max_id}")) == kind.max_id + 1
+    with pytest.raises(ParseError, match=f"ids up to {kind.max_id}"):
+        kind.parse(f"0-{kind.max_id + 1}")
 
 
 def test_sets_of_different_kinds_are_never_equal() -> None:

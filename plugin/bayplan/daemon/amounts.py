@@ -7,7 +7,7 @@ The shapes are KubeletConfiguration's. Whether the machine has such nodes and pa
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from bayplan.daemon.values import Complaints, Reader, Wrong, items, join, parsed, show, unknown_key
+from bayplan.daemon.values import Complaints, Reader, Wrong, digits, items, join, parsed, show, unknown_key
 from bayplan.domain.kubelet.eviction_thresholds import STARVED, ThresholdError
 from bayplan.domain.kubelet.memory_reservation import Reservation, check_values, in_words
 from bayplan.domain.kubelet.pod import CPU
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def amount_bytes(path: str, value: object) -> int:
     """A Kubernetes quantity of bytes, 0 or more; a bare number is bytes too."""
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    text = digits(value) if isinstance(value, int) and not isinstance(value, bool) else value
     return parsed(parse_bytes, path, text, "an amount of memory such as 512Mi or 2Gi")
 
 
@@ -157,7 +157,9 @@ def _node_id(path: str, value: object) -> int:
 
 
 def _milli_cpus(path: str, value: object) -> int:
-    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    text = value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = digits(value) if isinstance(value, int) else str(value)
     return parsed(parse_milli_cpus, path, text, "an amount of CPU such as 500m or 2")
 
 

@@ -173,7 +173,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 def _read(file: Path) -> _Source:
     try:
-        content = file.read_text(encoding="utf-8")
+        content = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise Wrong(Problem("the file", error.strerror or str(error), "a file that can be read")) from error
     except UnicodeDecodeError as error:
@@ -181,7 +181,8 @@ def _read(file: Path) -> _Source:
     if file.suffix == ".toml":
         try:
             values: object = tomllib.loads(content)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            # ValueError: also a number of thousands of digits, which is no TOMLDecodeError.
             raise Wrong(Problem("the file", str(error), "TOML")) from error
     elif file.suffix in _SUFFIXES:
         from bayplan.daemon.yaml_text import parse_yaml  # noqa: PLC0415 - most nodes have no YAML here

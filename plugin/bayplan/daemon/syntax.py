@@ -10,7 +10,7 @@ from typing import Final
 
 from bayplan.errors import ParseError
 
-_INTEGER: Final = re.compile(r"\+?[0-9]+", re.ASCII)
+_INTEGER: Final = re.compile(r"\+?[0-9]{1,18}")
 _KUBELETS_FORM: Final = "numaNodeID:type=quantity[,type=quantity...]"
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Final, Self
 
+from bayplan.quantity import whole_number
+
 logger = logging.getLogger(__name__)
 
 _US_PER_S: Final = 1_000_000
@@ -68,7 +70,7 @@ class Notifier:
 
 
 def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
-    limit_us, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(os.getpid()))
-    if not limit_us.isdigit() or int(limit_us) == 0 or process != str(os.getpid()):
+    limit_us, own = whole_number(environ.get("WATCHDOG_USEC", "")), str(os.getpid())
+    if not limit_us or environ.get("WATCHDOG_PID", own) != own:
         return None
-    return int(limit_us) / _US_PER_S / 2
+    return limit_us / _US_PER_S / 2

@@ -17,7 +17,7 @@ from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.quantity import parse_bytes, parse_page_size
+from bayplan.quantity import parse_bytes, parse_page_size, whole_number
 from bayplan.sets import CpuSet
 
 _TOP: Final = ("threadsPerCore", "nodes")
@@ -196,7 +196,8 @@ def _cpus(nodes: list[Node], sockets: Mapping[int, int], threads: int) -> Iterat
 
 
 def _number(value: object) -> object:
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    number = whole_number(value) if isinstance(value, str) else None
+    return value if number is None else number
 
 
 def _whole(path: str, value: Any, low: int, high: int) -> int:

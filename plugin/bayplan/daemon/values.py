@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeAlias, TypeVar
 
-from bayplan.errors import ParseError, Problem
+from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.service.protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.sets import CpuSet, NodeSet
 
@@ -22,6 +22,7 @@ Reader: TypeAlias = Callable[[str, object], T]
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
+_DECIMAL_BITS: Final = 1024
 _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""
 
@@ -73,12 +74,19 @@ def show(value: object) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
-    return repr(value) if isinstance(value, str) else f"{value} ({type(value).__name__})"
+    if isinstance(value, str):
+        return repr(excerpt(value))
+    return f"{excerpt(digits(value) if isinstance(value, int) else str(value))} ({type(value).__name__})"
+
+
+def digits(value: int) -> str:
+    """A number as text. Files can hold more digits in hexadecimal than Python writes in decimal."""
+    return str(value) if value.bit_length() <= _DECIMAL_BITS else hex(value)
 
 
 def join(path: str, key: str) -> str:
     """The path of *key* in the table at *path*; keys that are not plain words are quoted as in TOML."""
-    name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"'
+    name = excerpt(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"')
     return f"{path}.{name}" if path else name
 
 
@@ -209,8 +217,10 @@ def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
     def option(path: str, value: object) -> str:
         if isinstance(value, bool):
             return "true" if value else "false"
-        if isinstance(value, str | int):
-            return str(value)
+        if isinstance(value, int):
+            return digits(value)
+        if isinstance(value, str):
+            return value
         raise Wrong(Problem(path, show(value), "a text such as 'true'"))
 
     return table(dict.fromkeys(known, option))

@@ -4,12 +4,16 @@ Kept apart because importing PyYAML costs time that nodes with a TOML file need 
 """
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from bayplan.daemon.values import Wrong
-from bayplan.errors import Problem
+from bayplan.errors import Problem, excerpt
+
+_OF_CONSTRUCTORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What PyYAML lets through from its own code: ValueError where something looks like a date and is none, the
+others where a tag such as !!bool or !!map stands before something else, or tables are nested without end."""
 
 
 def parse_yaml(content: str) -> object:
@@ -20,8 +24,7 @@ def parse_yaml(content: str) -> object:
     """
     try:
         value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:
-        # ValueError: what looks like a date and is none.
+    except (yaml.YAMLError, *_OF_CONSTRUCTORS) as error:
         raise Wrong(Problem("the file", _one_line(error), "YAML")) from error
     return {} if value is None else value
 
@@ -44,6 +47,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
+    text = getattr(error, "problem", None) or str(error)
+    if isinstance(error, TypeError | LookupError | AttributeError):
+        text = f"a value that its tag does not allow ({text})"
+    problem = excerpt(" ".join(text.split()))
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     return f"{problem}{where}"

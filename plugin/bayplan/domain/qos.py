@@ -11,6 +11,7 @@ from typing import Final
 
 from bayplan.domain.decision import Interval, QosClass, QosSource
 from bayplan.domain.workload import Pod, Resources
+from bayplan.quantity import whole_number
 
 GUARANTEED_OOM_SCORE_ADJ: Final = -997
 BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
@@ -81,9 +82,9 @@ def has_pod_level_resources(pod: Pod, resources: Resources) -> bool:
     """
     if qos_from_cgroup_parent(pod.cgroup_parent) is not QosClass.GUARANTEED:
         return False
-    protected = resources.unified.get("memory.min", "")
-    if protected.isdigit() and (
-        "memory.high" in resources.unified or 0 < int(protected) < (resources.memory_limit_bytes or 0)
+    protected_bytes = whole_number(resources.unified.get("memory.min", ""))
+    if protected_bytes is not None and (
+        "memory.high" in resources.unified or 0 < protected_bytes < (resources.memory_limit_bytes or 0)
     ):
         return True
     quota_us = resources.cpu_quota_us

@@ -21,6 +21,7 @@ from bayplan.domain.qos import (
 from bayplan.domain.topology import hugepages
 from bayplan.domain.wishes import Wishes
 from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.quantity import whole_number
 
 MILLI: Final = 1000
 NO_SIGNAL: Final = "no signal"
@@ -177,14 +178,12 @@ def _memory_interval(
     if qos is QosClass.GUARANTEED and limit_bytes is not None and limit_is_request:
         return Interval(limit_bytes, limit_bytes, _LIMIT)
     for key in (MEMORY_LOW, MEMORY_MIN):
-        protected = resources.unified.get(key, "")
-        if protected.isdigit() and int(protected) > 0:
-            return Interval(int(protected), int(protected), key)
+        if protected_bytes := whole_number(resources.unified.get(key, "")):
+            return Interval(protected_bytes, protected_bytes, key)
     ceiling_bytes = limit_bytes if limit_bytes is not None else capacity_bytes
-    throttled_from = resources.unified.get(MEMORY_HIGH, "")
-    if throttled_from.isdigit() and int(throttled_from) > 0:
+    if throttled_from_bytes := whole_number(resources.unified.get(MEMORY_HIGH, "")):
         # kubelet writes it only where it is more than the request.
-        ceiling_bytes = min(ceiling_bytes, int(throttled_from) - 1)
+        ceiling_bytes = min(ceiling_bytes, throttled_from_bytes - 1)
     known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
     if known is not None:
         return _up_to(known, ceiling_bytes)

@@ -19,8 +19,8 @@ from bayplan.domain.decision import (
 )
 from bayplan.domain.memory_kinds import tier_rank
 from bayplan.domain.topology import Machine
-from bayplan.errors import ConfigError, ParseError, Problem
-from bayplan.quantity import parse_bytes
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.quantity import parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
@@ -99,9 +99,10 @@ def _nodes(text: str) -> NodeSet:
 def _tier(text: str, machine: Machine | None) -> int:
     if machine is not None:
         return tier_rank(machine, text)
-    if not (text.isascii() and text.isdigit()):
+    rank = whole_number(text)
+    if rank is None:
         raise ParseError("memory tier", text, "a rank: 0 for the fastest tier, 1 for the next one")
-    return int(text)
+    return rank
 
 
 def _memory_policy(text: str) -> MemoryPolicyWish:
@@ -177,7 +178,7 @@ def read_wishes(
             try:
                 values[key.field] = key.read(text, machine)
             except ParseError as error:
-                problems.append(Problem(path, repr(text), error.expected))
+                problems.append(Problem(path, repr(excerpt(text)), error.expected))
                 continue
             if machine is not None:
                 problems += _lacking(machine, path, text, values[key.field])

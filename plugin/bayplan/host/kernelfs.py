@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from bayplan.errors import HostError, ParseError
+from bayplan.errors import HostError, ParseError, excerpt
 
 T = TypeVar("T")
 
 _CHUNK_BYTES: Final = 1 << 16
-_SHOWN_CHARACTERS: Final = 80
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTDIR})
 """ENODEV: the cgroup was removed while we held it open. ESRCH: the process ended, same situation."""
 
@@ -132,10 +131,7 @@ def numbered_entries(directory: str, pattern: re.Pattern[str]) -> list[int]:
 
 def garbage(path: str, found: str, expected: str) -> HostError:
     """The error for a file whose text cannot be: its path, what was found, what was expected."""
-    text = found.strip()
-    if len(text) > _SHOWN_CHARACTERS:
-        text = f"{text[:_SHOWN_CHARACTERS]}[{len(text) - _SHOWN_CHARACTERS} more characters]"
-    return HostError(path, f"found {text!r}, expected {expected}")
+    return HostError(path, f"found {excerpt(found.strip())!r}, expected {expected}")
 
 
 def refusal(path: str, problem: str, error: OSError) -> HostError:

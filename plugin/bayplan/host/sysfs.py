@@ -82,6 +82,8 @@ def _read_once(base: str, root: Path) -> Machine:
     online_cpus = parse_file(f"{base}/cpu/online", CpuSet.parse)
     numa = _exists(f"{base}/node")
     nodes = _numa_nodes(base, root, online_cpus) if numa else (_only_node(root, online_cpus),)
+    if not any(node.memory_bytes for node in nodes):
+        raise HostError(f"{base}/node", "found MemTotal 0 kB on every node, expected memory on at least one")
     return Machine(nodes, _cpus(base, online_cpus, nodes), _machine_memory_bytes(root))
 
 

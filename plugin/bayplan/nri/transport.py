@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bayplan.errors import ConfigError, Problem, UnavailableError
+from bayplan.quantity import whole_number
 
 DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
 
 _SOURCE: Final = "plugin identity"
 _LAUNCHER: Final = "environment given by the runtime"
+_MAX_FD: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +125,12 @@ def launched_by_runtime(environment: Mapping[str, str]) -> tuple[Identity, Inher
     text = environment.get("NRI_PLUGIN_SOCKET")
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
+    number = whole_number(text)
+    if number is None or number > _MAX_FD:
         problem = Problem("NRI_PLUGIN_SOCKET", repr(text), "the number of a file descriptor")
         raise ConfigError(_LAUNCHER, (problem,))
     identity = Identity(environment.get("NRI_PLUGIN_NAME", ""), environment.get("NRI_PLUGIN_IDX", ""))
-    return identity, InheritedSocket(int(text))
+    return identity, InheritedSocket(number)
 
 
 def _reason(error: OSError) -> str:

@@ -15,7 +15,7 @@ from bayplan.domain.workload import Container, DeviceNode, Mount, Pod, Resources
 from bayplan.errors import ParseError
 from bayplan.oci.documents import LinuxResources, Spec
 from bayplan.oci.errors import OciError
-from bayplan.quantity import parse_page_size
+from bayplan.quantity import parse_page_size, whole_number
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
 Ids = TypeVar("Ids", bound=IdSet)
@@ -205,9 +205,9 @@ def _pod_resources(sandbox: Mapping[str, str]) -> Resources:
         ("cpu_quota", "sandbox-cpu-quota"),
         ("cpu_period", "sandbox-cpu-period"),
     ):
-        text = sandbox.get(f"{_CONTAINERD}{annotation}", "")
-        if text.isascii() and text.isdigit():
-            found.setdefault(key, int(text))
+        number = whole_number(sandbox.get(f"{_CONTAINERD}{annotation}", ""))
+        if number is not None:
+            found.setdefault(key, number)
     limit_bytes = found.get("memory_limit_in_bytes", 0)
     return Resources(
         memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,

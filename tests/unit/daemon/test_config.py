@@ -255,6 +255,13 @@ def test_one_source_is_named_once(write: Write) -> None:
         ("a.yaml", b"!!python/object/apply:os.system ['false']", "constructor"),
         ("a.yaml", b"? [a]\n: b\n", "unhashable"),
         ("a.yaml", b"a: 2026-99-99", "month"),
+        ("a.yaml", b"a: !!bool x", "a value that its tag does not allow ('x')"),
+        ("a.yaml", b"a: !!timestamp x", "its tag does not allow"),
+        ("a.yaml", b"a: !!map [1]", "its tag does not allow"),
+        ("a.yaml", b"\0", "special characters are not allowed in"),
+        ("a.yaml", b"{a: " * 5000, "recursion"),
+        ("a.toml", b"a = " + b"[" * 5000, "recursion"),
+        ("a.toml", b"a = " + b"9" * 5000, "digits"),
         ("a.conf", b"", "a.conf"),
     ],
 )
@@ -262,6 +269,25 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, wo
     (tmp_path / name).write_bytes(content)
     [problem] = problems_of(tmp_path / name)
     assert words in problem
+
+
+def test_a_byte_order_mark_is_no_content(write: Write) -> None:
+    assert load_settings([write("\ufefflogLevel = 'debug'")]).log_level == "debug"
+
+
+@pytest.mark.parametrize("value", ['"' + "x" * 100_000 + '"', "0x" + "f" * 6000])
+@pytest.mark.parametrize("key", KEYS)
+def test_what_was_found_is_shown_in_part_where_it_is_long(write: Write, key: str, value: str) -> None:
+    [problem] = problems_of(write(f"{key} = {value}"))
+    assert problem.startswith(f"{key}: ")
+    assert len(problem) < 1000
+
+
+def test_a_flag_with_thousands_of_digits_is_shown_in_part() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--reserved-memory\[0\].numaNode: found '9+\[4800 more characters"
+    ):
+        load_settings((), {"reservedMemory": [f"{'9' * 5000}:memory=1Gi"]}, Path("/nowhere"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_a_protected_amount_is_the_request(key: str) -> None:
     assert request.memory == Interval(300 * MIB, 300 * MIB, key)
 
 
+@pytest.mark.parametrize("text", ["max", "-1", "512M", "²", "9" * 5000, str(1 << 63)])
+@pytest.mark.parametrize("key", ["memory.low", "memory.min", "memory.high"])
+def test_a_protected_amount_that_is_no_number_of_bytes_says_nothing(key: str, text: str) -> None:
+    for owner in (BURSTABLE, GUARANTEED):
+        spec = Resources(memory_limit_bytes=GIB, unified={key: text})
+        plain = Resources(memory_limit_bytes=GIB)
+        with_it, without = (
+            derive_request(owner, container("c", owner, resources=one), CAPACITY) for one in (spec, plain)
+        )
+        assert with_it == without
+
+
 def test_node_critical_burstable_gives_no_signal() -> None:
     spec = Resources(memory_limit_bytes=GIB)
     request = derive_request(

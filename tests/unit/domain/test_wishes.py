@@ -76,6 +76,17 @@ def test_a_wrong_annotation_is_named_with_what_was_expected(key: str, text: str,
     assert readable_wishes({f"bayplan.dev/{key}": "?"}, "main", TIERED) == Wishes()
 
 
+@pytest.mark.parametrize("machine", [None, TIERED])
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_a_value_without_end_is_wrong_and_shown_in_part(key: str, machine: Machine | None) -> None:
+    text = "9" * 100_000
+    if key == "ignore-device-hints":
+        text = ";" * 100_000
+    with pytest.raises(ConfigError) as caught:
+        read_wishes({f"bayplan.dev/{key}": text}, "main", machine)
+    assert len(str(caught.value)) < 1000
+
+
 def test_contradictions_count_on_one_level_and_containers_override_their_pod() -> None:
     both = {"bayplan.dev/preferred-nodes": "0", "bayplan.dev/required-nodes": "1"}
     with pytest.raises(

@@ -140,6 +140,11 @@ def test_no_online_node_cannot_be(tmp_path):
         read_machine(tree.write(tmp_path))
 
 
+def test_a_machine_without_any_memory_cannot_be(tmp_path):
+    with pytest.raises(HostError, match="found MemTotal 0 kB on every node"):
+        read_machine(SysfsTree(machine(nodes=2, memory_bytes=0)).write(tmp_path))
+
+
 def test_an_empty_root_says_what_it_looked_for(tmp_path):
     with pytest.raises(AbsentError) as caught:
         read_machine(tmp_path)
@@ -392,7 +397,7 @@ def machines(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(wanted=machines())
+@given(wanted=machines().filter(lambda wanted: wanted.memory_bytes > 0))
 def test_what_the_kernel_would_print_is_read_back(tmp_path_factory, wanted):
     assert read_machine(SysfsTree(wanted).write(tmp_path_factory.mktemp("machine"))) == wanted
 

@@ -131,7 +131,7 @@ class TestLaunched:
     def test_by_somebody_else(self):
         assert launched_by_runtime({"PATH": "/bin"}) is None
 
-    @pytest.mark.parametrize("value", ["", "three", "-1", "3.0", "³"])
+    @pytest.mark.parametrize("value", ["", "three", "-1", "3.0", "³", "2147483648", "9" * 5000])
     def test_with_a_wrong_descriptor(self, value):
         with pytest.raises(ConfigError, match="NRI_PLUGIN_SOCKET"):
             launched_by_runtime({**ENVIRONMENT, "NRI_PLUGIN_SOCKET": value})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
-from bayplan.sets import MAX_ID, CpuSet, IdSet, NodeSet
+from bayplan.sets import CpuSet, IdSet, NodeSet
 from bayplan.state.codec import decode_decision, decode_entry, encode
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -26,7 +26,7 @@ def anything(kind: type) -> st.SearchStrategy:
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{one.name: anything(hints[one.name]) for one in fields(kind) if one.init})
     if isinstance(kind, type) and issubclass(kind, IdSet):
-        return st.sets(st.integers(0, MAX_ID), max_size=8).map(kind)
+        return st.sets(st.integers(0, kind.max_id), max_size=8).map(kind)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([anything(one) for one in arguments])
     if origin is Mapping:

@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from bayplan.domain.kubelet.cpu_errors import CpuStateError
 from bayplan.domain.kubelet.cpu_state import CpuState
-from bayplan.sets import MAX_ID, CpuSet
+from bayplan.errors import excerpt
+from bayplan.sets import CpuSet
 
 FILE_NAME: Final = "cpu_manager_state"
 
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
 _NIL: Final = "<nil>"
+_INT64_DIGITS: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,8 @@ def parse_cpus(text: str) -> CpuSet:
         high = _atoi(last) if dash else low
         if low > high:
             raise CpuStateError(f'invalid range "{part}" ({low} > {high})')
-        if low < 0 or high > MAX_ID:
-            raise CpuStateError(f'invalid CPU list "{part}" (ids go from 0 to {MAX_ID})')
+        if low < 0 or high > CpuSet.max_id:
+            raise CpuStateError(f'invalid CPU list "{part}" (ids go from 0 to {CpuSet.max_id})')
         cpus |= CpuSet.of_mask(((1 << (high - low + 1)) - 1) << low)
     return cpus
 
@@ -306,7 +308,6 @@ def _atoi(text: str) -> int:
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdigit()):
         raise CpuStateError(f'strconv.Atoi: parsing "{text}": invalid syntax')
-    value = int(text)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise CpuStateError(f'strconv.Atoi: parsing "{text}": value out of range')
-    return value
+    if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(text) < 1 << 63:
+        raise CpuStateError(f'strconv.Atoi: parsing "{excerpt(text)}": value out of range')
+    return int(text)

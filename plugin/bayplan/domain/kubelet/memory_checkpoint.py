@@ -22,7 +22,8 @@ from bayplan.domain.kubelet.memory_errors import MemoryManagerError
 from bayplan.domain.kubelet.memory_state import Block, Blocks, MemoryState, MemoryTable, NodeMemory
 from bayplan.domain.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError
-from bayplan.sets import MAX_ID, NodeSet
+from bayplan.quantity import whole_number
+from bayplan.sets import NodeSet
 
 FILE_NAME: Final = "memory_manager_state"
 CORRUPTED: Final = "checkpoint is corrupted"
@@ -266,8 +267,8 @@ def _unsaved(blocks: SavedBlocks) -> Blocks:
 
 def _node_set(ids: tuple[int, ...] | None) -> NodeSet:
     for number in ids or ():
-        if not 0 <= number <= MAX_ID:
-            raise ParseError(_KIND, str(number), f"NUMA node ids from 0 to {MAX_ID}")
+        if not 0 <= number <= NodeSet.max_id:
+            raise ParseError(_KIND, str(number), f"NUMA node ids from 0 to {NodeSet.max_id}")
     return NodeSet(ids or ())
 
 
@@ -310,9 +311,10 @@ def _number(value: Any, most: int, least: int = 0) -> int:
 
 
 def _node_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and int(key) <= MAX_ID):
-        raise ParseError(_KIND, key, f"a NUMA node id from 0 to {MAX_ID}")
-    return int(key)
+    node_id = whole_number(key)
+    if node_id is None or node_id > NodeSet.max_id:
+        raise ParseError(_KIND, key, f"a NUMA node id from 0 to {NodeSet.max_id}")
+    return node_id
 
 
 def _shown(value: Any) -> str:

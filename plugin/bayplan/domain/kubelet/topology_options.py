@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from bayplan.domain.policy import TopologyPolicy
-from bayplan.errors import BayplanError
+from bayplan.errors import BayplanError, excerpt
 
 PREFER_CLOSEST: Final = "prefer-closest-numa-nodes"
 MAX_NODES: Final = "max-allowable-numa-nodes"
@@ -32,6 +32,7 @@ OPTIONS: Final[Mapping[str, Maturity]] = {PREFER_CLOSEST: Maturity.STABLE, MAX_N
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """What Go's strconv.ParseBool accepts."""
+_INT64_CHARACTERS: Final = 20
 
 
 class TopologyConfigError(BayplanError):
@@ -144,6 +145,11 @@ def _bad_value(name: str, text: str) -> str | None:
             return (
                 f'unable to convert policy option to integer "{name}": '
                 f'strconv.Atoi: parsing "{text}": invalid syntax'
+            )
+        if len(text) > _INT64_CHARACTERS:
+            return (
+                f'unable to convert policy option to integer "{name}": '
+                f'strconv.Atoi: parsing "{excerpt(text)}": value out of range'
             )
         if int(text) < DEFAULT_MAX_NODES:
             return f'the minimum value of "{name}" should not be less than {DEFAULT_MAX_NODES}'
