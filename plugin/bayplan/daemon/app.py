@@ -24,6 +24,7 @@ from bayplan.daemon.config import engine_of
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.hardware import Hardware, Host
+from bayplan.daemon.keys import changed_at_start
 from bayplan.daemon.managers import remarks_on_machine
 from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
@@ -61,6 +62,8 @@ VERIFY_INTERVAL_S: Final = 10.0
 
 DEVICES_SHARE: Final = 0.25
 """Of the request deadline: so long may a creation wait for what its devices say."""
+
+_NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
 
 Result = TypeVar("Result")
 
@@ -122,7 +125,7 @@ class _Daemon:
     """The parts that several tasks share."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings = self._started_with = settings
         self.started_us = time.time_ns() // 1000
         self.hierarchy = Hierarchy.detect()
         self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
@@ -225,7 +228,7 @@ class _Daemon:
     async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
         """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
 
-        Decisions that were made stay. Sockets, directories and the plugin's name need a restart.
+        Decisions that were made stay. What takes a restart is named.
         """
         asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
@@ -237,7 +240,10 @@ class _Daemon:
                 settings = await asyncio.to_thread(read_again)
                 policy = self.hardware.policy_for(settings)
             except BayplanError as error:
-                logger.error("settings not taken over", extra={"problem": str(error)})  # noqa: TRY400
+                logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": str(error)})  # noqa: TRY400
+            except Exception:
+                # The containers' placement does not end over a file.
+                logger.exception("%s", _NOT_TAKEN_OVER)
             else:
                 self.settings = settings
                 self.hardware.take_settings(settings)
@@ -248,6 +254,8 @@ class _Daemon:
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)
+                if waiting := changed_at_start(self._started_with, settings):
+                    logger.warning("changed settings wait for a restart", extra={"keys": waiting})
             notifier.ready()
 
     def snapshot(self) -> Snapshot:

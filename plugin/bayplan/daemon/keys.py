@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
-from bayplan.daemon.settings import EXACT, KUBELET, Undecided
+from bayplan.daemon.settings import EXACT, KUBELET, Settings, Undecided
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -62,7 +62,8 @@ def _same(*names: str) -> Mapping[str, str]:
 class Key:
     """One key. ``field`` is its attribute of Settings; ``plain`` turns the flag's texts into the value that a
     file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file;
-    ``of_managers``: how kubelet's managers work, which is for the engine `kubelet` only."""
+    ``of_managers``: how kubelet's managers work, which is for the engine `kubelet` only; ``at_start``: a
+    change takes a restart."""
 
     name: str
     field: str
@@ -74,6 +75,7 @@ class Key:
     meaning: str
     of_kubelet: bool = False
     of_managers: bool = False
+    at_start: bool = False
 
 
 PLACEMENT: Final = (
@@ -239,22 +241,23 @@ CONNECTION: Final = (
     Key(
         "nriSocket", "nri_socket", "nri-socket", "PATH",
         absolute_path, syntax.text, "/var/run/nri/nri.sock",
-        "the container runtime's NRI socket",
+        "the container runtime's NRI socket", at_start=True,
     ),
     Key(
         "pluginName", "plugin_name", "plugin-name", "NAME",
         text_like(r"[A-Za-z0-9][\w.-]{0,62}", "up to 63 letters, digits and _.-"), syntax.text, "bayplan",
-        "the name under which the daemon registers with the runtime",
+        "the name under which the daemon registers with the runtime", at_start=True,
     ),
     Key(
         "pluginIndex", "plugin_index", "plugin-index", "NN",
         text_like(r"[0-9]{2}", "a text of two digits such as '90'"), syntax.text, "90",
         "its place among the runtime's plugins, two digits; a higher one sees the changes of the lower ones",
+        at_start=True,
     ),
     Key(
         "ociSocket", "oci_socket", "oci-socket", "PATH",
         socket_path_or_none, syntax.text, "/run/bayplan/oci.sock",
-        "the socket that OCI hooks and the runtime wrapper talk to; none serves neither",
+        "the socket that OCI hooks and the runtime wrapper talk to; none serves neither", at_start=True,
     ),
     Key(
         "ociDeadline", "oci_deadline_ms", "oci-deadline", "DURATION",
@@ -276,6 +279,7 @@ CONNECTION: Final = (
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",
         duration_ms(10, 60_000), syntax.text, "1s",
         "after this time the runtime gets a safe default answer; less than its plugin_request_timeout (2s)",
+        at_start=True,
     ),
 )  # fmt: skip
 
@@ -283,12 +287,12 @@ DAEMON: Final = (
     Key(
         "stateDirectory", "state_directory", "state-dir", "PATH",
         absolute_path, syntax.text, "/var/lib/bayplan",
-        "where decisions are recorded; one daemon per directory",
+        "where decisions are recorded; one daemon per directory", at_start=True,
     ),
     Key(
         "adminSocket", "admin_socket", "admin-socket", "PATH",
         socket_path, syntax.text, "/run/bayplan/admin.sock",
-        "the socket that the bayplan command talks to",
+        "the socket that the bayplan command talks to", at_start=True,
     ),
     Key(
         "logLevel", "log_level", "log-level", "LEVEL",
@@ -298,7 +302,7 @@ DAEMON: Final = (
     Key(
         "logFormat", "log_format", "log-format", "FORMAT",
         one_of(_same("auto", "json", "text")), syntax.text, "auto",
-        "json, text, or auto: text on a terminal, else json",
+        "json, text, or auto: text on a terminal, else json", at_start=True,
     ),
 )  # fmt: skip
 
@@ -312,3 +316,12 @@ GROUPS: Final[Mapping[str, Sequence[Key]]] = {
 """The keys in the order in which people read them, by heading."""
 
 KEYS: Final[Mapping[str, Key]] = {key.name: key for keys in GROUPS.values() for key in keys}
+
+
+def changed_at_start(before: Settings, after: Settings) -> list[str]:
+    """The names of the keys that differ and are only read at the start."""
+    return [
+        key.name
+        for key in KEYS.values()
+        if key.at_start and getattr(before, key.field) != getattr(after, key.field)
+    ]

@@ -5,6 +5,7 @@ Errors end here, as one message without a traceback and the exit status of their
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -76,10 +77,12 @@ def wrong_on_this_machine(
 
 
 def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:
-    from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
-
+    # Until the daemon listens for it: what it is to read again was read just now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     handler = logs.start(settings.log_level, settings.log_format)
     try:
+        from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
+
         for remark in settings.remarks:
             logger.warning(remark)
         return run(settings, read_again)
