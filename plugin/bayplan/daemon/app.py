@@ -45,7 +45,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
-from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
+from bayplan.nri import Event, Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
@@ -320,12 +320,24 @@ class _Daemon:
                 continue
             self.controller.counters["drifted"] += len(repeated)
             await self._look_for_residue()
+            await self._record_what_runs()
 
     async def _look_for_residue(self) -> None:
         try:
             await self.residue.look()
         except Exception:
             logger.exception("it could not be found out which containers are gone")
+
+    async def _record_what_runs(self) -> None:
+        """Try again to record containers that could not be recorded when they started."""
+        try:
+            async with self.turn:
+                for pod, container in tuple(self.controller.residents.unrecorded.values()):
+                    await self.controller.state_changed(Event.START_CONTAINER, pod, container)
+        except BayplanError as error:
+            logger.debug("a container that runs is still not recorded", extra={"problem": str(error)})
+        except Exception:
+            logger.exception("a container that runs could not be recorded")
 
     async def _next_verification(self) -> bool:
         """Wait for it; whether somebody asked for it."""

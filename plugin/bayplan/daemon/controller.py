@@ -259,6 +259,8 @@ class Controller:
             if container.id in self.ledger.entries:
                 await self.stop_container(pod, container)
                 self._verify_soon()
+            else:
+                self.residents.drop(container.id)
         elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
             await self._started(event, pod, container)
 
@@ -335,7 +337,9 @@ class Controller:
 
     async def _adopt(self, pod: Pod, container: Container) -> Sequence[Update]:
         entry = adopt(self.machine, self.policy, self.engine, self.ledger, pod, container)
+        self.residents.unrecorded[container.id] = (pod, container)
         updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
+        del self.residents.unrecorded[container.id]
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
         self.journal.found(entry.decision)

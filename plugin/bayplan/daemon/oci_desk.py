@@ -17,7 +17,7 @@ from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.oci_entries import is_same_start, met, origin_of, was_rewritten, without_ours
 from bayplan.daemon.oci_host import Arrival
-from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, resources_for, runtime_of
+from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
 from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, write
@@ -169,7 +169,8 @@ class OciDesk:
             return resources_for(arrival.document, arrival.spec, self._controller.wanted(container_id))
 
         if decided is not None and origin_of(decided).applied != Adjustment():
-            self._persuader.begin(runtime, container_id, resources)
+            amounts = partial(oci_host.amounts_shown, self._hierarchy, origin_of(decided))
+            self._persuader.begin(runtime, container_id, Wanted(resources, amounts))
 
     async def _precreate(self, body: bytes) -> Answer:
         """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""

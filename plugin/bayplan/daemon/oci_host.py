@@ -6,15 +6,17 @@ process: before anything is written, its process, its cgroup and its bundle must
 
 import errno
 import logging
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Adjustment, Container, Pod, Update
 from bayplan.errors import ParseError
 from bayplan.host import proc
-from bayplan.host.cgroup_paths import container_path, is_within
+from bayplan.host.cgroup_paths import SCOPE, container_path
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError
@@ -31,6 +33,8 @@ from bayplan.oci.workloads import (
 )
 
 logger = logging.getLogger(__name__)
+
+_AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,17 @@ def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
     return wanted
 
 
+def amounts_shown(hierarchy: Hierarchy, origin: Origin) -> Mapping[str, str]:
+    """The amounts that an update by the runtime would set, as the container's cgroup shows them. In cgroup v1
+    those of the CPUs are in another hierarchy.
+
+    Raises:
+        HostError: the cgroup is gone, or cannot be read.
+    """
+    with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
+        return cgroup.texts(_AMOUNTS)
+
+
 def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
     """Whether the container has a process: its first one, or any in its cgroup.
 
@@ -195,11 +210,19 @@ def _checked(hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, arrival: 
         protected = hierarchy.why_protected(path)
         if protected is not None:
             raise OciError(f"cgroup {path} of process {pid}", f"will not be changed: {protected}")
-        own = is_within(path, expected) if expected is not None else container.id in path
-        if not own:
+        if not _is_own(path, expected, container.id):
             shown = container.cgroups_path or f"a path with {container.id} in it"
             raise OciError(f"cgroup {path} of process {pid}", f"is not the container's, which is {shown}")
     return dict(paths)
+
+
+def _is_own(path: str, expected: str | None, container_id: str) -> bool:
+    """Whether the cgroup *path* is the container's: the *expected* one, or a child of its scope, which crun
+    makes; where nothing is expected, one that is named after the container."""
+    if expected is not None:
+        return path == expected or (expected.endswith(SCOPE) and posixpath.dirname(path) == expected)
+    names = [name.removesuffix(SCOPE) for name in path.split("/")]
+    return any(name == container_id or name.endswith(f"-{container_id}") for name in names)
 
 
 def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mapping[str, str]:

@@ -2,8 +2,8 @@
 
 A runtime, and systemd where that holds its cgroups, write their own idea of a container again: on an update,
 on a ``daemon-reload``. One update by the runtime itself, as soon as the container is created, makes our
-values that idea. It runs beside everything else and no container waits for it; where it fails, verification
-restores what is lost.
+values that idea. It runs beside everything else and no container waits for it; where it fails, or somebody
+updates the container before it, verification restores what is lost.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from bayplan.domain.workload import Adjustment
+from bayplan.errors import BayplanError
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.oci.documents import LinuxResources, Spec
 from bayplan.oci.rewrite import merged, resources_patch
@@ -86,6 +87,15 @@ def resources_for(document: bytes, spec: Spec, applied: Adjustment) -> bytes:
     return merged(kept, resources_patch(applied, present), "resources")
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a runtime is to be told: the *resources* of the moment, None to give up. *amounts* is what the
+    container has now of what they repeat from its spec; it raises BayplanError where that cannot be seen."""
+
+    resources: Callable[[], bytes | None]
+    amounts: Callable[[], Mapping[str, str]]
+
+
 class Persuader:
     """Runs the updates, each in one of its ``tasks``. *pauses_s* come before the attempts."""
 
@@ -94,13 +104,9 @@ class Persuader:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[bool]] = set()
 
-    def begin(
-        self, command: RuntimeCommand, container_id: str, resources: Callable[[], bytes | None]
-    ) -> asyncio.Task[bool]:
-        """Update the container when the runtime is ready for it, to the *resources* of that moment, None to
-        give up; the task says whether it was done."""
-        work = self._persuade(command, container_id, resources)
-        task = asyncio.get_running_loop().create_task(work)
+    def begin(self, command: RuntimeCommand, container_id: str, wanted: Wanted) -> asyncio.Task[bool]:
+        """Update the container when the runtime is ready for it; the task says whether it was done."""
+        task = asyncio.get_running_loop().create_task(self._persuade(command, container_id, wanted))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -111,21 +117,29 @@ class Persuader:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def _persuade(
-        self, command: RuntimeCommand, container_id: str, resources: Callable[[], bytes | None]
-    ) -> bool:
+    async def _persuade(self, command: RuntimeCommand, container_id: str, wanted: Wanted) -> bool:
         problem = "was not tried"
-        for pause_s in self._pauses_s:
-            await asyncio.sleep(pause_s)
-            wanted = resources()
-            if wanted is None:
-                return False
-            async with self._at_once:
-                failed = await asyncio.to_thread(_run, command, container_id, wanted)
-            if failed is None:
-                logger.debug("the runtime knows what was set", extra={"container_id": container_id})
-                return True
-            problem = failed
+        try:
+            # Until the runtime knows the container, nobody else can have it updated.
+            at_first = await asyncio.to_thread(wanted.amounts)
+            for pause_s in self._pauses_s:
+                await asyncio.sleep(pause_s)
+                resources = wanted.resources()
+                if resources is None:
+                    return False
+                async with self._at_once:
+                    if await asyncio.to_thread(wanted.amounts) != at_first:
+                        logger.info("updated by somebody else", extra={"container_id": container_id})
+                        return False
+                    failed = await asyncio.to_thread(_run, command, container_id, resources)
+                if failed is None:
+                    logger.debug("the runtime knows what was set", extra={"container_id": container_id})
+                    return True
+                problem = failed
+        except AbsentError:
+            return False
+        except BayplanError as error:
+            problem = str(error)
         extra = {"container_id": container_id, "runtime": command.executable, "problem": problem}
         logger.warning("the runtime could not be told what was set", extra=extra)
         return False

@@ -9,11 +9,11 @@ from typing import Final
 from bayplan.errors import ParseError
 
 ROOT: Final = "/"
+SCOPE: Final = ".scope"
 CRUN_CHILD: Final = "container"
 """On cgroup v2 with the systemd driver, crun puts the processes into this child of the scope."""
 
 _SLICE: Final = ".slice"
-_SCOPE: Final = ".scope"
 _DEFAULT_SLICE: Final = "system.slice"
 _RUNTIME_PREFIXES: Final = ("cri-containerd", "crio")
 _SYSTEMD_FIELDS: Final = 3
@@ -34,7 +34,7 @@ def container_paths(cgroups_path: str, cgroup_parent: str = "", container_id: st
     if not (cgroup_parent and container_id):
         raise ParseError("cgroup of a container", "", "a cgroups path, or a cgroup parent and a container id")
     parent = pod_path(cgroup_parent)
-    names = [f"{prefix}-{container_id}{_SCOPE}" for prefix in _RUNTIME_PREFIXES]
+    names = [f"{prefix}-{container_id}{SCOPE}" for prefix in _RUNTIME_PREFIXES]
     names += [container_id, f"crio-{container_id}"]
     return tuple(clean(f"{parent}/{name}") for name in names)
 
@@ -54,7 +54,7 @@ def container_path(cgroups_path: str) -> str:
     parent = expand_slice(slice_name or _DEFAULT_SLICE)
     if name.endswith(_SLICE):
         return clean(f"{parent}/{name}")
-    return clean(f"{parent}/{prefix}-{name}{_SCOPE}" if prefix else f"{parent}/{name}{_SCOPE}")
+    return clean(f"{parent}/{prefix}-{name}{SCOPE}" if prefix else f"{parent}/{name}{SCOPE}")
 
 
 def pod_path(cgroup_parent: str) -> str:

@@ -6,7 +6,7 @@ Calls block: a write of ``cpuset.mems`` or of a memory limit may have to migrate
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Final, Self
 from bayplan.domain.workload import Update
 from bayplan.errors import HostError
 from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFiles, NodeBytes, UnifiedFiles
-from bayplan.host.cgroup_paths import CRUN_CHILD, clean, container_paths
+from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
-_SCOPE: Final = ".scope"
 _UNIFIED_KEYS: Final = {
     "cpuset.cpus": "cpus",
     "cpuset.mems": "mems",
@@ -149,6 +148,16 @@ class ContainerCgroup:
         except AbsentError as error:
             raise self._explained(error) from error
 
+    def texts(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Files of any controller, as they are; those that it does not have are left out."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = self._memories[-1].directory.read(name.encode())
+            except AbsentError:
+                continue
+        return found
+
     def memory_by_node(self) -> NodeBytes:
         """Bytes in use by kind (``anon``, ``file``, ...) and NUMA node, cgroups below included.
 
@@ -252,11 +261,11 @@ class ContainerCgroup:
             self._cpusets = (LegacyCpusetFiles(self._keep(Directory.open(mounts[CPUSET] + paths[CPUSET]))),)
             self._memories = (LegacyMemoryFiles(self._keep(Directory.open(mounts[MEMORY] + paths[MEMORY]))),)
             return
-        if self.path.endswith(f"{_SCOPE}/{CRUN_CHILD}"):
+        if self.path.endswith(f"{SCOPE}/{CRUN_CHILD}"):
             self.path = self.path.removesuffix(f"/{CRUN_CHILD}")
         outer = self._keep(Directory.open(mounts[CPUSET] + self.path))
         levels = [UnifiedFiles(outer)]
-        if self.path.endswith(_SCOPE):
+        if self.path.endswith(SCOPE):
             try:
                 levels.append(UnifiedFiles(self._keep(outer.child(CRUN_CHILD))))
                 self.path += f"/{CRUN_CHILD}"

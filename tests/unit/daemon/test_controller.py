@@ -189,6 +189,29 @@ def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            started = {name: container(name, BEST_EFFORT) for name in ("runs", "ends", "goes")}
+            blocker = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+            blocker.execute("BEGIN IMMEDIATE")
+            for each in started.values():
+                with pytest.raises(StateError):
+                    await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, each)
+            assert one.controller.ledger.entries == {}
+            assert set(one.controller.residents.unrecorded) == set(started)
+            await one.controller.stop_container(BEST_EFFORT, started["ends"])
+            await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
+            blocker.execute("ROLLBACK")
+            blocker.close()
+            assert one.controller.residents.unrecorded == {"runs": (BEST_EFFORT, started["runs"])}
+            await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, started["runs"])
+            assert one.controller.residents.unrecorded == {}
+            assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
+
+    run(scenario)
+
+
 def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, resources_for, runtime_of
+from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
 from bayplan.domain.workload import Adjustment
+from bayplan.host.kernelfs import AbsentError
 from bayplan.oci.documents import parse_spec
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
@@ -127,13 +128,36 @@ cat > {log}.stdin
 """
 
 
+def wanted(resources: bytes | None = b"{}", *amounts: str) -> Wanted:
+    """Told to want *resources*; *amounts* is what the memory limit is at each look, the last one for ever."""
+    looks = list(amounts or ("max",))
+    return Wanted(lambda: resources, lambda: {"memory.max": looks.pop(0) if len(looks) > 1 else looks[0]})
+
+
+def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)))
+
+    async def scenario() -> None:
+        persuader = Persuader((0, 0, 0, 0))
+        assert not await persuader.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
+
+        def gone() -> dict[str, str]:
+            raise AbsentError("/sys/fs/cgroup/x", "the cgroup is gone")
+
+        assert not await persuader.begin(command, "id", Wanted(lambda: b"{}", gone))
+
+    asyncio.run(scenario())
+    assert log.read_text().splitlines() == ["update -r - id"] * 2
+
+
 def test_it_is_asked_until_it_is_ready(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)), ("--root=/r",))
 
     async def scenario() -> None:
         persuader = Persuader((0, 0, 0, 0))
-        assert await persuader.begin(command, "id", lambda: b"{}")
+        assert await persuader.begin(command, "id", wanted())
         await persuader.close()
 
     asyncio.run(scenario())
@@ -148,9 +172,9 @@ def test_giving_up_is_reported_and_what_is_not_wanted_is_not_done(
 
     async def scenario() -> None:
         persuader = Persuader((0, 0))
-        assert not await persuader.begin(failing, "id", lambda: b"{}")
-        assert not await persuader.begin(RuntimeCommand("/nowhere"), "id", lambda: b"{}")
-        assert not await persuader.begin(failing, "other", lambda: None)
+        assert not await persuader.begin(failing, "id", wanted())
+        assert not await persuader.begin(RuntimeCommand("/nowhere"), "id", wanted())
+        assert not await persuader.begin(failing, "other", wanted(None))
 
     asyncio.run(scenario())
     problems = [record.__dict__["problem"] for record in caplog.records]

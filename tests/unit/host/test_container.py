@@ -74,6 +74,13 @@ class TestReadV2:
         assert (readings.memory_low_bytes, readings.memory_min_bytes) == (None, 4096)
         assert readings.memory_oom_group is True
 
+    def test_files_as_they_are(self, v2, container):
+        v2.add(SCOPE, cpu__max="max 100000")
+        assert container.texts(["cpu.max", "memory.max", "pids.max"]) == {
+            "cpu.max": "max 100000",
+            "memory.max": "max",
+        }
+
     @pytest.mark.parametrize(
         "name",
         [
