@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from bayplan.oci.errors import OciError
@@ -73,7 +74,9 @@ def _opened(bundle: str) -> Iterator[int]:
     try:
         descriptor = os.open(plain, _DIRECTORY)
     except OSError as error:
-        raise OciError(plain, f"is not a bundle: {_reason(error)}") from error
+        # A link that was to be opened as a directory is "not a directory" to the kernel.
+        reason = "it is a symbolic link" if Path(plain).is_symlink() else _reason(error)
+        raise OciError(plain, f"is not a bundle: {reason}") from error
     try:
         yield descriptor
     finally:

@@ -106,8 +106,8 @@ def _large(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_link, "is not a bundle: "),
-        (_file, "is not a bundle: "),
+        (_link, "is not a bundle: it is a symbolic link"),
+        (_file, "is not a bundle: Not a directory"),
         (_config_link, "config.json: cannot be opened: it is a symbolic link"),
         (_config_directory, "config.json: is not a regular file"),
         (_device, "config.json: is not a regular file"),
