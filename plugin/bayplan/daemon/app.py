@@ -32,6 +32,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
+from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.turns import SessionHandler, Turn
 from bayplan.daemon.verify import Expectation, Verifier, expectations
@@ -45,7 +46,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
-from bayplan.nri import Event, Identity, Patience, Session, UnixSocket, launched_by_runtime
+from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
@@ -184,6 +185,9 @@ class _Daemon:
             self.desk.release,
             lambda: list_containers(self.settings.crio_socket),
         )
+        self.strays = Strays(
+            self.controller, self.hierarchy, self.in_host_thread, self.turn, self._verify_now.set
+        )
         if self.controller.residents.containers:
             # What came without NRI has nobody who says what became of it meanwhile.
             self._verify_now.set()
@@ -319,25 +323,16 @@ class _Daemon:
                 logger.exception("the kernel could not be compared with the ledger")
                 continue
             self.controller.counters["drifted"] += len(repeated)
-            await self._look_for_residue()
-            await self._record_what_runs()
+            await self._look_around()
 
-    async def _look_for_residue(self) -> None:
+    async def _look_around(self) -> None:
         try:
             await self.residue.look()
-        except Exception:
-            logger.exception("it could not be found out which containers are gone")
-
-    async def _record_what_runs(self) -> None:
-        """Try again to record containers that could not be recorded when they started."""
-        try:
-            async with self.turn:
-                for pod, container in tuple(self.controller.residents.unrecorded.values()):
-                    await self.controller.state_changed(Event.START_CONTAINER, pod, container)
+            await self.strays.look()
         except BayplanError as error:
-            logger.debug("a container that runs is still not recorded", extra={"problem": str(error)})
+            logger.debug("what runs is still not recorded", extra={"problem": str(error)})
         except Exception:
-            logger.exception("a container that runs could not be recorded")
+            logger.exception("it could not be found out which containers are gone, and which came")
 
     async def _next_verification(self) -> bool:
         """Wait for it; whether somebody asked for it."""

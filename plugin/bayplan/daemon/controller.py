@@ -193,7 +193,7 @@ class Controller:
         """
         entry = self.ledger.entries.get(container.id)
         if entry is None:
-            return await self._adopt(pod, container)
+            return await self.enter(pod, container)
         old = entry.decision
         base = self.ledger.without(container.id)
         decision = decide_change(
@@ -222,14 +222,25 @@ class Controller:
         if container.id not in self.ledger.entries:
             return ()
         entry = self.ledger.entries[container.id]
-        request = entry.decision.request
         if self._devices is not None and entry.origin is not None:
-            self._devices.pod_gone(request.pod_id)  # no event tells of the end of a pod without NRI
-        left = self.ledger.without(container.id)
-        left, promised = topped_up(self.machine, self.policy, self.engine, left)
+            self._devices.pod_gone(entry.decision.request.pod_id)  # no event tells of its end without NRI
+        left, promised = topped_up(self.machine, self.policy, self.engine, self.ledger.without(container.id))
         updates = await self._commit(left, gone=container.id, promised=promised)
-        self.journal.released(request.name, container.id)
+        self.journal.released(entry.decision.request.name, container.id)
         self.room_soon()
+        return updates
+
+    async def enter(self, pod: Pod, container: Container, origin: Origin | None = None) -> Sequence[Update]:
+        """Enter a container that runs without a decision of ours, as it is; for *origin* see above."""
+        entry = adopt(self.machine, self.policy, self.engine, self.ledger, pod, container)
+        entry = replace(entry, origin=origin)
+        if origin is None:
+            self.residents.unrecorded[container.id] = (pod, container)
+        updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
+        self.residents.unrecorded.pop(container.id, None)
+        self.residents.see(pod, container)
+        self.residents.found[container.id] = entry.decision.request.name
+        self.journal.found(entry.decision)
         return updates
 
     def wanted(self, container_id: str) -> Adjustment:
@@ -327,23 +338,13 @@ class Controller:
         self.residents.see(pod, container)
         entry = self.ledger.entries.get(container.id)
         if entry is None:
-            await self._adopt(pod, container)
+            await self.enter(pod, container)
             self._verify_soon()
         elif event is Event.START_CONTAINER and not self._can_adjust_oom_score():
             wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
             if wanted is not None and self.policy.set_oom_score_adj:
                 await self._write_oom_score_adj(pod, container, wanted)
                 self.residents.oom_score_adj[container.id] = wanted
-
-    async def _adopt(self, pod: Pod, container: Container) -> Sequence[Update]:
-        entry = adopt(self.machine, self.policy, self.engine, self.ledger, pod, container)
-        self.residents.unrecorded[container.id] = (pod, container)
-        updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
-        del self.residents.unrecorded[container.id]
-        self.residents.see(pod, container)
-        self.residents.found[container.id] = entry.decision.request.name
-        self.journal.found(entry.decision)
-        return updates
 
     async def _commit(
         self,
