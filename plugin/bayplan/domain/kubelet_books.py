@@ -28,7 +28,8 @@ def books(
     *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
     What is kept for the rest of a pod is given away too, but for the pod *for_pod*.
     """
-    kept = [rest for rest in rests(ledger.entries.values()) if rest.pod_id != for_pod]
+    entries = (*ledger.entries.values(), *ledger.between.values())
+    kept = [rest for rest in rests(entries) if rest.pod_id != for_pod]
     return EngineState(
         cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),
         memory=NO_MEMORY_MANAGER if policy is MemoryPolicy.NONE else _memory(policy, empty, ledger, kept),

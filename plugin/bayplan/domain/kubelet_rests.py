@@ -41,14 +41,15 @@ class Rest:
 
 
 def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
-    """What is kept for the pods of *entries*, in the order of their ids."""
+    """What is kept for the pods of *entries*, in the order of their ids; all of it for those whose last
+    container has ended."""
     pods: dict[str, list[Entry]] = {}
     for entry in entries:
         affinity = entry.decision.placement.affinity
         if affinity is not None and affinity.whole:
             pods.setdefault(entry.decision.request.pod_id, []).append(entry)
-    for pod_id, members in sorted(pods.items()):
-        first = members[0].decision
+    for pod_id, seen in sorted(pods.items()):
+        first, members = seen[0].decision, [one for one in seen if not one.ended]
         affinity, totals = first.placement.affinity, first.request.pod_totals
         if affinity is None or totals is None or _is_complete(totals, members):
             continue
