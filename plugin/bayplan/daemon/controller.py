@@ -5,7 +5,6 @@ cancelled before the commit leaves the ledger as it was. No IO but through the r
 handed in.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -34,13 +33,13 @@ from bayplan.domain.rewrite import (
     nodes_updates,
     resized,
     shared_pool_updates,
+    wanted_for,
     wanted_oom_score_adj,
 )
 from bayplan.domain.sentences import refusal
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.errors import BayplanError
 from bayplan.nri import Event, Runtime
 
 logger = logging.getLogger(__name__)
@@ -95,7 +94,6 @@ class Controller:
         """Who went back to fewer nodes, by the kernel's cgroup: its runtime is told with the next reply."""
         self._weighted_interleave = weighted_interleave
         self._devices = devices
-        self._background: set[asyncio.Task[None]] = set()
         self._stopped_pods: set[str] = set()
 
     async def restore(self) -> None:
@@ -252,12 +250,8 @@ class Controller:
 
     def wanted(self, container_id: str) -> Adjustment:
         """What is to be set now for a container that came without NRI; nothing of what others pinned."""
-        entry = self.ledger.entries[container_id]
-        applied = Adjustment() if entry.origin is None else entry.origin.applied
-        decision = entry.decision
         shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
-        mems = decision.placement.mems if decision.request.pinned_mems is None else None
-        return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+        return wanted_for(self.ledger.entries[container_id], shared)
 
     async def amend(self, entry: Entry) -> None:
         """Record what became known of a container that came without NRI; its promises stay the same."""
@@ -304,8 +298,7 @@ class Controller:
             return  # Decided since, on another way.
         if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
             self.ledger = self.ledger.without(container_id)
-            # A commit may still be on its way to the disk; this one is queued behind it.
-            self._spawn(self.recorder.record((), gone=(container_id,)))
+            self.recorder.forget_soon(container_id)
             self._verify_soon()
             self.room_soon()
 
@@ -393,14 +386,3 @@ class Controller:
 
     def _can_adjust_oom_score(self) -> bool:
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except BayplanError as error:
-                logger.error("background work failed", extra={"problem": str(error)})  # noqa: TRY400
-
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

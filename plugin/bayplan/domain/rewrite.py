@@ -79,6 +79,14 @@ def resized(
     return replace(entry, origin=replace(entry.origin, container=container, applied=applied))
 
 
+def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
+    """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+    applied = Adjustment() if entry.origin is None else entry.origin.applied
+    decision = entry.decision
+    mems = decision.placement.mems if decision.request.pinned_mems is None else None
+    return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+
+
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     """The cpuset.cpus that a container should have; None when somebody else decides that."""
     if decision.request.pinned_cpus is not None or decision.request.opted_out:
