@@ -115,7 +115,7 @@ class KubeletNodeEngine:
         if answer is not None:
             return _Choice(self.managers, site, ledger, EngineState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
-        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod)
+        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod, blocks=False)
         if current is not None:
             return _Resize(self.managers, site, state, request, current).decide()
         if not memory_need(request):
