@@ -4,6 +4,7 @@ A cache plus a history: losing it is an event, never an outage, because the runt
 this package knows SQL or how an entry is written down.
 """
 
+from bayplan.state.step import Step
 from bayplan.state.store import HistoryItem, Store
 
-__all__ = ["HistoryItem", "Store"]
+__all__ = ["HistoryItem", "Step", "Store"]

@@ -4,6 +4,7 @@ JSON made from the dataclasses themselves, so that a field added with a default 
 rows. Sets are written in the kernel's list format. Whatever is read is checked against the types.
 """
 
+from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -19,6 +20,13 @@ Value = TypeVar("Value", Entry, Decision)
 def encode(value: Entry | Decision) -> bytes:
     """*value* as a JSON document."""
     return _ENCODER.encode(value)
+
+
+def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
+    """*entry* as a JSON document, and its decision as one of its own."""
+    decision = _ENCODER.encode(entry.decision)
+    rest = {name: getattr(entry, name) for name in _BESIDE_THE_DECISION}
+    return _ENCODER.encode({"decision": msgspec.Raw(decision), **rest}), decision
 
 
 def decode_entry(document: object) -> Entry:
@@ -61,6 +69,7 @@ def _text_to_set(kind: type, text: Any) -> object:
     raise ValueError(f"expected a list of ids, found {text!r}")
 
 
+_BESIDE_THE_DECISION: Final = tuple(field.name for field in fields(Entry) if field.name != "decision")
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_set_to_text)
 _ENTRIES: Final = msgspec.json.Decoder(Entry, dec_hook=_text_to_set)
 _DECISIONS: Final = msgspec.json.Decoder(Decision, dec_hook=_text_to_set)

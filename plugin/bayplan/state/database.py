@@ -17,6 +17,7 @@ from bayplan.errors import ParseError
 from bayplan.state.aside import COMPANIONS, copy_aside
 from bayplan.state.codec import decode_entry
 from bayplan.state.schema import Migration, migrate, read_version
+from bayplan.state.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +125,22 @@ def read_entries(connection: sqlite3.Connection) -> list[Entry]:
     Raises:
         ParseError: a row is not what was written.
     """
-    entries = []
+    entries: list[Entry] = []
     for container_id, document in connection.execute(
         "SELECT container_id, entry FROM containers ORDER BY container_id"
     ):
         entry = decode_entry(document)
         if entry.container_id != container_id:
             raise ParseError("recorded entry", entry.container_id, f"the entry of {container_id}")
+        if entries and entries[-1].container_id == container_id:
+            raise ParseError("recorded entry", container_id, "one entry per container")
         entries.append(entry)
     return entries
+
+
+def read_slots(connection: sqlite3.Connection) -> Slots:
+    """Which row belongs to which container."""
+    return Slots.of(connection.execute("SELECT slot, container_id FROM containers"))
 
 
 def _check_files(path: Path) -> None:

@@ -29,6 +29,22 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         )
         """,
     ),
+    (
+        # Where a container's row is, is known in memory: see `bayplan.state.slots`.
+        "ALTER TABLE containers RENAME TO containers_by_id",
+        """
+        CREATE TABLE containers (
+          slot INTEGER PRIMARY KEY,
+          container_id TEXT NOT NULL,
+          entry BLOB NOT NULL
+        )
+        """,
+        """
+        INSERT INTO containers (slot, container_id, entry)
+          SELECT row_number() OVER (ORDER BY container_id) - 1, container_id, entry FROM containers_by_id
+        """,
+        "DROP TABLE containers_by_id",
+    ),
 )
 
 

@@ -20,15 +20,17 @@ from bayplan.domain.ledger import Entry
 from bayplan.domain.subjects import concerns
 from bayplan.errors import ParseError, StateError
 from bayplan.state.aside import move_aside
-from bayplan.state.codec import decode_decision, encode
-from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries
+from bayplan.state.codec import decode_decision
+from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_slots
 from bayplan.state.schema import MIGRATIONS, Migration, read_version
+from bayplan.state.step import Step
 
 logger = logging.getLogger(__name__)
 
 DATABASE: Final = "state.db"
 HISTORY_LIMIT: Final = 10_000
-"""Decisions kept: about 10 MB, and a week on a node that starts a container every minute."""
+"""Decisions kept, and a few more between two checkpoints: about 10 MB, and a week on a node that starts a
+container every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Store:
     ) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = connection
+        self._slots = read_slots(connection)
         self._version = version
         self._clock_us = clock_us
         self._history_limit = history_limit
@@ -85,40 +88,51 @@ class Store:
             connection.execute(f"PRAGMA user_version = {len(migrations)}")
             connection.execute("COMMIT")
             grow_log(path)
+            return cls(path, connection, len(migrations), clock_us, history_limit)
         except (sqlite3.Error, OSError) as error:
             raise StateError(str(directory), _describe(error)) from error
-        return cls(path, connection, len(migrations), clock_us, history_limit)
 
     def entries(self) -> list[Entry]:
         """Everything that is promised now, by container id."""
         with self._connected() as connection:
             return read_entries(connection)
 
-    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
-        """Commit one step: the decisions behind *entries* (which go into the history too), the ids of the
-        containers that are *gone*, and what other containers were *told*.
+    def commit(self, step: Step) -> None:
+        """Commit *step*.
 
-        When this returns, the step is on the disk; when it raises, it is all there or not at all.
+        When this returns, it is on the disk; when it raises, it is all there or not at all.
         """
-        decided = list(entries)
         with self._transaction() as connection:
-            connection.executemany(
-                "DELETE FROM containers WHERE container_id = ?", [(container_id,) for container_id in gone]
-            )
-            connection.executemany(
-                "INSERT OR REPLACE INTO containers (container_id, entry) VALUES (?, ?)",
-                [(entry.container_id, encode(entry)) for entry in (*decided, *told)],
-            )
-            self._append(connection, [entry.decision for entry in decided])
+            slots = self._slots.copy()
+            if step.gone:
+                connection.executemany(
+                    "DELETE FROM containers WHERE slot = ?",
+                    [(slots.give_back(container_id),) for container_id in step.gone],
+                )
+            if step.rows:
+                connection.executemany(
+                    "INSERT OR REPLACE INTO containers (slot, container_id, entry) VALUES (?, ?, ?)",
+                    [(slots.take(container_id), container_id, entry) for container_id, entry in step.rows],
+                )
+            if step.history:
+                now_us = self._clock_us()
+                connection.executemany(
+                    "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
+                    [(now_us, *row) for row in step.history],
+                )
+        self._slots = slots
+
+    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
+        """Commit a step made of these: see `Step.of`."""
+        self.commit(Step.of(entries, gone, told))
 
     def forget(self, container_ids: Iterable[str]) -> None:
         """Commit that these containers hold nothing any more. Their history stays."""
-        self.record((), container_ids)
+        self.commit(Step(gone=tuple(container_ids)))
 
     def refused(self, decision: Decision) -> None:
         """Commit a refusal to the history."""
-        with self._transaction() as connection:
-            self._append(connection, [decision])
+        self.commit(Step.refusal(decision))
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
@@ -136,7 +150,12 @@ class Store:
             return [HistoryItem(at_us, decode_decision(document)) for at_us, document in rows]
 
     def checkpoint(self) -> None:
-        """Fold the log into the database, so that the next commits overwrite it. For moments of rest."""
+        """Drop what is too old for the history, and fold the log into the database, so that the next commits
+        overwrite it. For moments of rest, but at least after some hundred commits."""
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (self._history_limit,)
+            )
         with self._connected() as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -145,18 +164,6 @@ class Store:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _append(self, connection: sqlite3.Connection, decisions: Sequence[Decision]) -> None:
-        if not decisions:
-            return
-        now_us = self._clock_us()
-        connection.executemany(
-            "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
-            [(now_us, one.request.container_id, one.request.name, encode(one)) for one in decisions],
-        )
-        connection.execute(
-            "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (self._history_limit,)
-        )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -194,6 +201,8 @@ class Store:
                 connection.close()
         if version != self._version:
             raise StateError(str(self.path), "somebody replaced the database; restart baypland")
+        # The commit that failed may be there all the same.
+        self._slots = read_slots(connection)
         return connection
 
 

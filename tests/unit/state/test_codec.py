@@ -13,7 +13,7 @@ from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
 from bayplan.sets import CpuSet, IdSet, NodeSet
-from bayplan.state.codec import decode_decision, decode_entry, encode
+from bayplan.state.codec import decode_decision, decode_entry, encode, encode_entry
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -42,6 +42,11 @@ def test_every_entry_comes_back_as_it_was(entry: Entry) -> None:
     again = decode_entry(encode(entry))
     assert again == entry
     assert encode(again) == encode(entry)
+
+
+@given(anything(Entry))
+def test_an_entry_is_written_together_with_its_decision(entry: Entry) -> None:
+    assert encode_entry(entry) == (encode(entry), encode(entry.decision))
 
 
 @given(anything(Decision))

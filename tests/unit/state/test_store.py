@@ -17,7 +17,8 @@ from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.state.schema import APPLICATION_ID, MIGRATIONS
+from bayplan.state.codec import encode
+from bayplan.state.schema import APPLICATION_ID, MIGRATIONS, migrate
 
 Make = Callable[..., Entry]
 
@@ -66,6 +67,45 @@ def test_recording_again_replaces(open_store: Callable[..., Store], entry: Make)
     assert len(store.history()) == 2
 
 
+def test_rows_of_the_gone_are_used_again(open_store: Callable[..., Store], entry: Make) -> None:
+    store = open_store()
+    store.record([entry(key) for key in "abcd"])
+    store.forget(["c", "a"])
+    store.close()
+    store = open_store()
+    store.record([entry("e"), entry("f"), entry("g")])
+    connection = store._connection
+    assert connection is not None
+    rows = connection.execute("SELECT slot, container_id FROM containers ORDER BY slot").fetchall()
+    assert rows == [(0, "e"), (1, "b"), (2, "f"), (3, "d"), (4, "g")]
+
+
+def test_a_step_that_failed_takes_no_row(open_store: Callable[..., Store], entry: Make) -> None:
+    store = open_store()
+    store.record([entry("a")])
+    with sqlite3.connect(store.path, isolation_level=None) as nosy:
+        nosy.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StateError, match="locked"):
+            store.record([entry("b")], gone=["a"])
+        nosy.execute("ROLLBACK")
+    nosy.close()
+    store.record([entry("c")])
+    assert store.entries() == [entry("a"), entry("c")]
+
+
+def test_two_entries_of_one_container_are_damage(
+    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+) -> None:
+    store = open_store()
+    store.record([entry("a")])
+    connection = store._connection
+    assert connection is not None
+    connection.execute("INSERT INTO containers SELECT 7, container_id, entry FROM containers")
+    store.close()
+    assert open_store().entries() == []
+    assert (tmp_path / "state.db.corrupt-1").exists()
+
+
 def test_forgetting_keeps_the_history(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
@@ -97,6 +137,8 @@ def test_the_history_is_bounded(open_store: Callable[..., Store], entry: Make) -
     store = open_store(history_limit=10)
     for number in range(25):
         store.record([entry(f"c{number}")])
+    assert len(store.history()) == 25
+    store.checkpoint()
     assert [i.decision.request.container_id for i in store.history()] == [
         f"c{number}" for number in reversed(range(15, 25))
     ]
@@ -341,17 +383,35 @@ def test_an_older_schema_is_copied_and_migrated(
     store = open_store(migrations=NEXT)
     assert len(store.entries()) == 40
     assert len(store.history(limit=1000)) == 40
-    assert "state.db.v1" in caplog.text
+    assert f"state.db.v{len(MIGRATIONS)}" in caplog.text
     store.close()
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(NEXT),)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert connection.execute("SELECT sum(pinned) FROM containers").fetchone() == (0,)
     connection.close()
     older = tmp_path / "older"
     older.mkdir()
-    (tmp_path / "state.db.v1").rename(older / "state.db")
+    (tmp_path / f"state.db.v{len(MIGRATIONS)}").rename(older / "state.db")
     assert len(open_store(older).entries()) == 40
+
+
+def test_entries_of_the_first_schema_are_kept(
+    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "state.db", isolation_level=None) as first:
+        first.execute("PRAGMA journal_mode = WAL")
+        migrate(first, 0, MIGRATIONS[:1])
+        first.executemany(
+            "INSERT INTO containers (container_id, entry) VALUES (?, ?)",
+            [(key, encode(entry(key))) for key in ("b", "a", "c")],
+        )
+    first.close()
+    store = open_store()
+    assert store.entries() == [entry("a"), entry("b"), entry("c")]
+    store.record([entry("d")], gone=["b"])
+    store.close()
+    assert open_store().entries() == [entry("a"), entry("c"), entry("d")]
 
 
 def test_a_migration_that_fails_is_undone_and_set_aside(
@@ -364,7 +424,7 @@ def test_a_migration_that_fails_is_undone_and_set_aside(
     with pytest.raises(StateError, match="nowhere"):
         open_store(migrations=failing)
     with sqlite3.connect(tmp_path / "state.db.corrupt-1") as kept:
-        assert kept.execute("PRAGMA user_version").fetchone() == (1,)
+        assert kept.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
         assert kept.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half'").fetchone() == (0,)
     kept.close()
 
