@@ -7,14 +7,14 @@ of the database waits for a moment without commits.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from bayplan.daemon.store_thread import Errand, StoreThread
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
-from bayplan.state import Store
+from bayplan.state import Step, Store
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,11 @@ Result = TypeVar("Result")
 class Recorder:
     """Async face of a `Store`. Every method raises StateError when the store cannot do it."""
 
-    def __init__(self, executor: ThreadPoolExecutor, store: Store) -> None:
-        self._executor = executor
+    def __init__(self, thread: StoreThread, store: Store) -> None:
+        self._thread = thread
         self._rest: asyncio.TimerHandle | None = None
         self._rested_at = 0.0
         self._commits = 0
-        self._unawaited: set[asyncio.Task[None]] = set()
         self._store = store
         self.problem: str | None = None
         """Why nothing could be recorded the last time; None when it could."""
@@ -44,12 +43,15 @@ class Recorder:
     @classmethod
     async def open(cls, open_store: Callable[[], Store]) -> "Recorder":
         """Open the store in the thread that will use it."""
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
-        loop = asyncio.get_running_loop()
-        return cls(executor, await loop.run_in_executor(executor, open_store))
+        thread = StoreThread("state")
+        try:
+            return cls(thread, await thread.hand_over(open_store).outcome())
+        except BaseException:
+            thread.end()
+            raise
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._thread.hand_over(work).outcome()
 
     async def entries(self) -> list[Entry]:
         """Everything that is recorded."""
@@ -68,38 +70,22 @@ class Recorder:
         the runtime was *told* about containers that were decided earlier.
 
         It is handed over by the call itself, whenever the result is awaited."""
-        work = partial(self._store.record, tuple(entries), tuple(gone), tuple(told))
-        return self._recorded(self._executor.submit(work))
+        step = Step.of(entries, gone, told)
+        return self._recorded(self._thread.attend(partial(self._store.commit, step), GRACE_S))
 
-    async def _recorded(self, commit: Future[None]) -> None:
+    async def _recorded(self, commit: Errand[None]) -> None:
         try:
-            try:
-                commit.result(GRACE_S)
-            except TimeoutError:
-                await asyncio.wrap_future(commit)
+            await commit.outcome()
         except StateError as error:
             self.problem = str(error)
             raise
         self.problem = None
         self._checkpoint_at_rest()
 
-    def forget_soon(self, container_id: str) -> None:
-        """Have it committed that a container is gone, behind what is still on its way to the disk."""
-
-        async def guarded() -> None:
-            try:
-                await forgotten
-            except StateError as error:
-                logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400
-
-        forgotten = self.record((), gone=(container_id,))
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._unawaited.add(task)
-        task.add_done_callback(self._unawaited.discard)
-
     async def refused(self, decision: Decision) -> None:
         """Commit a refusal to the history."""
-        await self._run(lambda: self._store.refused(decision))
+        step = Step.refusal(decision)
+        await self._run(lambda: self._store.commit(step))
 
     def _checkpoint_at_rest(self) -> None:
         """Tidy up when nothing was committed for a while, or at once when it has been put off too long."""
@@ -123,7 +109,7 @@ class Recorder:
 
     def _submit_checkpoint(self) -> None:
         self._commits = 0
-        self._executor.submit(self._checkpoint)
+        self._thread.hand_over(self._checkpoint)
 
     def _checkpoint(self) -> None:
         try:
@@ -136,4 +122,4 @@ class Recorder:
         if self._rest is not None:
             self._rest.cancel()
         await self._run(self._store.close)
-        self._executor.shutdown()
+        self._thread.end()

@@ -11,16 +11,9 @@ import yaml
 from bayplan.daemon.values import Wrong
 from bayplan.errors import Problem, excerpt
 
-YAML_ERRORS: Final = (
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
-"""What PyYAML raises, and lets through from its own code: ValueError where something looks like a date and is
-none, the others where a tag such as !!bool or !!map stands before something else, or tables have no end."""
+_OF_CONSTRUCTORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What PyYAML lets through from its own code: ValueError where something looks like a date and is none, the
+others where a tag such as !!bool or !!map stands before something else, or tables are nested without end."""
 
 
 def parse_yaml(content: str) -> object:
@@ -31,8 +24,8 @@ def parse_yaml(content: str) -> object:
     """
     try:
         value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except YAML_ERRORS as error:
-        raise Wrong(Problem("the file", yaml_problem(error), "YAML")) from error
+    except (yaml.YAMLError, *_OF_CONSTRUCTORS) as error:
+        raise Wrong(Problem("the file", _one_line(error), "YAML")) from error
     return {} if value is None else value
 
 
@@ -52,8 +45,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def yaml_problem(error: Exception) -> str:
-    """One of `YAML_ERRORS` in one line."""
+def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     text = getattr(error, "problem", None) or str(error)
     if isinstance(error, TypeError | LookupError | AttributeError):

@@ -107,11 +107,10 @@ class ExactEngine:
         entries = ledger.entries.values()
         if all(entry.decision.placement.claim is not None for entry in entries):
             return ledger
-        claiming = [
+        return Ledger.of(
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
             for entry in entries
-        ]
-        return Ledger.of([*claiming, *ledger.between.values()])
+        )
 
     def _followed(self, machine: Machine, policy: Policy, ledger: Ledger) -> Books:
         books = self._books

@@ -1,0 +1,107 @@
+"""One thread that does what it is handed, in order, for an event loop that can wait for it in two ways.
+
+Blocking for a moment, when the work takes less than the loop's own round; awaiting, when it takes longer. An
+executor of the standard library does the same with four locks more, each a chance for the two threads to wait
+for the interpreter: handing over then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here
+knows what the work is.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from bayplan.host.cpu_affinity import SharedCpu
+
+Result = TypeVar("Result")
+
+
+class Errand(Generic[Result]):
+    """A piece of work and its outcome. Made by `StoreThread`."""
+
+    __slots__ = ("_error", "_finished", "_result", "_tell", "_work", "done")
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        self._tell: Callable[[], object] | None = None
+        self._error: BaseException | None = None
+        self.done = False
+        """Whether the work has been done; it stays so."""
+
+    def run(self) -> None:
+        """Do the work; for the thread."""
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the outcome is asked for
+            self._error = error
+        self.done = True
+        self._finished.release()
+        if self._tell is not None:
+            self._tell()
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until the work is done, for at most so long. Call it once."""
+        self._finished.acquire(timeout=timeout_s)
+
+    async def outcome(self) -> Result:
+        """What the work returned or raised, as soon as it is done. Giving up does not stop the work."""
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            told: asyncio.Future[None] = loop.create_future()
+            self._tell = partial(loop.call_soon_threadsafe, _settle, told)
+            # It may have been done before it could see whom to tell; then nobody else will.
+            if not self.done:
+                await told
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class StoreThread:
+    """Starts with its making. Whatever was handed over is done, also by the time `end` returns."""
+
+    def __init__(self, name: str) -> None:
+        self._errands: SimpleQueue[Errand[Any] | None] = SimpleQueue()
+        self._last: Errand[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        assert self._thread.native_id is not None
+        self._cpu = SharedCpu(self._thread.native_id)
+
+    def hand_over(self, work: Callable[[], Result]) -> Errand[Result]:
+        """Have *work* done after everything that was handed over before."""
+        errand = Errand(work)
+        self._last = errand
+        self._errands.put(errand)
+        return errand
+
+    def attend(self, work: Callable[[], Result], timeout_s: float) -> Errand[Result]:
+        """`hand_over`, and block until it is done, for at most so long; not if there is more to be done
+        first."""
+        if self._last is not None and not self._last.done:
+            return self.hand_over(work)
+        self._cpu.hold()
+        try:
+            errand = self.hand_over(work)
+            errand.wait(timeout_s)
+        finally:
+            self._cpu.release()
+        return errand
+
+    def end(self) -> None:
+        """Wait until everything is done, and end the thread."""
+        self._errands.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            errand.run()
+
+
+def _settle(told: "asyncio.Future[None]") -> None:
+    if not told.done():
+        told.set_result(None)
