@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bayplan.domain.decision import Decision, Outcome, Placement, Request
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Ledger
-from bayplan.domain.policy import Policy
+from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import Machine
 from bayplan.testing.exact_oracle import OVERCOMMIT, WRONG_REFUSAL, BrokenPromiseError, Trial
 
@@ -22,6 +22,33 @@ def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None
     trial = Trial(random.Random(seed), nodes)
     for _ in range(STEPS):
         trial.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 8),
+    st.sampled_from([TopologyPolicy.RESTRICTED, TopologyPolicy.BEST_EFFORT]),
+)
+def test_brute_force_agrees_where_almost_no_sets_are_enumerated(
+    seed: int, nodes: int, topology: TopologyPolicy
+) -> None:
+    engine = ExactEngine(max_combinations=1)
+    trial = Trial(random.Random(seed), nodes, engine=engine, topology=topology)
+    for _ in range(STEPS):
+        trial.step()
+    assert trial.counts["given up"] == 0
+
+
+def test_a_search_that_is_given_up_says_so_in_its_decision() -> None:
+    given_up = 0
+    for seed in range(30):
+        engine = ExactEngine(max_combinations=1, max_steps=2)
+        trial = Trial(random.Random(seed), engine=engine, topology=TopologyPolicy.RESTRICTED)
+        for _ in range(STEPS):
+            trial.step()
+        given_up += trial.counts["given up"]
+    assert given_up
 
 
 class Careless(ExactEngine):

@@ -24,13 +24,14 @@ from bayplan.domain.decision import (
 )
 from bayplan.domain.engine import allocatable_bytes
 from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.exact.reasons import SEARCH_ENDED
 from bayplan.domain.exact.witness import by_node, witness
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY, Cpu, Machine, Node
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.subsets import Claims, room, slack_by_subset
+from bayplan.testing.subsets import Claims, room, rooms_by_subset, slack_by_subset
 
 PAGES: Final = "hugepages-2Mi"
 STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
@@ -39,12 +40,13 @@ OVERCOMMIT: Final = "hidden overcommit"
 WRONG_REFUSAL: Final = "wrong refusals"
 WRONG_MOVE: Final = "wrong moves"
 WRONG_PLACE: Final = "wrong places"
+WRONG_CHOICE: Final = "wrong choices"
 
 
 class BrokenPromiseError(AssertionError):
     """The engine and brute force disagree."""
 
-    KINDS: Final = (OVERCOMMIT, WRONG_REFUSAL, WRONG_MOVE, WRONG_PLACE)
+    KINDS: Final = (OVERCOMMIT, WRONG_REFUSAL, WRONG_MOVE, WRONG_PLACE, WRONG_CHOICE)
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
@@ -53,19 +55,20 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass
 class Trial:
-    """A random machine under a random policy, and what happened on it so far. The witness is looked at after
-    every *witness_every* operations."""
+    """A random machine under a policy (a random one if none is given), and what happened on it so far. The
+    witness is looked at after every *witness_every* operations."""
 
     random: random.Random
     most_nodes: int = 10
     witness_every: int = 1
+    engine: ExactEngine = field(default_factory=ExactEngine)
+    topology: TopologyPolicy | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         draw = self.random
         self.machine = _machine(draw, draw.randint(2, self.most_nodes))
-        self.policy = Policy(topology=draw.choice(list(TopologyPolicy)))
-        self.engine = ExactEngine()
+        self.policy = Policy(topology=self.topology or draw.choice(list(TopologyPolicy)))
         self.ledger = Ledger()
         self.number = 0
         self.ids = tuple(self.machine.node_ids)
@@ -189,9 +192,14 @@ class Trial:
         self.counts["moves"] += len(decision.moves)
         self.counts["overlapping"] += decision.placement.overlapping
         asked = _amounts(request)
-        allowed = list(self._allowed(request))
+        by_ground = [list(masks) for masks in self._allowed(request)]
+        allowed = [mask for masks in by_ground for mask in masks]
+        # A search that was given up says so, and then what it says of all sets is not held against it.
+        given_up = any(reason.code == SEARCH_ENDED for reason in decision.reasons)
+        self.counts["given up"] += given_up
         if decision.outcome is Outcome.REFUSED:
-            self._check_refusal(request, asked, allowed, current)
+            if not given_up:
+                self._check_refusal(request, asked, allowed, current)
             return
         claim = decision.placement.claim
         if claim is None:
@@ -202,6 +210,8 @@ class Trial:
             raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
+        elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED and not given_up:
+            self._check_choice(claim, asked, by_ground)
         for move in decision.moves:
             moved = self.ledger.entries[move.container_id].decision.placement.claim
             if moved is None or not moved.flexible or not moved.nodes <= move.after:
@@ -235,6 +245,39 @@ class Trial:
                 WRONG_REFUSAL, f"{request} fits on {NodeSet.of_mask(fits[0])} and was refused"
             )
 
+    def _check_choice(self, claim: Claim, asked: Mapping[str, int], by_ground: list[list[int]]) -> None:
+        """No set that fits, on the first ground that has one, crosses fewer, is narrower or nearer."""
+        rooms = {
+            resource: rooms_by_subset(
+                slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), self.ids
+            )
+            for resource in asked
+        }
+        claimed = {mask for resource in (MEMORY, PAGES) for mask, _ in self._claims(resource)}
+        fitting = [
+            [
+                mask
+                for mask in masks
+                if all(rooms[resource][mask] >= amount for resource, amount in asked.items())
+            ]
+            for masks in by_ground
+        ]
+        first = next((masks for masks in fitting if masks), None)
+        if first is None:
+            return  # promised twice, which is found next
+        best = min(self._rank(mask, claimed) for mask in first)
+        if self._rank(claim.nodes.mask, claimed) > best:
+            raise BrokenPromiseError(
+                WRONG_CHOICE, f"{claim.nodes} with {self._rank(claim.nodes.mask, claimed)}, best is {best}"
+            )
+        self.counts["choices"] += 1
+
+    def _rank(self, mask: int, claimed: set[int]) -> tuple[int, int, int]:
+        """How many of *claimed* the set crosses, its width, and its total distance."""
+        crossed = sum(1 for other in claimed if mask & other not in (0, mask, other))
+        nodes = NodeSet.of_mask(mask)
+        return crossed, len(nodes), self.machine.total_distance(nodes)
+
     def _check_shortfall(self, claim: Claim, asked: Mapping[str, int]) -> None:
         """What is promised in part fits in full nowhere, and is as much as fits."""
         for resource, amount in asked.items():
@@ -252,8 +295,9 @@ class Trial:
                 if claim is not None and room(slack, claim.nodes.mask):
                     raise BrokenPromiseError(WRONG_REFUSAL, f"{claim} could be promised more {resource}")
 
-    def _allowed(self, request: Request) -> Iterator[int]:
-        """Every set that the request may be claimed on, by the rules for operators."""
+    def _allowed(self, request: Request) -> Iterator[Iterator[int]]:
+        """Every set that the request may be claimed on, by the rules for operators: for each ground in the
+        order of trying."""
         grounds = [self.machine.ordinary_nodes]
         exactly = False
         if request.nodes is not None:
@@ -263,21 +307,22 @@ class Trial:
             tier = NodeSet(node.id for node in self.machine.nodes if node.tier == request.tier.tier)
             grounds = [tier, *([] if request.tier.required else grounds)]
         for ground in grounds:
-            confined = request.qos is QosClass.GUARANTEED or exactly or request.tier is not None
-            if not confined or (
-                ground is self.machine.ordinary_nodes and request.qos is not QosClass.GUARANTEED
-            ):
-                yield ground.mask
-                continue
-            widest = self._widest(request, ground)
-            if exactly and ground is grounds[0] and len(ground) <= widest:
-                yield ground.mask
-                continue
-            mask = ground.mask
-            while mask:
-                if mask.bit_count() <= widest:
-                    yield mask
-                mask = (mask - 1) & ground.mask
+            wished = ground is grounds[0] and (request.nodes is not None or request.tier is not None)
+            if request.qos is QosClass.GUARANTEED or wished:
+                yield self._sets_on(ground, self._widest(request, ground), exactly=exactly and wished)
+            else:
+                yield iter([ground.mask])
+
+    def _sets_on(self, ground: NodeSet, widest: int, *, exactly: bool) -> Iterator[int]:
+        """The sets of at most *widest* nodes of *ground*; only all of it if it was named and may be had."""
+        if exactly and len(ground) <= widest:
+            yield ground.mask
+            return
+        mask = ground.mask
+        while mask:
+            if mask.bit_count() <= widest:
+                yield mask
+            mask = (mask - 1) & ground.mask
 
     def _widest(self, request: Request, ground: NodeSet) -> int:
         if self.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE:

@@ -45,6 +45,16 @@ def _sets_around(nodes: tuple[int, ...], claimant: int) -> list[int]:
     return sets
 
 
+def rooms_by_subset(slack: Mapping[int, int], nodes: tuple[int, ...]) -> dict[int, int]:
+    """What can still be claimed on every subset of *nodes*: `room` of all of them at once."""
+    least = dict(slack)
+    for node in nodes:
+        for mask, left in least.items():
+            least[mask] = min(left, least[mask | 1 << node])
+    unmet = min(slack.values())
+    return {mask: left - unmet for mask, left in least.items()}
+
+
 def room(slack: Mapping[int, int], nodes: int) -> int:
     """What can still be claimed on *nodes*: the least slack of all sets around them.
 

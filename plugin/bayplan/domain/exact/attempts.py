@@ -6,10 +6,11 @@ from itertools import islice
 from typing import Final
 
 from bayplan.domain.decision import Decision, Outcome, Placement, Reason, Request, Shortage
-from bayplan.domain.exact.books import Amounts, shortage
+from bayplan.domain.exact.books import Amounts, Books, shortage
+from bayplan.domain.exact.branching import Branching
 from bayplan.domain.exact.claiming import Ground, claimed_amounts
 from bayplan.domain.exact.criteria import Question
-from bayplan.domain.exact.reasons import amounts_text, cpus_text
+from bayplan.domain.exact.reasons import amounts_text, cpus_text, unproven_refusal
 from bayplan.domain.exact.search import Area
 from bayplan.domain.ledger import Ledger
 
@@ -33,9 +34,24 @@ class Attempt:
                 yield area.ground
             return
         for width in range(1, min(area.widest, area.ground.bit_count()) + 1):
-            for row in bare.site.ranked(area.ground, width, {}):
-                if bare.plausible(row.nodes):
-                    yield row.nodes
+            for nodes in bare.site.ranked(area.ground, width, {}):
+                if bare.plausible(nodes):
+                    yield nodes
+
+    def reachable(self, loose: Books) -> Iterator[int]:
+        """Those with room on *loose*, the books as if all others had moved over as far as they may; if there
+        are too many to look at each, one of the others as well if none of the good ones has room."""
+        question, area, found = self.question, self.area, False
+        for nodes in self.targets():
+            if loose.fits(nodes, question.amounts):
+                found = True
+                yield nodes
+        width = min(area.widest, area.ground.bit_count())
+        if found or area.exactly or not question.site.too_many(area.ground, width):
+            return
+        nodes = Branching(question.on(loose), area.ground, 0, width).any_set()
+        if nodes:
+            yield nodes
 
 
 def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
@@ -57,7 +73,10 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
         text = f"{text}; {lacking.sentence()}"
     if current is not None:
         text = f"{text}; it keeps what it has"
-    return Decision(request, Outcome.REFUSED, reasons=(Reason("no-room", text),), shortage=lacking)
+    reasons = [Reason("no-room", text)]
+    if question.effort.ended:
+        reasons.append(unproven_refusal(question.effort))
+    return Decision(request, Outcome.REFUSED, reasons=tuple(reasons), shortage=lacking)
 
 
 def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:

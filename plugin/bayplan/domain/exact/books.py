@@ -70,6 +70,10 @@ class Books:
             found = self.flows[resource] = Flow(self.capacity.get(resource, {}))
         return found
 
+    def claimed_sets(self) -> tuple[int, ...]:
+        """The sets with promises of any resource."""
+        return tuple({nodes for flow in self.flows.values() for nodes in flow.claimed})
+
     def fits(self, nodes: int, amounts: Amounts) -> bool:
         """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
         for resource, amount_bytes in amounts.items():

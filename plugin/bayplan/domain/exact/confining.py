@@ -36,9 +36,10 @@ from bayplan.domain.exact.claiming import (
     without,
 )
 from bayplan.domain.exact.criteria import Question
+from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import crosses
 from bayplan.domain.exact.moves import make_room, measured, moves_to, with_all_wider
-from bayplan.domain.exact.reasons import amounts_text, chosen, overlap
+from bayplan.domain.exact.reasons import amounts_text, chosen, overlap, unproven_best
 from bayplan.domain.exact.search import Area, Found, search
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.unconfined import everywhere, open_mems, short
@@ -74,6 +75,7 @@ class Confining:
         self.free_cpus = exclusive_candidates(self.machine, self.policy, ledger) if count else CpuSet()
         self.cpus = count if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
+        self.effort = Effort(site.max_steps)
         self.notes: list[Reason] = []
 
     def decide(self) -> Decision:
@@ -152,9 +154,9 @@ class Confining:
         }
 
     def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> Attempt:
+        self.effort = self.effort.rest()
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
-        claimed = {nodes for flow in self.books.flows.values() for nodes in flow.claimed}
         question = Question(
             self.site,
             self.books,
@@ -164,7 +166,8 @@ class Confining:
             self.site.free_cpus(self.free_cpus) if cpus else {},
             every_hint,
             every_hint if self.strict else required,
-            tuple(claimed),
+            self.books.claimed_sets(),
+            self.effort,
         )
         widest = widest_allowed(self.site, self.books, ground.nodes, amounts, cpus)
         exactly = ground.exactly and (ground.of_pod or widest >= len(ground.nodes))
@@ -184,21 +187,6 @@ class Confining:
         found = found or search(attempt.question, attempt.area)
         return None if found is None else self._placed(attempt, found)
 
-    def _aligned_with_rest_of_pod(self, attempt: Attempt) -> Found | None:
-        """For the first container of a pod under the scope pod: a set that fits the whole pod."""
-        totals = self.request.pod_totals
-        if not self.by_pod or totals is None or attempt.area.exactly:
-            return None
-        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
-        whole = {key: max(amount, self.amounts.get(key, 0)) for key, amount in whole.items() if amount}
-        if whole == self.amounts:
-            return None
-        widened = self._attempt(attempt.ground, attempt.question.cpus, whole)
-        found = search(widened.question, widened.area)
-        if found is None:
-            self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
-        return found
-
     def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
         cpus, lacking = self._take(nodes if self.cpus else NodeSet())
@@ -208,6 +196,8 @@ class Confining:
             notes.append(Reason("as-wished", attempt.ground.why))
         if found.overlapping:
             notes.append(overlap(nodes, found.overlapping))
+        if attempt.question.effort.ended:
+            notes.append(unproven_best(attempt.question.effort))
         if lacking is not None:
             notes.append(lacking)
         degraded = lacking is not None or bool(self.notes)
@@ -264,9 +254,8 @@ class Confining:
         loose = with_all_wider(self.books, self.ledger)
         if loose is None:
             return None
-        reachable = (nodes for nodes in attempt.targets() if loose.fits(nodes, amounts))
         best = None
-        for nodes in islice(reachable, MAX_TARGETS):
+        for nodes in islice(attempt.reachable(loose), MAX_TARGETS):
             sets = make_room(self.site, self.books, self.ledger, nodes, amounts)
             if sets and (best is None or len(sets) < len(best[1])):
                 best = nodes, sets

@@ -5,10 +5,11 @@ therefore kept by nothing but luck, and sets that are nested or disjoint come be
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bayplan.domain.exact.books import Amounts, Books
+from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import bits, crosses
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.topology import MEMORY
@@ -23,7 +24,8 @@ class Question:
 
     ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
     set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
-    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets with promises.
+    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets with promises. ``effort`` is
+    what the search may take, and has taken.
     """
 
     site: Site
@@ -35,6 +37,7 @@ class Question:
     hints: tuple[int, ...]
     hard_hints: tuple[int, ...]
     claimed: tuple[int, ...]
+    effort: Effort
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -50,6 +53,15 @@ class Question:
             if have_bytes < amount_bytes:
                 return False
         return True
+
+    def on(self, books: Books) -> "Question":
+        """The same question of other *books*."""
+        return replace(
+            self,
+            books=books,
+            rooms={resource: books.rooms_by_node(resource) for resource in self.amounts},
+            claimed=books.claimed_sets(),
+        )
 
     def cpus_on(self, nodes: int) -> int:
         """How many CPUs that could become exclusive are on *nodes*."""

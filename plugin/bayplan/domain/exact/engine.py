@@ -23,8 +23,9 @@ from bayplan.domain.decision import (
 from bayplan.domain.exact.books import Books, claims_by_id, shortage
 from bayplan.domain.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground, without
 from bayplan.domain.exact.confining import Confining
+from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.moves import returns
-from bayplan.domain.exact.sites import Site
+from bayplan.domain.exact.sites import MAX_COMBINATIONS, Site
 from bayplan.domain.exact.unconfined import everywhere, open_mems, topped_up
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
@@ -38,8 +39,17 @@ class ExactEngine:
 
     name: str = "exact"
 
-    def __init__(self, scope: Scope = Scope.CONTAINER) -> None:
+    def __init__(
+        self,
+        scope: Scope = Scope.CONTAINER,
+        *,
+        max_combinations: int = MAX_COMBINATIONS,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        """Up to *max_combinations* sets of one width are all looked at; *max_steps* bounds the search beyond
+        that. Other values than the usual ones are for tests."""
         self.scope = scope
+        self._max_combinations, self._max_steps = max_combinations, max_steps
         self._books: Books | None = None
         self._site: Site | None = None
 
@@ -121,7 +131,7 @@ class ExactEngine:
 
     def _site_of(self, machine: Machine) -> Site:
         if self._site is None or self._site.machine is not machine:
-            self._site = Site(machine)
+            self._site = Site(machine, self._max_combinations, self._max_steps)
         return self._site
 
 

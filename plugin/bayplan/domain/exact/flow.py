@@ -95,8 +95,11 @@ class Flow:
             # Where all sets are nested or disjoint, the slack of the sets around decides alone.
             if bound <= 0 or not (self.crossings or self.crossed(nodes)):
                 return max(0, bound)
-        trial = self.copy()
-        return _push(trial.free, trial.carried, nodes, wanted_bytes)
+        return self.trial().push(nodes, wanted_bytes)
+
+    def trial(self) -> "Trial":
+        """What else could be carried, to try out."""
+        return Trial(self.free, self.carried)
 
     def cut(self, nodes: int, wanted_bytes: int) -> int:
         """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.
@@ -104,12 +107,9 @@ class Flow:
         It is the same for every maximum flow: the nodes that can be reached from *nodes* once all that fits
         was added. Everything that loads them is claimed within them.
         """
-        trial = self.copy()
-        _push(trial.free, trial.carried, nodes, wanted_bytes)
-        reached = 0
-        for node in _reached(trial.free, trial.carried, nodes)[0]:
-            reached |= node
-        return reached
+        trial = self.trial()
+        trial.push(nodes, wanted_bytes)
+        return sum(_reached(trial.free, trial.carried, nodes)[0])
 
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""
@@ -151,8 +151,36 @@ class Flow:
             self._meet(waiting, lacking)
 
 
-def _push(free: dict[int, int], carried: dict[int, dict[int, int]], nodes: int, amount: int) -> int:
+class Trial:
+    """What else a flow could carry, tried out beside it.
+
+    The loads of the flow move, and take room from each other as they would. What is pushed is not carried
+    itself: it may start on every node it was pushed for and never moves on.
+    """
+
+    __slots__ = ("carried", "free")
+
+    def __init__(self, free: Mapping[int, int], carried: Mapping[int, dict[int, int]]) -> None:
+        self.free = dict(free)
+        # The loads themselves are copied as they change.
+        self.carried = dict(carried)
+
+    def copy(self) -> "Trial":
+        """An independent trial with the same loads."""
+        return Trial(self.free, self.carried)
+
+    def push(self, nodes: int, amount: int) -> int:
+        """How much of *amount* fits on *nodes* beside everything that is there, and push that."""
+        return _push(self.free, self.carried, nodes, amount, trial=True)
+
+
+def _push(
+    free: dict[int, int], carried: dict[int, dict[int, int]], nodes: int, amount: int, *, trial: bool = False
+) -> int:
     """Carry *amount* more for the set *nodes*, moving the load of other sets where that makes room.
+
+    A *trial* changes *free* and *carried*, but not the loads in it, and does not carry what is asked for:
+    no load of *nodes* itself is ever moved, so that this changes no answer.
 
     Returns:
         How much of it could be carried: all that fits, by shortest augmenting paths.
@@ -162,7 +190,8 @@ def _push(free: dict[int, int], carried: dict[int, dict[int, int]], nodes: int, 
         part = min(free.get(node, 0), left)
         if part:
             free[node] -= part
-            _carry(carried[node], nodes, part)
+            if not trial:
+                _carry(carried[node], nodes, part)
             left -= part
     while left:
         parents, found = _reached(free, carried, nodes)
@@ -174,10 +203,13 @@ def _push(free: dict[int, int], carried: dict[int, dict[int, int]], nodes: int, 
         free[found] -= part
         node = found
         while (step := parents[node]) is not None:
+            if trial:
+                carried[node], carried[step[0]] = dict(carried[node]), dict(carried[step[0]])
             _carry(carried[node], step[1], part)
             _carry(carried[step[0]], step[1], -part)
             node = step[0]
-        _carry(carried[node], nodes, part)
+        if not trial:
+            _carry(carried[node], nodes, part)
         left -= part
     return amount - left
 

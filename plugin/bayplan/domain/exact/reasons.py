@@ -1,13 +1,19 @@
 """The sentences of the `exact` engine's decisions."""
 
+from typing import Final
+
 from bayplan.domain.decision import Reason
 from bayplan.domain.exact.books import Amounts
 from bayplan.domain.exact.criteria import Question
+from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import bits
 from bayplan.domain.exact.search import Area
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
+
+SEARCH_ENDED: Final = "search-ended"
+"""Code of the reason that a search was given up before every set of nodes was ruled out."""
 
 
 def chosen(nodes: NodeSet) -> Reason:
@@ -19,6 +25,18 @@ def overlap(nodes: NodeSet, count: int) -> Reason:
     """That *nodes* cross sets with other promises."""
     text = f"node {nodes} crosses {count} other sets with promises, as nothing else fits"
     return Reason("overlap", text)
+
+
+def unproven_best(effort: Effort) -> Reason:
+    """That the search was given up before all other sets were ruled out."""
+    text = f"the search ended after {effort.spent} steps: a narrower, nearer or less crossing set may exist"
+    return Reason(SEARCH_ENDED, text)
+
+
+def unproven_refusal(effort: Effort) -> Reason:
+    """That the search was given up before every set was ruled out."""
+    text = f"the search ended after {effort.spent} steps: a set with room that was not looked at may exist"
+    return Reason(SEARCH_ENDED, text)
 
 
 def amounts_text(amounts: Amounts, cpus: int) -> str:

@@ -1,18 +1,19 @@
 """The best set of nodes that fits: candidates in the order of the criteria, and how the winner won.
 
-Feasibility is exact for every set that is looked at, and the largest set is always looked at. Where the sets
-of one size are too many to enumerate, only good ones of that size are (`sites`).
+Up to a number of sets of one width every one of them is looked at. Above it only good ones are (`sites`),
+and branch and bound finds what those miss: a set that fits at all, and one that crosses less or is nearer.
+Whether that took more steps than it may, so that something better may exist, is in the question's `Effort`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Final
 
 from bayplan.domain.decision import Advantage, Candidate
+from bayplan.domain.exact.branching import Branching, Limit
 from bayplan.domain.exact.criteria import CRITERIA, Question, overlapping_sets, values
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.sites import MAX_COMBINATIONS
+from bayplan.domain.exact.nearness import FAR
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
@@ -69,35 +70,58 @@ class _Search:
         self.fallback: tuple[int, int] | None = None
 
     def run(self, area: Area) -> Found | None:
+        site, at_worst = self.question.site, 0
         for width in _widths(self.question, area):
+            many = not area.exactly and site.too_many(area.ground, width)
             rows = _rows(self.question, area, width)
             enough = self.clean > 0
             if enough and len(rows) > _FEW:
                 break
             self._look_at(rows)
+            if many and not enough:
+                if not self.fitting and not at_worst:
+                    at_worst = self._at_worst(area)
+                    if not at_worst:
+                        break
+                self._branch(area, width)
             if enough or self.clean > 1:
                 break
-        if not self.fitting:
-            self._look_further(area)
+        if not self.fitting and at_worst:
+            self._look_at([at_worst])
         if not self.fitting:
             return None
         self.fitting.sort()
         return _found(self.question, self.fitting, self.obstacles)
 
-    def _look_further(self, area: Area) -> None:
-        """Before the policy's width is a refusal on a machine with too many sets to look at all of them."""
-        width = min(area.widest, area.ground.bit_count())
-        if area.exactly or area.core or comb(area.ground.bit_count(), width) <= MAX_COMBINATIONS:
-            return
-        site, rooms = self.question.site, _decisive_rooms(self.question)
-        for nodes in site.among_roomiest(area.ground, width, rooms):
-            if self.question.plausible(nodes):
-                self._look_at([nodes])
-                if self.fitting:
-                    return
+    def _at_worst(self, area: Area) -> int:
+        """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
+        that one proof does for all widths."""
+        question, width = self.question, _last_width(area)
+        if not question.plausible(area.ground) or not question.books.fits(area.ground, question.amounts):
+            return 0
+        if width == area.ground.bit_count():
+            return area.ground
+        return Branching(question, area.ground, area.core, width).any_set()
+
+    def _branch(self, area: Area, width: int) -> None:
+        """Look for what is better than all that was found, among the sets of *width* nodes."""
+        branching = Branching(self.question, area.ground, area.core, width)
+        if not self.fitting:
+            self._look_at([nodes for nodes in [branching.any_set()] if nodes])
+        if self.fitting and self.fallback is not None and not self.clean:
+            self._look_at(list(branching.better_sets((0, FAR))))
+        if self.fitting:
+            self._look_at(list(branching.better_sets(self._limit(width))))
+
+    def _limit(self, width: int) -> Limit:
+        """What a set of *width* nodes has to beat: narrower ones do if they cross as few."""
+        return min(
+            (by_criteria[0], by_criteria[2] if by_criteria[1] == width else -1)
+            for by_criteria, _, _ in self.fitting
+        )
 
     def _look_at(self, rows: Sequence[int]) -> None:
-        question, last_rank = self.question, (0, 0)
+        question, last_rank = self.question, None
         for nodes in rows:
             if self._hopeless(nodes):
                 continue
@@ -108,7 +132,7 @@ class _Search:
             by_criteria = values(question, nodes)
             rank = (by_criteria[2], by_criteria[3])
             # Rows come by distance and initiators: what follows cannot be better than two found before.
-            if self.clean > 1 and rank > last_rank:
+            if self.clean > 1 and last_rank is not None and rank > last_rank:
                 break
             self.fitting.append((by_criteria, tuple(NodeSet.of_mask(nodes)), nodes))
             if by_criteria[0]:
@@ -125,8 +149,12 @@ class _Search:
         return (overlapping_sets(self.question, nodes), nodes.bit_count()) > self.fallback
 
 
+def _last_width(area: Area) -> int:
+    return min(area.widest, area.ground.bit_count())
+
+
 def _widths(question: Question, area: Area) -> Iterable[int]:
-    last = min(area.widest, area.ground.bit_count())
+    last = _last_width(area)
     if area.exactly:
         return range(area.ground.bit_count(), last + 1)
     return range(max(1, area.core.bit_count(), _least_width(question, area)), last + 1)
@@ -155,7 +183,7 @@ def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
     """The sets of one width in the order of distance and initiators."""
     if area.exactly:
         return [area.ground]
-    rows = [row.nodes for row in question.site.ranked(area.ground, width, _decisive_rooms(question))]
+    rows = question.site.ranked(area.ground, width, _decisive_rooms(question))
     return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
 
 

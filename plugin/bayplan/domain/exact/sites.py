@@ -3,46 +3,48 @@
 Worked out once for a machine and kept, because a machine changes with hotplug only.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import comb
+from operator import add
 from typing import Final
 
+from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.flow import bits
+from bayplan.domain.exact.nearness import Nearness
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
 MAX_COMBINATIONS: Final = 5000
 """Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
-node by adding the nearest ones, and the roomiest nodes."""
+node by adding the nearest ones, the roomiest nodes, and what `branching` finds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A set of nodes with what the machine says of it; *order* is its place by the lowest ids."""
-
-    nodes: int
-    distance: int
-    remote_initiators: int
-    order: int
+_MAX_REMEMBERED: Final = 1 << 16
+"""Distances of so many sets are kept."""
+_GROWN_PAIRS: Final = 1 << 20
+"""So many pairs of nodes are looked at for the sets grown from each node; on machines with hundreds of nodes
+not every node is tried."""
 
 
 class Site:
-    """See the module."""
+    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(
+        self, machine: Machine, max_combinations: int = MAX_COMBINATIONS, max_steps: int = MAX_STEPS
+    ) -> None:
         self.machine = machine
-        self._distances: dict[int, int] = {0: 0}
-        # Both ways at once; only the sum of them ever counts.
-        self._pairs = {
-            1 << one: {
-                1 << other: machine.distance(one, other) + machine.distance(other, one)
-                for other in machine.node_ids
-            }
-            for one in machine.node_ids
+        self.max_combinations, self.max_steps = max_combinations, max_steps
+        self._distances: dict[int, int] = {}
+        away = {one: [machine.distance(one, other) for other in machine.node_ids] for one in machine.node_ids}
+        masks = [1 << node for node in machine.node_ids]
+        self.pairs = {
+            1 << one: dict(zip(masks, map(add, there, back), strict=True))
+            for (one, there), back in zip(away.items(), zip(*away.values(), strict=True), strict=True)
         }
-        self._ranked: dict[tuple[int, int], list[Ranked]] = {}
+        self._ranked: dict[tuple[int, int], list[int]] = {}
+        self._nearness: dict[int, Nearness] = {}
         self._initiators = {
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
         }
@@ -52,10 +54,13 @@ class Site:
         """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
         found = self._distances.get(nodes)
         if found is None:
-            first = nodes & -nodes
-            others = nodes ^ first
-            pairs = self._pairs.get(first, {})
-            found = self.distance(others) + sum([pairs.get(other, 0) for other in bits(others)])
+            found, others = 0, nodes
+            for node in bits(nodes):
+                others ^= node
+                row = self.pairs.get(node, {})
+                found += sum([row.get(other, 0) for other in bits(others)])
+            if len(self._distances) >= _MAX_REMEMBERED:
+                self._distances.clear()
             self._distances[nodes] = found
         return found
 
@@ -68,50 +73,43 @@ class Site:
         """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
         return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
 
-    def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[Ranked]:
+    def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[int]:
         """The sets of *width* nodes of *ground*: by distance, initiators and ids.
 
         Where these are too many to enumerate only good ones, among them the nodes with the most of *rooms*.
         """
         found = self._ranked.get((ground, width))
-        if found is not None:
+        many = self.too_many(ground, width)
+        if found is None:
+            every = self._grown(ground, width) if many else map(sum, combinations(bits(ground), width))
+            found = self._ranked[ground, width] = sorted(set(every), key=self._rank)
+        if not many:
             return found
-        if comb(ground.bit_count(), width) > MAX_COMBINATIONS:
-            roomiest = sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))
-            found = self._sorted({*self._grown(ground, width), _joined(roomiest[:width])})
-        else:
-            every = [_joined(members) for members in combinations(bits(ground), width)]
-            found = self._ranked[ground, width] = self._sorted(every)
+        roomiest = sum(sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))[:width])
+        if roomiest not in found:
+            found = found.copy()
+            insort(found, roomiest, key=self._rank)
         return found
 
-    def among_roomiest(self, ground: int, width: int, rooms: Mapping[int, int]) -> Iterator[int]:
-        """Every set of *width* nodes of as many of the roomiest as can be enumerated."""
-        nodes = sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))
-        most = width
-        while most < len(nodes) and comb(most + 1, width) <= MAX_COMBINATIONS:
-            most += 1
-        return (_joined(members) for members in combinations(nodes[:most], width))
+    def too_many(self, ground: int, width: int) -> bool:
+        """Whether the sets of *width* nodes of *ground* are more than are looked at one by one."""
+        return comb(ground.bit_count(), width) > self.max_combinations
 
-    def _grown(self, ground: int, width: int) -> Iterable[int]:
-        ids = NodeSet.of_mask(ground)
-        for seed in ids:
-            nearest = sorted(ids, key=lambda node: (self.machine.distance(seed, node), node != seed, node))
-            yield NodeSet(nearest[:width]).mask
+    def nearness(self, ground: int, width: int) -> Nearness:
+        """The bounds of distances for sets of up to *width* nodes of *ground*."""
+        found = self._nearness.get(ground)
+        if found is None or found.width < width:
+            found = self._nearness[ground] = Nearness(self.pairs, ground, width)
+        return found
 
-    def _sorted(self, masks: Iterable[int]) -> list[Ranked]:
-        by_ids = sorted(masks, key=lambda nodes: tuple(NodeSet.of_mask(nodes)))
-        rows = [
-            Ranked(nodes, self.distance(nodes), self.remote_initiators(nodes), order)
-            for order, nodes in enumerate(by_ids)
-        ]
-        return sorted(rows, key=lambda row: (row.distance, row.remote_initiators, row.order))
+    def _grown(self, ground: int, width: int) -> Iterator[int]:
+        nodes = list(bits(ground))
+        for seed in nodes[: max(1, _GROWN_PAIRS // width**2)]:
+            row = self.pairs[seed]
+            yield sum(sorted(nodes, key=lambda node: (node != seed, row[node]))[:width])
 
-
-def _joined(members: Iterable[int]) -> int:
-    joined = 0
-    for node in members:
-        joined |= node
-    return joined
+    def _rank(self, nodes: int) -> tuple[int, int, tuple[int, ...]]:
+        return self.distance(nodes), self.remote_initiators(nodes), tuple(NodeSet.of_mask(nodes))
 
 
 def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:

@@ -1,0 +1,159 @@
+"""Machines with more sets of nodes than are looked at one by one: found where it fits, refused where it does
+not, and said where the search was given up."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from bayplan.domain.decision import (
+    Claim,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.exact.reasons import SEARCH_ENDED
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.topology import Machine
+from bayplan.quantity import GIB
+from bayplan.sets import NodeSet
+from bayplan.testing.machines import machine
+
+RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
+BEST_EFFORT = Policy()
+
+
+def asking(memory_bytes: int, name: str = "wide") -> Request:
+    return Request(
+        name,
+        "p",
+        name,
+        QosClass.GUARANTEED,
+        QosSource.INFERRED,
+        Interval(memory_bytes, memory_bytes, "limit"),
+        memory_bytes,
+    )
+
+
+def promised(claims: Iterable[tuple[Iterable[int], int]]) -> Ledger:
+    """A ledger with these bytes on these nodes."""
+    ledger = Ledger()
+    for number, (nodes, memory_bytes) in enumerate(claims):
+        mems = NodeSet(nodes)
+        placement = Placement(mems, claim=Claim(mems, {"memory": memory_bytes}))
+        decision = Decision(asking(memory_bytes, f"c{number:04}"), Outcome.PLACED, placement)
+        ledger = ledger.with_entry(Entry(decision))
+    return ledger
+
+
+def decide(hardware: Machine, ledger: Ledger, memory_bytes: int, policy: Policy = RESTRICTED) -> Decision:
+    return ExactEngine().decide(hardware, policy, ledger, asking(memory_bytes))
+
+
+def codes(decision: Decision) -> list[str]:
+    return [reason.code for reason in decision.reasons]
+
+
+@pytest.mark.parametrize(("nodes", "width"), [(16, 8), (32, 12), (64, 24), (64, 40)])
+def test_the_only_set_that_fits_is_found_among_nodes_that_look_as_good(nodes: int, width: int) -> None:
+    """All nodes have room for 1 GiB alone; but in pairs of the others there is only 1 GiB for both."""
+    pairs = [((low, low + 1), GIB) for low in range(0, nodes - width, 2)]
+    hardware, ledger = machine(nodes, memory_bytes=GIB), promised(pairs)
+    halves = len(pairs)
+    found = decide(hardware, ledger, (width + halves) * GIB)
+    assert found.outcome is Outcome.PLACED
+    assert found.placement.mems is not None
+    assert len(found.placement.mems) == width + halves
+    refused = decide(hardware, ledger, (width + halves + 1) * GIB)
+    assert refused.outcome is Outcome.REFUSED
+    assert codes(refused) == ["no-room"]
+
+
+def covers(elements: int, sets: Iterable[tuple[int, int, int]]) -> tuple[Machine, Ledger]:
+    """Exact cover by sets of three as a machine: a node with 1 GiB left for each element, and a full node for
+    each set, from which 1 GiB each could move to the nodes of its elements."""
+    sets = list(sets)
+    hardware = machine(elements + len(sets), memory_bytes=3 * GIB)
+    claims = [((element,), 2 * GIB) for element in range(elements)]
+    claims += [((element, elements + number), GIB) for number, three in enumerate(sets) for element in three]
+    return hardware, promised(claims)
+
+
+DECOYS = [(0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11), (0, 5, 10), (1, 6, 11), (2, 7, 8), (3, 4, 9)]
+DECOYS += [(0, 6, 9), (1, 7, 10), (2, 4, 11), (3, 5, 8), (0, 7, 11), (1, 4, 10), (2, 5, 9), (3, 6, 8)]
+
+
+def test_an_exact_cover_is_found_and_its_absence_is_proven() -> None:
+    apart = [(12, 13, 14), (12, 15, 16), (13, 15, 17), (14, 16, 17)]
+    hardware, ledger = covers(18, [*DECOYS, *apart])
+    refused = decide(hardware, ledger, 18 * GIB)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+    hardware, ledger = covers(18, [*DECOYS, *apart, (15, 16, 17)])
+    found = decide(hardware, ledger, 18 * GIB)
+    assert found.outcome is Outcome.PLACED
+    assert found.placement.mems is not None
+    assert len(found.placement.mems) == 6
+
+
+def test_a_refusal_without_a_proof_says_so() -> None:
+    hardware, ledger = covers(18, DECOYS)
+    engine = ExactEngine(max_steps=100)
+    refused = engine.decide(hardware, RESTRICTED, ledger, asking(18 * GIB))
+    assert refused.outcome is Outcome.REFUSED
+    assert codes(refused) == ["no-room", SEARCH_ENDED]
+    assert "a set with room that was not looked at may exist" in refused.explanation()
+
+
+def sockets(nodes: int, each: int) -> dict[tuple[int, int], int]:
+    """12 within a socket of *each* nodes, 21 between sockets."""
+    return {
+        (one, other): 12 if one // each == other // each else 21
+        for one in range(nodes)
+        for other in range(nodes)
+        if one != other
+    }
+
+
+@pytest.mark.parametrize("nodes", [16, 32, 64])
+def test_the_nearest_set_with_room_is_found_on_machines_with_sockets(nodes: int) -> None:
+    """Of each socket one node is full; only the last two sockets are empty."""
+    hardware = machine(nodes, memory_bytes=GIB, distances=sockets(nodes, 4))
+    ledger = promised(((first,), GIB) for first in range(0, nodes - 8, 4))
+    decision = decide(hardware, ledger, 7 * GIB, BEST_EFFORT)
+    assert decision.placement.mems is not None
+    assert (len(decision.placement.mems), codes(decision)) == (7, ["best-set"])
+    # Three of one socket and four of another: 6 and 12 ordered pairs within, 24 between.
+    assert hardware.total_distance(decision.placement.mems) == 18 * 12 + 24 * 21
+
+
+def test_a_machine_at_the_kernels_limit() -> None:
+    """1024 nodes, of which those that look roomiest have promises in pairs."""
+    pairs = [((low, low + 1), GIB) for low in range(0, 1000, 2)]
+    hardware, ledger = machine(1024, cpus_per_node=1, memory_bytes=GIB), promised(pairs)
+    found = decide(hardware, ledger, 24 * GIB)
+    assert (str(found.placement.mems), codes(found)) == ("1000-1023", ["best-set"])
+    refused = decide(hardware, ledger, 525 * GIB)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+
+
+def test_exclusive_cpus_decide_as_memory_does() -> None:
+    """Memory is on some nodes, free CPUs are on others: only the last four have both."""
+    hardware = machine(32, cpus_per_node=4, memory_bytes=GIB)
+    ledger = promised(((node,), GIB) for node in range(0, 28, 2))
+    taken = NodeSet(range(1, 28, 2))
+    for node in taken:
+        cpus = hardware.cpus_of(NodeSet([node]))
+        busy = replace(asking(0, f"busy-{node:02}"), pinned_cpus=cpus)
+        ledger = ledger.with_entry(Entry(Decision(busy, Outcome.PLACED)))
+    request = replace(asking(4 * GIB), exclusive_cpus=16)
+    found = ExactEngine().decide(hardware, RESTRICTED, ledger, request)
+    assert str(found.placement.mems) == "28-31"
+    more = replace(asking(5 * GIB), exclusive_cpus=20)
+    refused = ExactEngine().decide(hardware, RESTRICTED, ledger, more)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
