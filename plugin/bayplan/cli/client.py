@@ -42,7 +42,7 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
         )
     try:
         answer = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AnswerError(socket_path, f"something that is not JSON ({error})") from error
     if not isinstance(answer, dict) or answer.get("apiVersion") != API_VERSION:
         found = answer.get("apiVersion") if isinstance(answer, dict) else answer

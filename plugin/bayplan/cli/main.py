@@ -6,6 +6,7 @@ Kept light: `bayplan --help` imports nothing but the standard library and what i
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from bayplan import __version__
 from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topology, simulate, status, what_if
-from bayplan.cli.render import Block, show
+from bayplan.cli.render import Block, harmless, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.service.protocol import DEFAULT_SOCKET
 
@@ -49,6 +50,9 @@ VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 
 _HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
 """Exit statuses of answers that say how well something is."""
+
+_INTERRUPTED: Final = 128 + signal.SIGINT
+"""What a shell makes of a program that was interrupted."""
 
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
@@ -88,8 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = VERBS[arguments.verb].answer(arguments)
     except BayplanError as error:
-        sys.stderr.write(f"bayplan: {error}\n")
+        sys.stderr.write(f"bayplan: {harmless(str(error))}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     try:
         if arguments.output == "json":
             sys.stdout.write(json.dumps(answer, indent=2) + "\n")

@@ -54,9 +54,14 @@ def harmless(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
+def _in_a_cell(text: str) -> str:
+    """A name with a line break could pretend to be a row of its own."""
+    return harmless(text).replace("\n", "\\n")
+
+
 def _plain_table(table: Table) -> str:
     rows = [tuple(column.heading for column in table.columns), *table.rows]
-    cells = [[harmless(cell) for cell in row] for row in rows]
+    cells = [[_in_a_cell(cell) for cell in row] for row in rows]
     widths = [max(len(row[position]) for row in cells) for position in range(len(table.columns))]
     return "".join(_plain_row(row, widths, table.columns) for row in cells)
 
@@ -88,5 +93,5 @@ def _rich_table(table: Table) -> "RichTable":
     for column in table.columns:
         shown.add_column(column.heading, justify="right" if column.number else "left", header_style="bold")
     for row in table.rows:
-        shown.add_row(*(Text(harmless(cell), style=STYLES.get(cell, "")) for cell in row))
+        shown.add_row(*(Text(_in_a_cell(cell), style=STYLES.get(cell, "")) for cell in row))
     return shown

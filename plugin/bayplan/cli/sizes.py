@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bayplan.errors import ConfigError, Problem
+from bayplan.errors import ConfigError, Problem, excerpt
+from bayplan.quantity import whole_number
+from bayplan.service.protocol import MAX_PODS
 
 _QOS: Final = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestEffort")}
 
@@ -33,7 +35,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--annotation", metavar="KEY=VALUE", action="append", help="an annotation of the pod; repeatable"
     )
-    group.add_argument("--count", type=int, default=1, metavar="N", help="so many, one after the other")
+    group.add_argument("--count", type=_count, default=1, metavar="N", help="so many, one after the other")
 
 
 def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
@@ -57,6 +59,13 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
         qos=_QOS[arguments.qos] if arguments.qos else None,
         annotations=_pairs("--annotation", arguments.annotation, "KEY=VALUE"),
     )
+
+
+def _count(text: str) -> int:
+    count = whole_number(text)
+    if count is None or not 1 <= count <= MAX_PODS:
+        raise argparse.ArgumentTypeError(f"found {excerpt(text)!r}, expected a number from 1 to {MAX_PODS}")
+    return count
 
 
 def _pairs(option: str, texts: Sequence[str] | None, expected: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ The shapes are KubeletConfiguration's. Whether the machine has such nodes and pa
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from bayplan.daemon.values import Complaints, Reader, Wrong, digits, items, join, parsed, show, unknown_key
@@ -52,7 +53,9 @@ def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
         for signal, item in items(path, value):
             with complaints:
                 if signal not in STARVED:
-                    raise Wrong(unknown_key(path, signal, STARVED))
+                    problem = unknown_key(path, signal, STARVED)
+                    kubelet = f"unsupported eviction signal {signal}"
+                    raise Wrong(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
                 found[signal] = one(join(path, signal), signal, item)
         complaints.settle()
         return found

@@ -69,17 +69,19 @@ def load_settings(
 
     A directory stands for its .toml, .yaml and .yml files in lexical order. Without *paths*: bayplan.toml
     (or .yaml) of *default_directory* and then its conf.d, as far as they exist. If something is wrong,
-    *more_problems* is asked about all that could be read.
+    *more_problems* is asked about all that could be read, unless a whole file could not.
 
     Raises:
         ConfigError: everything that is wrong, in all of them.
     """
     sources: list[_Source] = []
     problems: list[tuple[str, Problem]] = []
+    damaged = False
     for file in _files(paths) if paths else _default_files(default_directory):
         try:
             sources.append(_read(file))
         except Wrong as wrong:
+            damaged = True
             problems += [(str(file), problem) for problem in wrong.problems]
     sources.append(_of_flags(flags or {}))
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
@@ -104,7 +106,7 @@ def load_settings(
         problems.append((name, problem))
         unread.add(problem.path)
     if problems:
-        if more_problems is not None:
+        if more_problems is not None and not damaged:
             problems += [(_HERE, problem) for problem in more_problems(settings, unread)]
         raise _config_error(problems)
     return settings
@@ -224,7 +226,11 @@ def _reserved_twice(top: Mapping[str, object]) -> tuple[Problem, ...]:
 
 
 def _of_kubelet(name: str, top: Mapping[str, object]) -> _Source:
-    """What of kubelet's own file means the same here; how kubelet's managers work only for their engine."""
+    """What of kubelet's own file means the same here; how kubelet's managers work only for their engine.
+
+    Like kubelet it takes nothing and the empty text for a key that is not there.
+    """
+    top = {key: value for key, value in top.items() if value not in (None, "")}
     taken = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_kubelet}
     managers = {key: (key, value) for key, value in top.items() if key in KEYS and KEYS[key].of_managers}
     gates = top.get("featureGates")

@@ -5,7 +5,6 @@ cancelled before the commit leaves the ledger as it was. No IO but through the r
 handed in.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -26,21 +25,21 @@ from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy
 from bayplan.domain.reconcile import adopt, reconcile
 from bayplan.domain.relief import topped_up
-from bayplan.domain.request import changed_resources
 from bayplan.domain.rewrite import (
     Ability,
     adjustment_for,
     cpus_for,
     merged,
     nodes_updates,
+    resized,
     shared_pool_updates,
+    wanted_for,
     wanted_oom_score_adj,
 )
 from bayplan.domain.sentences import refusal
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.errors import BayplanError
 from bayplan.nri import Event, Runtime
 
 logger = logging.getLogger(__name__)
@@ -54,6 +53,7 @@ _EVENTS = frozenset(
         Event.STOP_CONTAINER,
         Event.REMOVE_CONTAINER,
         Event.RUN_POD_SANDBOX,
+        Event.STOP_POD_SANDBOX,
         Event.REMOVE_POD_SANDBOX,
     }
 )
@@ -94,7 +94,7 @@ class Controller:
         """Who went back to fewer nodes, by the kernel's cgroup: its runtime is told with the next reply."""
         self._weighted_interleave = weighted_interleave
         self._devices = devices
-        self._background: set[asyncio.Task[None]] = set()
+        self._stopped_pods: set[str] = set()
 
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
@@ -145,6 +145,7 @@ class Controller:
         for container in containers:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
+        self._stopped_pods &= by_id.keys()
         if self._devices is not None:
             self._devices.keep(by_id)
         self.journal.synchronized(result)
@@ -203,7 +204,9 @@ class Controller:
             return ()
         if decision.outcome is Outcome.REFUSED:
             await self._refuse(decision)
-        changed = replace(entry, decision=decision, origin=self._resized(entry.origin, decision, resources))
+        changed, ability = replace(entry, decision=decision), Ability(self._cgroup_v2)
+        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+        changed = resized(self.machine, self.policy, ability, shared, changed, resources)
         after = base.moved(decision.moves).with_entry(changed)
         updates = await self._commit(after, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
@@ -222,9 +225,11 @@ class Controller:
         if container.id not in self.ledger.entries:
             return ()
         entry = self.ledger.entries[container.id]
+        pod_id = entry.decision.request.pod_id
         if self._devices is not None and entry.origin is not None:
-            self._devices.pod_gone(entry.decision.request.pod_id)  # no event tells of its end without NRI
-        left, promised = topped_up(self.machine, self.policy, self.engine, self.ledger.without(container.id))
+            self._devices.pod_gone(pod_id)  # no event tells of its end without NRI
+        left = self.ledger.after_end_of(container.id, pod_stays=pod_id not in self._stopped_pods)
+        left, promised = topped_up(self.machine, self.policy, self.engine, left)
         updates = await self._commit(left, gone=container.id, promised=promised)
         self.journal.released(entry.decision.request.name, container.id)
         self.room_soon()
@@ -245,12 +250,8 @@ class Controller:
 
     def wanted(self, container_id: str) -> Adjustment:
         """What is to be set now for a container that came without NRI; nothing of what others pinned."""
-        entry = self.ledger.entries[container_id]
-        applied = Adjustment() if entry.origin is None else entry.origin.applied
-        decision = entry.decision
         shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
-        mems = decision.placement.mems if decision.request.pinned_mems is None else None
-        return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+        return wanted_for(self.ledger.entries[container_id], shared)
 
     async def amend(self, entry: Entry) -> None:
         """Record what became known of a container that came without NRI; its promises stay the same."""
@@ -297,8 +298,7 @@ class Controller:
             return  # Decided since, on another way.
         if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
             self.ledger = self.ledger.without(container_id)
-            # A commit may still be on its way to the disk; this one is queued behind it.
-            self._spawn(self.recorder.record((), gone=(container_id,)))
+            self.recorder.forget_soon(container_id)
             self._verify_soon()
             self.room_soon()
 
@@ -310,20 +310,13 @@ class Controller:
             return NOTHING_FOUND
         return await self._devices.find(pod, container)
 
-    def _resized(self, origin: Origin | None, decision: Decision, change: Resources) -> Origin | None:
-        """The origin of a container whose spec changed, with what is now to be set for it."""
-        if origin is None:
-            return None
-        spec = changed_resources(origin.container.resources, change)
-        container = replace(origin.container, resources=spec)
-        ability = Ability(self._cgroup_v2)
-        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
-        applied = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
-        return replace(origin, container=container, applied=applied)
-
     async def _pod_changed(self, event: Event, pod: Pod) -> None:
         if event is Event.RUN_POD_SANDBOX and self._devices is not None:
             self._devices.pod_started(pod)
+        if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
+            self._stopped_pods.add(pod.id)
+            if pod.id in self.ledger.between:
+                await self._commit(self.ledger.without_pod_between(pod.id))
         if event is not Event.REMOVE_POD_SANDBOX:
             return
         if self._devices is not None:
@@ -331,6 +324,7 @@ class Controller:
         left = [key for key, one in self.ledger.entries.items() if one.decision.request.pod_id == pod.id]
         for container_id in left:
             await self.stop_container(pod, Container(container_id, pod.id))
+        self._stopped_pods.discard(pod.id)
         if left:
             self._verify_soon()
 
@@ -364,10 +358,11 @@ class Controller:
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
         ledger = ledger.told({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
         told = {one.container_id for one in updates} | set(promised)
+        forgotten, kept = ledger.between_since(self.ledger)
         await self.recorder.record(
             [ledger.entries[decided]] if decided is not None else (),
-            gone=[gone] if gone is not None else (),
-            told=[ledger.entries[key] for key in sorted(told) if key != decided],
+            gone=[*([gone] if gone is not None else ()), *forgotten],
+            told=[*(ledger.entries[key] for key in sorted(told) if key != decided), *kept],
         )
         self.ledger = ledger
         self.untold.clear()
@@ -391,14 +386,3 @@ class Controller:
 
     def _can_adjust_oom_score(self) -> bool:
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except BayplanError as error:
-                logger.error("background work failed", extra={"problem": str(error)})  # noqa: TRY400
-
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

@@ -36,6 +36,7 @@ class Recorder:
         self._rest: asyncio.TimerHandle | None = None
         self._rested_at = 0.0
         self._commits = 0
+        self._unawaited: set[asyncio.Task[None]] = set()
         self._store = store
         self.problem: str | None = None
         """Why nothing could be recorded the last time; None when it could."""
@@ -81,6 +82,20 @@ class Recorder:
             raise
         self.problem = None
         self._checkpoint_at_rest()
+
+    def forget_soon(self, container_id: str) -> None:
+        """Have it committed that a container is gone, behind what is still on its way to the disk."""
+
+        async def guarded() -> None:
+            try:
+                await forgotten
+            except StateError as error:
+                logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400
+
+        forgotten = self.record((), gone=(container_id,))
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._unawaited.add(task)
+        task.add_done_callback(self._unawaited.discard)
 
     async def refused(self, decision: Decision) -> None:
         """Commit a refusal to the history."""

@@ -212,7 +212,7 @@ def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:
 
 def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
     """The options of one of kubelet's policies: texts by name; true, false and numbers stand for their texts.
-    What the texts say is not checked here."""
+    What the texts say is not checked here; the known options are read also beside unknown ones."""
 
     def option(path: str, value: object) -> str:
         if isinstance(value, bool):
@@ -223,7 +223,18 @@ def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
             return value
         raise Wrong(Problem(path, show(value), "a text such as 'true'"))
 
-    return table(dict.fromkeys(known, option))
+    def read(path: str, value: object) -> dict[str, str]:
+        complaints = Complaints()
+        typed: dict[str, str] = {}
+        for key, item in items(path, value):
+            with complaints:
+                if key not in known:
+                    raise Wrong(unknown_key(path, key, known), readable=True)
+                typed[key] = option(join(path, key), item)
+        complaints.settle(typed)
+        return typed
+
+    return read
 
 
 def items(path: str, value: object) -> list[tuple[str, object]]:

@@ -11,9 +11,16 @@ import yaml
 from bayplan.daemon.values import Wrong
 from bayplan.errors import Problem, excerpt
 
-_OF_CONSTRUCTORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What PyYAML lets through from its own code: ValueError where something looks like a date and is none, the
-others where a tag such as !!bool or !!map stands before something else, or tables are nested without end."""
+YAML_ERRORS: Final = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+"""What PyYAML raises, and lets through from its own code: ValueError where something looks like a date and is
+none, the others where a tag such as !!bool or !!map stands before something else, or tables have no end."""
 
 
 def parse_yaml(content: str) -> object:
@@ -24,8 +31,8 @@ def parse_yaml(content: str) -> object:
     """
     try:
         value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, *_OF_CONSTRUCTORS) as error:
-        raise Wrong(Problem("the file", _one_line(error), "YAML")) from error
+    except YAML_ERRORS as error:
+        raise Wrong(Problem("the file", yaml_problem(error), "YAML")) from error
     return {} if value is None else value
 
 
@@ -45,7 +52,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _one_line(error: Exception) -> str:
+def yaml_problem(error: Exception) -> str:
+    """One of `YAML_ERRORS` in one line."""
     mark = getattr(error, "problem_mark", None)
     text = getattr(error, "problem", None) or str(error)
     if isinstance(error, TypeError | LookupError | AttributeError):

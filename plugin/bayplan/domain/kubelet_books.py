@@ -5,6 +5,8 @@ on each node is what was booked for it, so that books and witness never differ. 
 release the lowest node first, may split a group's memory otherwise; the sums over a group are the same.
 """
 
+from collections.abc import Iterator, Mapping
+
 from bayplan.domain.decision import Affinity, Decision, Placement
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_state import CpuState
@@ -22,16 +24,22 @@ def books(
     cpus: StaticCpuPolicy | None,
     ledger: Ledger,
     for_pod: str | None = None,
+    *,
+    blocks: bool = True,
 ) -> EngineState:
     """What the managers have given away when everything in *ledger* is promised.
 
     *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
-    What is kept for the rest of a pod is given away too, but for the pod *for_pod*.
+    What is kept for the rest of a pod is given away too, but for the pod *for_pod*. Without *blocks* it isn't
+    said which container has what of the memory: a decision about another one does not need it.
     """
-    kept = [rest for rest in rests(ledger.entries.values()) if rest.pod_id != for_pod]
+    entries = (*ledger.entries.values(), *ledger.between.values())
+    kept = [rest for rest in rests(entries) if rest.pod_id != for_pod]
     return EngineState(
         cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),
-        memory=NO_MEMORY_MANAGER if policy is MemoryPolicy.NONE else _memory(policy, empty, ledger, kept),
+        memory=NO_MEMORY_MANAGER
+        if policy is MemoryPolicy.NONE
+        else _memory(policy, empty, ledger, kept, blocks=blocks),
     )
 
 
@@ -69,37 +77,72 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[Rest]) -> CpuState
     return CpuState(policy.managed - taken, assignments)
 
 
-def _memory(policy: MemoryPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest]) -> MemoryManager:
+def _memory(
+    policy: MemoryPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest], *, blocks: bool
+) -> MemoryManager:
     everything = NodeSet(empty)
     counts = dict.fromkeys(empty, 0)
     sets: dict[int, set[NodeSet]] = {node: set() for node in empty}
-    assignments: dict[str, dict[str, Blocks]] = {}
-
-    def count(pod_id: str, container_id: str, where: NodeSet, blocks: Blocks) -> None:
-        if where and blocks:
-            assignments.setdefault(pod_id, {})[container_id] = blocks
-            for node in where:
-                counts[node] += len(blocks)
-                sets[node].add(where)
-
-    for entry in ledger.entries.values():
-        where = _bound_to(policy, entry.decision) & everything
-        blocks = _blocks(where, entry.decision.placement)
-        count(entry.decision.request.pod_id, entry.container_id, where, blocks)
-    for rest in kept:
-        where = rest.nodes & everything
-        needed = tuple(Block(where, resource, amount) for resource, amount in sorted(rest.need.items()))
-        count(rest.pod_id, REST, where, needed)
+    for where, number in _bound(policy, everything, ledger, kept):
+        for node in where:
+            counts[node] += number
+            sets[node].add(where)
     nodes = {}
     for node, memory in empty.items():
         group = narrowest_set(sets[node]) if sets[node] else memory.group
         nodes[node] = NodeMemory(memory.tables, counts[node], group)
         for resource, amount_bytes in ledger.booked_bytes.get(node, {}).items():
             nodes[node] = _taken(nodes[node], resource, amount_bytes)
-    for rest in kept:
-        for resource, amount_bytes in rest.need.items():
-            _keep(nodes, rest.nodes & everything, resource, amount_bytes)
+    for where, need in _kept_together(everything, kept):
+        for resource, amount_bytes in need.items():
+            _keep(nodes, where, resource, amount_bytes)
+    assignments = _assignments(policy, everything, ledger, kept) if blocks else {}
     return MemoryManager(policy, MemoryState(nodes, assignments))
+
+
+def _bound(
+    policy: MemoryPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+) -> Iterator[tuple[NodeSet, int]]:
+    """The sets of nodes that something is bound to, and how many promises of a resource each has."""
+    # Counted by bit masks, because there are hundreds of entries and few sets.
+    counts: dict[int, int] = {}
+    for entry in ledger.entries.values():
+        mask = _bound_to(policy, entry.decision).mask & everything.mask
+        if mask:
+            counts[mask] = counts.get(mask, 0) + _kinds(entry.decision.placement)
+    for rest in kept:
+        mask = rest.nodes.mask & everything.mask
+        counts[mask] = counts.get(mask, 0) + len(rest.need)
+    return ((NodeSet.of_mask(mask), count) for mask, count in counts.items() if count)
+
+
+def _kept_together(everything: NodeSet, kept: list[Rest]) -> list[tuple[NodeSet, Mapping[str, int]]]:
+    """What is kept for rests of pods on each set of nodes, the narrowest sets first."""
+    needs: dict[int, dict[str, int]] = {}
+    for rest in kept:
+        need = needs.setdefault(rest.nodes.mask & everything.mask, {})
+        for resource, amount_bytes in rest.need.items():
+            need[resource] = need.get(resource, 0) + amount_bytes
+    in_order = sorted(needs.items(), key=lambda one: (one[0].bit_count(), one[0]))
+    return [(NodeSet.of_mask(mask), need) for mask, need in in_order]
+
+
+def _assignments(
+    policy: MemoryPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+) -> dict[str, dict[str, Blocks]]:
+    """What each container, and each rest of a pod, has been promised."""
+    found: dict[str, dict[str, Blocks]] = {}
+    for entry in ledger.entries.values():
+        where = _bound_to(policy, entry.decision) & everything
+        blocks = _blocks(where, entry.decision.placement) if where else ()
+        if blocks:
+            found.setdefault(entry.decision.request.pod_id, {})[entry.container_id] = blocks
+    for rest in kept:
+        where = rest.nodes & everything
+        if where and rest.need:
+            needed = tuple(Block(where, resource, amount) for resource, amount in sorted(rest.need.items()))
+            found.setdefault(rest.pod_id, {})[REST] = needed
+    return found
 
 
 def _keep(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_bytes: int) -> None:
@@ -108,6 +151,12 @@ def _keep(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_by
         taken_bytes = min(amount_bytes, max(0, nodes[node].free_bytes(resource)))
         nodes[node] = _taken(nodes[node], resource, taken_bytes)
         amount_bytes -= taken_bytes
+
+
+def _kinds(placed: Placement) -> int:
+    """How many resources a container was promised: so often it counts on each of its nodes."""
+    rows = placed.booked_bytes.values()
+    return len(set().union(*rows)) if len(rows) > 1 else sum(map(len, rows))
 
 
 def _blocks(where: NodeSet, placed: Placement) -> Blocks:

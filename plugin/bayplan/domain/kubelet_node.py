@@ -115,7 +115,7 @@ class KubeletNodeEngine:
         if answer is not None:
             return _Choice(self.managers, site, ledger, EngineState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
-        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod)
+        state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod, blocks=False)
         if current is not None:
             return _Resize(self.managers, site, state, request, current).decide()
         if not memory_need(request):
@@ -210,18 +210,24 @@ class _Choice:
             return self.pod, self._allocated(Hint(affinity.nodes, affinity.preferred))
         whole = replace(self.pod, containers=(self.container, *self._rest()))
         admission = self.engine.admit(self.state, whole)
-        if not admission.admitted or len(whole.containers) == 1:
+        if not admission.admitted or self.request.pod_totals is None:
             return whole, admission
         hint, after, pod_id = admission.hint(self.container.name), admission.state, self.pod.uid
-        cpus = [after.cpus.of(pod_id, each.name) or CpuSet() for each in whole.containers]
-        mems = after.memory.mems(pod_id, REST)
-        self.affinity = Affinity(hint.nodes, hint.preferred, whole=True, mems=mems, cpus=cpus[0] | cpus[1])
-        return whole, self._allocated(hint)
+        cpus = CpuSet()
+        for each in whole.containers:
+            cpus |= after.cpus.of(pod_id, each.name) or CpuSet()
+        mems = after.memory.mems(pod_id, whole.containers[-1].name)
+        self.affinity = Affinity(hint.nodes, hint.preferred, whole=True, mems=mems, cpus=cpus)
+        return whole, admission if len(whole.containers) == 1 else self._allocated(hint)
 
     def _affinity_of_pod(self) -> Affinity | None:
+        pod_id = self.request.pod_id
+        last = self.ledger.between.get(pod_id)
+        if last is not None:
+            return last.decision.placement.affinity
         for entry in self.ledger.entries.values():
             found = entry.decision.placement.affinity
-            if found is not None and entry.decision.request.pod_id == self.request.pod_id:
+            if found is not None and entry.decision.request.pod_id == pod_id:
                 return found
         return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bayplan.domain.claims import memory_need
-from bayplan.domain.decision import Affinity, PodTotals
+from bayplan.domain.decision import Affinity, PodTotals, Request
 from bayplan.domain.ledger import Entry
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import format_bytes
@@ -41,14 +41,22 @@ class Rest:
 
 
 def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
-    """What is kept for the pods of *entries*, in the order of their ids."""
+    """What is kept for the pods of *entries*, in the order of their ids; all of it for those whose last
+    container has ended."""
     pods: dict[str, list[Entry]] = {}
+    complete = set()
     for entry in entries:
         affinity = entry.decision.placement.affinity
         if affinity is not None and affinity.whole:
-            pods.setdefault(entry.decision.request.pod_id, []).append(entry)
-    for pod_id, members in sorted(pods.items()):
-        first = members[0].decision
+            request = entry.decision.request
+            if not entry.ended and _is_whole(request):
+                complete.add(request.pod_id)
+            else:
+                pods.setdefault(request.pod_id, []).append(entry)
+    for pod_id, seen in sorted(pods.items()):
+        if pod_id in complete:
+            continue
+        first, members = seen[0].decision, [one for one in seen if not one.ended]
         affinity, totals = first.placement.affinity, first.request.pod_totals
         if affinity is None or totals is None or _is_complete(totals, members):
             continue
@@ -57,8 +65,16 @@ def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
             yield _rest(pod_id, totals, affinity, members)
 
 
+def _is_whole(request: Request) -> bool:
+    """Whether a container leaves nothing of its pod's sums to others: it is alone, as in nearly all pods."""
+    totals = request.pod_totals
+    if totals is None or totals.hugepages_bytes:
+        return False
+    return request.memory.high_bytes >= totals.memory_bytes and request.cpu_milli >= totals.cpu_milli
+
+
 def _is_complete(totals: PodTotals, members: Iterable[Entry]) -> bool:
-    """Whether nothing is left of the sums, as far as that can be seen at a glance: nearly all pods are."""
+    """Whether nothing is left of the sums, as far as that can be seen at a glance."""
     memory_bytes, milli = totals.memory_bytes, totals.cpu_milli
     for member in members:
         request = member.decision.request

@@ -18,12 +18,14 @@ class Entry:
     """One container. ``told_cpus`` is the cpuset.cpus that the runtime was last given for it by us; None
     when we never set one. Shared-pool containers whose value differs from the pool are due an update.
     ``origin`` is None for a container that came over NRI; ``oom_group`` says whether that was told to set
-    memory.oom.group."""
+    memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
+    given as a whole, until the pod's next container comes."""
 
     decision: Decision
     told_cpus: CpuSet | None = None
     origin: Origin | None = None
     oom_group: bool = False
+    ended: bool = False
 
     @property
     def container_id(self) -> str:
@@ -35,13 +37,15 @@ class Entry:
 class Ledger:
     """All entries by container id, with the totals that decisions need: what is booked on each node by
     placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
-    and how many containers are bound to each set of nodes."""
+    and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given
+    room as a whole and have no container at the moment, each with the entry of its last one."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     exclusive_cpus: CpuSet = CpuSet()
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
+    between: Mapping[str, Entry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -54,13 +58,17 @@ class Ledger:
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
         base = self.without(entry.container_id)
-        placement = entry.decision.placement
+        pod_id, placement = entry.decision.request.pod_id, entry.decision.placement
+        if entry.ended:
+            return replace(base, between={**base.between, pod_id: entry})
+        base = base.without_pod_between(pod_id)
         return Ledger(
             entries={**base.entries, entry.container_id: entry},
             booked_bytes=_booked(base.booked_bytes, placement, 1),
             exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
             bound=_bound(base.bound, placement, 1),
             claimed_bytes=_claimed(base.claimed_bytes, placement, 1),
+            between=base.between,
         )
 
     def without(self, container_id: str) -> "Ledger":
@@ -77,7 +85,36 @@ class Ledger:
             exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
             bound=_bound(self.bound, placement, -1),
             claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
+            between=self.between,
         )
+
+    def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
+        """A ledger without that container.
+
+        If it was the last of a pod that was given room as a whole and stays, the pod keeps that for its next
+        container. Only NRI tells of the end of a pod: pods that came otherwise keep nothing.
+        """
+        entry, left = self.entries.get(container_id), self.without(container_id)
+        if entry is None or entry.origin is not None or not pod_stays:
+            return left
+        request, affinity = entry.decision.request, entry.decision.placement.affinity
+        if affinity is None or not affinity.whole or request.pod_totals is None:
+            return left
+        if any(other.decision.request.pod_id == request.pod_id for other in left.entries.values()):
+            return left
+        return left.with_entry(replace(entry, ended=True))
+
+    def between_since(self, before: "Ledger") -> tuple[tuple[str, ...], tuple[Entry, ...]]:
+        """The difference in pods without a container: ids of entries to forget, and those to record."""
+        old, new = before.between, self.between
+        gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
+        return gone, tuple(one for key, one in new.items() if old.get(key) != one)
+
+    def without_pod_between(self, pod_id: str) -> "Ledger":
+        """A ledger in which that pod, if it has no container, keeps nothing."""
+        if pod_id not in self.between:
+            return self
+        return replace(self, between={key: one for key, one in self.between.items() if key != pod_id})
 
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.

@@ -19,7 +19,7 @@ from bayplan.domain.kubelet.pod_qos import qos_class
 from bayplan.domain.kubelet.resources import is_memory
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container, Pod, Resources
-from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _GATES: Final = FeatureGates()
@@ -249,4 +249,4 @@ class _Reader:
         return value
 
     def _wrong(self, path: str, found: str, expected: str) -> None:
-        self.problems.append(Problem(path, found, expected))
+        self.problems.append(Problem(path, excerpt(found), expected))

@@ -45,6 +45,8 @@ def reconcile(
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
+    Pods between two containers keep their room as long as the runtime lists them.
+
     A container that did not come over NRI may be another runtime's: that this one does not list it says
     nothing. *kubelet_pins_cpus*: kubelet's CPU Manager is known to be at work, so that CPUs which we did not
     give to a container of kubelet's are its doing.
@@ -76,14 +78,26 @@ def reconcile(
         entry = adopt(machine, policy, engine, agreed, pod, container)
         agreed = agreed.with_entry(entry)
         found.append(entry)
+    ended = ledger
+    for container_id in gone:
+        ended = ended.after_end_of(container_id)
+    inhabited = {entry.decision.request.pod_id for entry in agreed.entries.values()}
+    for pod_id, last in sorted(ended.between.items()):
+        if pod_id in pods and pod_id not in inhabited:
+            agreed = agreed.with_entry(last)
     agreed = _recognise_shared(agreed.shared_cpus(machine, policy.withheld_cpus), agreed, found)
     updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
     agreed = agreed.told(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
+    forgotten, last_ones = agreed.between_since(ledger)
     return Reconciliation(
-        agreed, gone, changed, tuple(agreed.entries[e.container_id] for e in found), updates
+        agreed,
+        gone + forgotten,
+        changed + last_ones,
+        tuple(agreed.entries[e.container_id] for e in found),
+        updates,
     )
 
 

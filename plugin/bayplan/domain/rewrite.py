@@ -14,12 +14,12 @@ from bayplan.domain.kubelet.cgroup_values import (
     memory_high_bytes,
     memory_protection,
 )
-from bayplan.domain.ledger import Ledger
+from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import MemoryQos, Policy
 from bayplan.domain.qos import oom_score_adj
-from bayplan.domain.request import carried_oom_score_adj
+from bayplan.domain.request import carried_oom_score_adj, changed_resources
 from bayplan.domain.topology import Machine
-from bayplan.domain.workload import Adjustment, Container, Update
+from bayplan.domain.workload import Adjustment, Container, Resources, Update
 from bayplan.sets import CpuSet
 
 
@@ -65,6 +65,26 @@ def adjustment_for(
         unified=_unified(machine, policy, request, container.resources.unified) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
     )
+
+
+def resized(
+    machine: Machine, policy: Policy, ability: Ability, shared: CpuSet, entry: Entry, change: Resources
+) -> Entry:
+    """*entry*, decided for a changed spec, with what is now to be set if the container came without NRI."""
+    if entry.origin is None:
+        return entry
+    spec = changed_resources(entry.origin.container.resources, change)
+    container = replace(entry.origin.container, resources=spec)
+    applied = adjustment_for(machine, policy, ability, shared, entry.decision, container)
+    return replace(entry, origin=replace(entry.origin, container=container, applied=applied))
+
+
+def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
+    """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+    applied = Adjustment() if entry.origin is None else entry.origin.applied
+    decision = entry.decision
+    mems = decision.placement.mems if decision.request.pinned_mems is None else None
+    return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
 
 
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:

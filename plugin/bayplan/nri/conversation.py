@@ -211,13 +211,15 @@ class Conversation:
         self._handler.connected(runtime)
 
     def _synchronize(self, request: Request) -> None:
-        if self._inventory.add(request.payload):
+        # One that cannot be read ends what was begun: the next message begins another.
+        inventory, self._inventory = self._inventory, Inventory()
+        if inventory.add(request.payload):
+            self._inventory = inventory
             self.link.send(
                 Response(request.stream_id, payload=pb.SynchronizeResponse(more=True).SerializeToString())
             )
             return
-        complete, self._inventory = self._inventory, Inventory()
-        self._queue(request, Synchronize(complete.pods, complete.containers))
+        self._queue(request, Synchronize(inventory.pods, inventory.containers))
 
     def _queue(self, request: Request, todo: Operation) -> None:
         is_synchronize = isinstance(todo, Synchronize)

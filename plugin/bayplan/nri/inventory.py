@@ -17,6 +17,9 @@ MAX_OBJECTS: Final = 1 << 16
 """Pods and containers in one Synchronize. Nodes run hundreds; clusters of the largest supported size have
 150 000 pods in all."""
 
+MAX_BYTES: Final = 1 << 29
+"""All messages of one Synchronize: 8 kB for each of so many objects. A runtime has 2 s for the exchange."""
+
 # Tags: field number and wire type.
 _PODS: Final = 0x0A
 _CONTAINERS: Final = 0x12
@@ -34,6 +37,7 @@ class Inventory:
     def __init__(self) -> None:
         self.pods: list[Pod] = []
         self.containers: list[Container] = []
+        self._size_bytes = 0
 
     def add(self, payload: bytes) -> bool:
         """Take in one message, and say whether more will follow.
@@ -41,8 +45,12 @@ class Inventory:
         Pods and containers are cut independently: a container can come before its pod.
 
         Raises:
-            PayloadError: it is not a Synchronize request, or there are more objects than ``MAX_OBJECTS``.
+            PayloadError: it is not a Synchronize request, or there are more objects than ``MAX_OBJECTS`` or
+                more than ``MAX_BYTES``.
         """
+        self._size_bytes += len(payload)
+        if self._size_bytes > MAX_BYTES:
+            raise PayloadError(_METHOD, f"lists more than {MAX_BYTES} bytes")
         view, at, more = memoryview(payload), 0, False
         try:
             while at < len(view):

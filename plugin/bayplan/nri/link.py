@@ -49,7 +49,7 @@ class Link(asyncio.Protocol):
     @property
     def open(self) -> bool:
         """Whether messages can be sent."""
-        return self._transport is not None and not self._why
+        return self._transport is not None and not self._why and not self._transport.is_closing()
 
     # ---- Called by asyncio ---------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Link(asyncio.Protocol):
             LocalProtocolError: the message cannot be sent; the connection is still good.
         """
         transport = self._transport
-        if transport is None or self._why:
+        if transport is None or not self.open:
             return False
         transport.write(self.wire.send(message))
         self._check_unsent(transport)
@@ -124,7 +124,7 @@ class Link(asyncio.Protocol):
                 self._receive(event)
 
     def _write(self, reply: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(reply)
             self._check_unsent(self._transport)
 

@@ -134,7 +134,11 @@ class Session:
     async def _serve(self) -> None:
         while not self._closing.is_set():
             why = await self._converse()
-            if self._closing.is_set() or not self._endpoint.again:
+            if self._closing.is_set():
+                return
+            if not self._endpoint.again:
+                extra = {"endpoint": str(self._endpoint), "why": why}
+                logger.warning("the only connection to the container runtime has ended", extra=extra)
                 return
             delay_s = self._backoff.next_s()
             if why != self._last_failure:

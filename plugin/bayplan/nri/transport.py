@@ -104,6 +104,9 @@ class InheritedSocket:
                 raise UnavailableError(str(self), "is not a socket")
             os.set_inheritable(self._fd, False)  # noqa: FBT003 - the only argument it has
             inherited = socket.socket(fileno=self._fd)
+            if (inherited.family, inherited.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+                inherited.detach()
+                raise UnavailableError(str(self), "is not a unix stream socket")
             inherited.setblocking(False)  # noqa: FBT003
             self._used = True
             await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=inherited)

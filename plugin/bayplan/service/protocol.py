@@ -17,6 +17,9 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_ANSWER_BYTES: Final = 64 << 20
 """A status of 1000 containers with their reasons is about 1 MB."""
 
+MAX_PODS: Final = 200
+"""So many pods are rehearsed at once, at about a millisecond each."""
+
 MAX_SOCKET_PATH_BYTES: Final = 100
 """Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
 

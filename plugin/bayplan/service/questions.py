@@ -19,7 +19,7 @@ from bayplan.domain.sentences import summary
 from bayplan.domain.subjects import concerns
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.service.decisions import View, decision_view
-from bayplan.service.protocol import API_VERSION
+from bayplan.service.protocol import API_VERSION, MAX_PODS
 from bayplan.service.views import Snapshot, timestamp
 
 Recorded = tuple[int, Decision]
@@ -30,9 +30,6 @@ Question = Callable[[Snapshot, Mapping[str, object]], Awaitable[View]]
 
 MAX_RECORDED: Final = 500
 """So many recorded decisions about one subject are looked at."""
-
-MAX_PODS: Final = 200
-"""So many pods are rehearsed at once, at about a millisecond each."""
 
 EARLIER: Final = 20
 """So many earlier decisions about a container are listed."""
@@ -60,7 +57,7 @@ def explaining(history: Callable[[int, str], Awaitable[Sequence[Recorded]]]) -> 
 
     async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         subject = request.get("subject")
-        if not isinstance(subject, str) or not subject:
+        if not isinstance(subject, str) or not subject or not _is_unicode(subject):
             raise ConfigError("explain", (Problem("subject", repr(subject), "a pod, a container or an id"),))
         recorded = await history(MAX_RECORDED, subject)
         return await asyncio.to_thread(explanation_view, snapshot, subject, recorded)
@@ -78,6 +75,11 @@ def rehearsing(engine: Callable[[], Engine], ability: Callable[[], PolicyAbility
         return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests)
 
     return what_if
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can also express halves of characters, which no name of a container has and no database finds."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Recorded]) -> View:

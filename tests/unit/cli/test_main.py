@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501 - tables are as wide as they are
 
+import io
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 
 from bayplan import __version__
 from bayplan.cli.main import main
+from bayplan.cli.render import Column, Table, show
 from bayplan.domain.topology import Machine, Node, Performance
 from bayplan.service.metrics import metrics_view
 from bayplan.service.views import MemoryReservation, nodes_view, status_view
@@ -201,6 +203,19 @@ def test_names_cannot_move_the_cursor(daemon: "Daemon", capsys: Capture) -> None
     assert "[bold]c" in terminal
 
 
+def test_a_name_cannot_pretend_to_be_a_row() -> None:
+    stream = io.StringIO()
+    show([Table((Column("NAME"), Column("CPUS")), (("one\nroot/real  0-7", "1"),))], stream)
+    assert stream.getvalue().count("\n") == 2
+    assert "one\\nroot/real" in stream.getvalue()
+
+
+def test_an_answer_cannot_move_the_cursor(serve_once: Callable[[bytes], Path], capsys: Capture) -> None:
+    path = serve_once(b'{"apiVersion":"bayplan/v1","kind":"Error","message":"\\u001b[2J"}\n')
+    assert main(["explain", "x", "--admin-socket", str(path)]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_no_socket_is_one_sentence_with_its_path_and_what_to_do(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "none.sock"
     assert main(["status", "--admin-socket", str(path)]) == 3
@@ -225,6 +240,7 @@ def test_a_dead_daemons_socket(tmp_path: Path, capsys: Capture) -> None:
         (b"", 3, "ended before the answer"),
         (b'{"apiVersion":"bayplan/v1"', 3, "ended before the answer"),
         (b"hello\n", 1, "not JSON"),
+        (b"[" * 100_000 + b"\n", 1, "not JSON"),
         (b"[]\n", 1, "apiVersion"),
         (b'{"apiVersion":"bayplan/v9","kind":"Status"}\n', 1, "bayplan/v9"),
         (b'{"apiVersion":"bayplan/v1","kind":"Error","code":"Internal","message":"oh no"}\n', 1, "oh no"),

@@ -510,6 +510,26 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     assert (bare.memory_manager, bare.cpu_manager) == (MemoryPolicy.NONE, "none")
 
 
+def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
+    empty = "".join(f"{key.name}:\n" for key in KEYS.values() if key.of_kubelet or key.of_managers)
+    texts = "topologyManagerPolicy: ''\nreservedSystemCPUs: ''\ncpuManagerPolicy: ''"
+    for content in (empty, texts):
+        settings = load_settings(
+            [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
+        )
+        assert replace(settings, sources=()) == Settings(engine="kubelet")
+
+
+def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
+    path = write(
+        "engine = 'kubelet'\ncpuManagerPolicyOptions = { full-pcpus = 'true', strict-cpu-reservation = 'x' }"
+    )
+    assert problems_of(path) == [
+        "cpuManagerPolicyOptions.full-pcpus: an unknown key",
+        "cpuManagerPolicyOptions: strict-cpu-reservation",
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "problems"),
     [

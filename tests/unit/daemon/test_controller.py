@@ -10,6 +10,8 @@ import pytest
 
 from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
+from bayplan.domain.kubelet.topology_options import Scope
+from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.workload import Adjustment, ContainerState, Pod, Resources, Update
 from bayplan.errors import PlacementError, StateError
@@ -250,6 +252,41 @@ def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path: Path)
             await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, Pod(GUARANTEED.id), None)
             assert one.controller.ledger.entries == {}
             assert one.verifications == 2
+
+    run(scenario)
+
+
+def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Path) -> None:
+    """Also when the daemon starts again meanwhile, as long as the runtime lists the pod."""
+    team = replace(GUARANTEED, resources=Resources(GIB // 2, cpu_quota_us=200_000, cpu_period_us=100_000))
+    init, app, late = (container(name, team, memory_bytes=MIB, milli_cpus=1000) for name in ("i", "a", "l"))
+
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            one.controller.take_engine(KubeletNodeEngine(Managers(scope=Scope.POD)))
+            await one.controller.create_container(team, init)
+            await one.controller.stop_container(team, init)
+            assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
+        async with controlled(tmp_path) as one:
+            one.controller.take_engine(KubeletNodeEngine(Managers(scope=Scope.POD)))
+            assert list(one.controller.ledger.between) == [team.id]
+            await one.controller.synchronize([team], [])
+            assert list(one.controller.ledger.between) == [team.id]
+            await one.controller.create_container(team, app)
+            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, {"a"})
+            await one.controller.synchronize([team], [replace(app, state=ContainerState.STOPPED)])
+            assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
+            await one.controller.state_changed(Event.STOP_POD_SANDBOX, team, None)
+            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, set())
+            await one.controller.create_container(team, late)
+            await one.controller.stop_container(team, late)
+            assert recorded(tmp_path) == set()
+            await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, team, None)
+            await one.controller.create_container(team, init)
+            await one.controller.stop_container(team, init)
+            assert recorded(tmp_path) == {"i"}
+            await one.controller.synchronize([], [])
+            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, set())
 
     run(scenario)
 

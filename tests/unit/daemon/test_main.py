@@ -101,6 +101,15 @@ reservedMemory:
         assert said(reservedMemory=flag) == [*of_file, f"command line: --reserved-memory{wrong}", node, cpus]
 
 
+def test_nothing_is_concluded_from_a_file_that_cannot_be_read(machine_root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("{")
+    asked = []
+    with pytest.raises(ConfigError, match="expected YAML") as raised:
+        load_settings([path], {"engine": ["kubelet"]}, more_problems=lambda *what: asked.append(what) or ())
+    assert (len(raised.value.problems), asked) == (1, [])
+
+
 def test_a_machine_that_cannot_be_read_hides_no_problem_of_the_files(tmp_path: Path) -> None:
     assert wrong_on_this_machine(Settings(reserved_memory={5: {"memory": GIB}}), (), tmp_path) == ()
 

@@ -189,7 +189,6 @@ spec:
         (("--memory", "lots"), "found 'lots', expected a Kubernetes quantity"),
         (("--hugepages", "2Mi"), "found '2Mi', expected SIZE=AMOUNT"),
         (("/nowhere/pod.yaml",), "expected pod manifests in YAML or JSON"),
-        (("--memory", "1Mi", "--count", "201"), "pods: found 201, expected at most 200"),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(
@@ -198,5 +197,27 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
     async def scenario(_: Controller, bayplan: Bayplan) -> None:
         assert await bayplan("what-if", *words) != 0
         assert problem in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+def test_more_pods_than_are_rehearsed_at_once(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text("metadata: {name: one}\nspec: {containers: [{name: main}]}\n")
+
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("what-if", "--memory", "1Mi", "--count", "200", str(path)) == 1
+        assert "pods: found 201, expected at most 200" in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("subject", ["", "\udcff", "no/such/one"])
+def test_a_subject_that_nobody_has_is_one_sentence(tmp_path: Path, capsys: Capture, subject: str) -> None:
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("explain", subject) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "expected" in said
 
     run(tmp_path, scenario)

@@ -252,6 +252,33 @@ def test_the_room_of_a_container_that_starts_again_is_kept_and_goes_with_the_pod
     assert str(node.place("next", 1000 * MIB).placement.mems) == "0"
 
 
+def test_the_room_of_a_pod_is_kept_between_its_containers() -> None:
+    """An init container has ended, and the next container is not there yet."""
+    node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
+    sums = _sums(900 * MIB, 3000)
+    node.place("init", 900 * MIB, 3000, owner="team", totals=sums)
+    node.ledger = node.ledger.after_end_of("init")
+    assert (node.ledger.entries, list(node.ledger.between)) == ({}, ["team-sandbox"])
+    assert str(node.place("other", 600 * MIB, 3000).placement.mems) == "1"
+    assert node.place("thief", 600 * MIB).outcome is Outcome.REFUSED
+    later = node.place("app", 900 * MIB, 3000, owner="team", totals=sums).placement
+    assert (str(later.mems), str(later.exclusive_cpus)) == ("0", "1-3")
+    assert node.ledger.between == {}
+
+
+def test_nothing_is_kept_for_a_pod_that_is_gone_or_whose_sums_are_unknown() -> None:
+    node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
+    node.place("one", 300 * MIB, owner="team", totals=_sums(900 * MIB, 1000))
+    ended = node.ledger.after_end_of("one")
+    assert list(ended.between) == ["team-sandbox"]
+    assert ended.without_pod_between("another") == ended
+    nothing = node.ledger.without("one")
+    assert ended.without_pod_between("team-sandbox") == nothing
+    assert node.ledger.after_end_of("one", pod_stays=False) == nothing
+    node.place("alone", 300 * MIB)
+    assert node.ledger.after_end_of("alone").between == {}
+
+
 def test_what_a_resized_pod_needs_is_not_known_and_so_not_kept() -> None:
     node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
     sums = _sums(900 * MIB, 1000)
@@ -295,15 +322,16 @@ def test_no_container_of_an_admitted_pod_finds_its_room_taken(
         if what == "end":
             for index in here:
                 node.ledger = node.ledger.without(f"p{number}-{index}")
+            node.ledger = node.ledger.without_pod_between(f"p{number}-sandbox")
             running[number] = []
             continue
-        if what == "again" and len(here) > 1:
-            node.ledger = node.ledger.without(f"p{number}-{here.pop()}")
+        if what == "again" and here:
+            node.ledger = node.ledger.after_end_of(f"p{number}-{here.pop()}")
             continue
         left = [index for index in range(len(plan)) if index not in here]
         if not left:
             continue
-        index, admitted = left[0], bool(here)
+        index, admitted = left[0], bool(here) or f"p{number}-sandbox" in node.ledger.between
         size = plan[index][0] * GIB // 10
         decision = node.place(f"p{number}-{index}", size, milli[index], owner=f"p{number}", totals=sums)
         if admitted:
@@ -312,7 +340,8 @@ def test_no_container_of_an_admitted_pod_finds_its_room_taken(
             here.append(index)
             assert len(decision.placement.exclusive_cpus) == (milli[index] // 1000 if whole_cpus else 0)
         _check_promises(node)
-        node.ledger = Ledger.of(decode_entry(encode(entry)) for entry in node.ledger.entries.values())
+        entries = (*node.ledger.entries.values(), *node.ledger.between.values())
+        node.ledger = Ledger.of(decode_entry(encode(entry)) for entry in entries)
 
 
 def test_the_affinity_of_a_pod_survives_the_store() -> None:

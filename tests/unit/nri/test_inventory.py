@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import PayloadError
-from bayplan.nri.inventory import MAX_OBJECTS, Inventory
+from bayplan.nri.inventory import MAX_BYTES, MAX_OBJECTS, Inventory
 from bayplan.nri.translate import container_from, pod_from
 
 short = st.text(max_size=5)
@@ -72,6 +72,15 @@ def test_a_truncated_message_is_an_error_or_a_shorter_message(request, data):
         return
     whole = pb.SynchronizeRequest.FromString(payload[:cut])
     assert len(inventory.pods) == len(whole.pods)
+
+
+def test_what_is_listed_is_bounded_in_bytes():
+    inventory = Inventory()
+    ballast = bytes([5 << 3 | 2]) + b"\x80\x80\x80\x02" + bytes(1 << 22)  # an unknown field of 4 MiB
+    for _ in range(MAX_BYTES // len(ballast)):
+        inventory.add(ballast)
+    with pytest.raises(PayloadError, match=f"more than {MAX_BYTES} bytes"):
+        inventory.add(ballast)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class ListTransport(asyncio.Transport):
         self.writes: list[bytes] = []
         self.unsent_bytes = unsent_bytes
         self.ending = ""
+        self.broken = False
         link.connection_made(self)
 
     def write(self, data):
@@ -26,6 +27,9 @@ class ListTransport(asyncio.Transport):
 
     def get_write_buffer_size(self):
         return self.unsent_bytes
+
+    def is_closing(self):
+        return self.broken or bool(self.ending)
 
     def close(self):
         self.ending = self.ending or "close"
@@ -93,6 +97,18 @@ def test_cannot_send_before_and_after():
     assert owner.endings == []
     transport.lose()
     assert owner.endings == ["enough"]
+
+
+def test_a_transport_that_found_its_peer_gone_is_written_to_no_more():
+    owner = Owner()
+    link = owner.link()
+    transport = ListTransport(link)
+    link.data_received(calls("M"))
+    transport.broken = True
+    assert not link.open
+    assert not link.send(Response(1))
+    link.data_received(calls("M"))  # a stream id for the second time: refused
+    assert transport.writes == []
 
 
 def test_an_oversized_message_is_the_senders_problem():

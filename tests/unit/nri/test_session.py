@@ -325,11 +325,14 @@ class TestReconnecting:
         await running
         assert handler.heard[-1].startswith("disconnected")
 
-    async def test_an_endpoint_that_is_good_once_and_not_there(self):
+    async def test_an_endpoint_that_is_good_once_and_not_there(self, caplog):
         endpoint = MemoryEndpoint(FakeRuntime(), again=False)
         endpoint.refusing = True
         await Session(RecordingHandler(), IDENTITY, endpoint).run()
         assert endpoint.attempts == 1
+        [record] = caplog.records
+        assert record.message == "the only connection to the container runtime has ended"
+        assert record.why
 
 
 class TestSynchronizeFails:
@@ -419,6 +422,20 @@ class TestSynchronizeFails:
             await puppet.configure()
             answer = await puppet.call("Synchronize", b"\xff")
             assert answer.code is Code.INVALID_ARGUMENT
+
+    async def test_an_unreadable_message_ends_what_was_begun(self):
+        endpoint, handler = PuppetEndpoint(), RecordingHandler()
+        async with serving(handler, endpoint, clock=ManualClock()):
+            puppet = await endpoint.puppets.get()
+            await puppet.registration()
+            await puppet.configure()
+            begun = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="old")], more=True)
+            assert (await puppet.call("Synchronize", begun)).code is Code.OK
+            broken = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="older")]).SerializeToString() + b"\xff"
+            assert (await puppet.call("Synchronize", broken)).code is Code.INVALID_ARGUMENT
+            again = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="new")])
+            assert (await puppet.call("Synchronize", again)).code is Code.OK
+        assert [pod.id for pod in handler.pods] == ["new"]
 
 
 class TestClose:

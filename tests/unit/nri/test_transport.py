@@ -111,6 +111,15 @@ class TestInheritedSocket:
         with pytest.raises(UnavailableError, match=f"file descriptor {reading}: Bad file descriptor"):
             await InheritedSocket(reading).connect(Ends())
 
+    @pytest.mark.parametrize(
+        ("family", "kind"), [(socket.AF_UNIX, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_STREAM)]
+    )
+    async def test_is_another_kind_of_socket(self, family, kind):
+        with socket.socket(family, kind) as other:
+            with pytest.raises(UnavailableError, match="is not a unix stream socket"):
+                await InheritedSocket(other.fileno()).connect(Ends())
+            assert other.type is kind  # and still open
+
     async def test_is_not_a_socket(self):
         reading, writing = os.pipe()
         with pytest.raises(UnavailableError, match="is not a socket"):

@@ -117,10 +117,11 @@ class ExactEngine:
         entries = ledger.entries.values()
         if all(entry.decision.placement.claim is not None for entry in entries):
             return ledger
-        return Ledger.of(
+        claiming = [
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
             for entry in entries
-        )
+        ]
+        return Ledger.of([*claiming, *ledger.between.values()])
 
     def _followed(self, machine: Machine, policy: Policy, ledger: Ledger) -> Books:
         books = self._books

@@ -57,7 +57,7 @@ def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
         if placement.claim is not None:
             placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return Ledger.of(entries)
+    return Ledger.of([*entries, *ledger.between.values()])
 
 
 def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -> Spread:

@@ -1,0 +1,64 @@
+"""Files of manifests: what is read of them, and that everything else is one sentence with the file's name."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.cli.main import main
+from bayplan.cli.manifests import read_manifests
+from bayplan.errors import ConfigError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_dates_are_texts_as_for_kubernetes(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "metadata: {name: 2026-11-21, creationTimestamp: 2026-11-21T10:00:00Z}\n---\n---\nkind: Pod\n"
+    )
+    assert read_manifests(str(path)) == [{"metadata": {"name": "2026-11-21"}}, {"kind": "Pod"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a: [",
+        b"\xff\xfe",
+        b"a: !!bool x",
+        b"a: !!timestamp x",
+        b"a: !!python/object:os.system x",
+        b"metadata: !!binary aGk=",
+        b"spec: !!set {a}",
+        b"spec: {cpus: .nan}",
+        b"items: &loop [*loop]",
+        b"&loop [*loop]",
+        b"spec: 9" + b"9" * 5000,
+        b"[" * 5000,
+    ],
+)
+def test_what_is_no_manifest_is_named(tmp_path: Path, capsys: Capture, content: bytes) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_bytes(content)
+    assert main(["what-if", str(path), "--admin-socket", str(tmp_path / "none.sock")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"bayplan: {path}: the file: found ")
+    assert said.endswith(", expected pod manifests in YAML or JSON\n")
+    assert len(said) < 1000
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_manifests(str(tmp_path / "none.yaml"))
+    expected = "expected pod manifests in YAML or JSON"
+    assert str(caught.value) == f"{tmp_path}/none.yaml: the file: found No such file or directory, {expected}"
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "201", "1000000000", "9" * 5000, "two"])
+def test_a_number_of_pods_that_nobody_rehearses(capsys: Capture, count: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["what-if", "--memory", "1Gi", f"--count={count}"])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "--count: found" in said
+    assert "expected a number from 1 to 200" in said
+    assert len(said) < 2000
