@@ -102,7 +102,7 @@ def load_settings(
         notices=tuple(f"{source.name}: {notice}" for source in sources for notice in source.notices),
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
-    for name, problem in _contradictions(settings, origin):
+    for name, problem in _contradictions(settings, origin, unread):
         problems.append((name, problem))
         unread.add(problem.path)
     if problems:
@@ -132,13 +132,15 @@ def _read_values(source: _Source) -> tuple[dict[str, Any], set[str], list[Proble
     return typed, unread, [*source.problems, *complaints.problems]
 
 
-def _contradictions(settings: Settings, origin: Mapping[str, str]) -> Iterable[tuple[str, Problem]]:
+def _contradictions(
+    settings: Settings, origin: Mapping[str, str], unread: Collection[str]
+) -> Iterable[tuple[str, Problem]]:
     if settings.memory_reservation is not MemoryReservationPolicy.NONE and not settings.memory_qos:
         key = "memoryReservationPolicy"
         found = repr(settings.memory_reservation.value)
         yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
     if settings.engine == KUBELET:
-        for problem in wrong_options(settings):
+        for problem in wrong_options(settings, frozenset(unread)):
             yield origin[problem.path], problem
         return
     for manager in _MANAGER_KEYS:

@@ -89,8 +89,9 @@ def engine_of(settings: Settings) -> Engine:
     )
 
 
-def wrong_options(settings: Settings) -> Iterator[Problem]:
-    """The options that kubelet's managers would not take on any machine, by their keys."""
+def wrong_options(settings: Settings, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """The options that kubelet's managers would not take on any machine, by their keys; nothing that depends
+    on keys *unread*."""
     try:
         _cpu_options(settings)
     except CpuConfigError as error:
@@ -102,6 +103,8 @@ def wrong_options(settings: Settings) -> Iterator[Problem]:
         _topology_options(settings)
     except TopologyConfigError as error:
         yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+    if "evictionSoftGracePeriod" in unread:
+        return
     for signal, sentence in without_grace_period(settings.eviction_soft, settings.eviction_grace_ns):
         found, expected = f"{signal} without a grace period", "one in evictionSoftGracePeriod"
         yield Problem("evictionSoft", found, f"{expected}; kubelet: {sentence}")

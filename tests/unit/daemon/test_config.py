@@ -520,6 +520,13 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
         assert replace(settings, sources=()) == Settings(engine="kubelet")
 
 
+def test_a_grace_period_that_cannot_be_read_is_not_missing(write: Write) -> None:
+    soft = "engine = 'kubelet'\nevictionSoft = { 'pid.available' = 100 }\n"
+    assert problems_of(write(soft)) == ["evictionSoft: pid.available without a grace period"]
+    wrong = soft + "evictionSoftGracePeriod = { 'pid.available' = '1m30' }"
+    assert problems_of(write(wrong)) == ["evictionSoftGracePeriod.\"pid.available\": '1m30'"]
+
+
 def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
     path = write(
         "engine = 'kubelet'\ncpuManagerPolicyOptions = { full-pcpus = 'true', strict-cpu-reservation = 'x' }"
