@@ -138,10 +138,8 @@ class Controller:
         self.untold.clear()
         self.room_soon()
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
-        still_found = {
-            key: name for key, name in self.residents.found.items() if key in result.ledger.entries
-        }
-        self.residents = Residents(found=still_found | found)
+        kept = {key: name for key, name in self.residents.found.items() if key in result.ledger.entries}
+        self.residents = Residents(found=kept | found)
         for container in containers:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
@@ -271,8 +269,7 @@ class Controller:
             if container.id in self.ledger.entries:
                 await self.stop_container(pod, container)
                 self._verify_soon()
-            else:
-                self.residents.drop(container.id)
+            self.residents.drop(container.id)
         elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
             await self._started(event, pod, container)
 
