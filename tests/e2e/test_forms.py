@@ -1,8 +1,13 @@
 """One scenario through every way into bayplan: NRI, hook and wrapper of containerd, podman's three."""
 
+import time
+from dataclasses import replace
+
 import pytest
 from testbed.agreement import assert_agreement
+from testbed.bayplan import STATE_DIRECTORY
 from testbed.containerd import Handler
+from testbed.crictl import Running
 from testbed.errors import CommandError
 from testbed.forms import FORMS
 from testbed.kernel import Placement
@@ -14,6 +19,7 @@ from testbed.topology import TWO_NODES
 
 VERSION = "2.1"
 PATIENT = ("--oci-deadline", "20s")
+REPAIRED_WITHIN_S = 60
 CRI_FORMS = ("hook", "wrapper")
 # The same containers in the words of both: a whole CPU of its own, and part of one with much memory.
 SCENARIO = (
@@ -69,6 +75,50 @@ def test_refused_or_let_through_as_decided_and_as_configured(node: Node) -> None
         assert node.view(unplaced).mems_allowed == {0, 1}
 
 
+@on_systemd(TWO_NODES, VERSION)
+def test_updates_without_nri_leave_what_was_decided(node: Node) -> None:
+    node.forms.install()
+    without_nri(node)
+    node.bayplan.start(*PATIENT)
+    for handler in ("hook", "hook-systemd", "wrapper", "wrapper-systemd"):
+        pod = node.launch(in_parent(guaranteed(handler, 1, "300Mi"), handler), handler=handler)
+        placed = node.view(pod).placement
+        before = node.view(pod).files["cpu.weight"]
+        node.crictl.update(pod.container_id, cpu_share=512)
+        weight = node.view(pod).files["cpu.weight"]
+        assert weight != before
+        node.crictl.update(pod.container_id, memory=400 * MIB)
+        # runc under systemd has memory.oom.group undone, unless it knows of it from the spec.
+        await_placement(node, pod, placed._replace(memory_max_bytes=400 * MIB))
+        # Nor does the runtime, once it is told what the hook has set, go back to the spec's shares.
+        assert node.view(pod).files["cpu.weight"] == weight
+        node.crictl.remove_sandbox(pod.sandbox_id)
+        node.bayplan.await_known([])
+
+
+@on_systemd(TWO_NODES, VERSION)
+def test_what_started_on_a_full_disk_is_recorded_when_there_is_room(node: Node) -> None:
+    node.guest.run("mkdir", "-p", STATE_DIRECTORY)
+    node.guest.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE_DIRECTORY)
+    try:
+        with_handlers(node, nri=True)
+        node.bayplan.start(*PATIENT)
+        node.bayplan.await_synchronized()
+        node.bayplan.fill_disk()
+        found = node.launch(guaranteed("found", 1, "100Mi"))
+        assert node.view(found).mems_allowed == {0, 1}
+        assert node.bayplan.known() == set()
+        node.bayplan.empty_disk()
+        node.bayplan.await_known([found.container_id])
+        assert [one["name"] for one in node.bayplan.status()["unmanaged"]] == ["default/found/main"]
+        placed = node.launch(guaranteed("placed", 1, "100Mi"))
+        assert_agreement(node, [found.container_id, placed.container_id])
+    finally:
+        node.crictl.remove_everything()
+        node.bayplan.kill()
+        node.guest.run("umount", "--lazy", STATE_DIRECTORY)
+
+
 def without_nri(node: Node) -> None:
     with_handlers(node, nri=False)
 
@@ -89,14 +139,26 @@ def placements_with_crictl(node: Node, handler: str) -> list[Placement]:
     """Where the scenario's containers are, all alive at once; they are removed afterwards."""
     pods = []
     for container, asked in SCENARIO:
-        parent = "testbed-pods.slice" if handler.endswith("-systemd") else ""
-        pods.append(node.launch(Pod(asked.name, (container,), cgroup_parent=parent), handler=handler))
+        pods.append(node.launch(in_parent(Pod(asked.name, (container,)), handler), handler=handler))
     found = [node.view(pod).placement for pod in pods]
     assert_agreement(node, [pod.container_id for pod in pods])
     for pod in pods:
         node.crictl.remove_sandbox(pod.sandbox_id)
     node.bayplan.await_known([])
     return found
+
+
+def in_parent(pod: Pod, handler: str) -> Pod:
+    """The pod with a cgroup parent of the kind that the handler's driver takes."""
+    return replace(pod, cgroup_parent="testbed-pods.slice") if handler.endswith("-systemd") else pod
+
+
+def await_placement(node: Node, pod: Running, placed: Placement) -> None:
+    """Wait until the kernel has the container there; bayplan looks every few seconds."""
+    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    while (found := node.view(pod).placement) != placed:
+        assert time.monotonic() < deadline, found
+        time.sleep(1)
 
 
 def placements_with_podman(node: Node, form: str) -> list[Placement]:

@@ -4,10 +4,11 @@ import json
 import random
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from testbed.agreement import assert_agreement, differences
-from testbed.bayplan import DAEMON, STATE_DIRECTORY
+from testbed.bayplan import DAEMON, FILLER, STATE_DIRECTORY
 from testbed.errors import CommandError
 from testbed.forms import FORMS, HOOKS_DIR, PROJECT
 from testbed.node import Node
@@ -23,6 +24,7 @@ REPAIRED_WITHIN_S = 60
 # The others keep to themselves what their hooks say, so that only the journal has it.
 SAID_BY_PODMAN = {("hook", "runc"), ("wrapper", "runc"), ("wrapper", "crun")}
 KILLINGS = 10
+EVERYWHERE = (frozenset({0, 1}), frozenset({0, 1, 2, 3}))
 # How long a hook takes that has little to ask: the placing of a container takes up to twice as long.
 TIMED_HOOK = """
 import subprocess, time
@@ -119,15 +121,14 @@ def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) ->
 
 
 @on_systemd(TWO_NODES)
-@pytest.mark.parametrize(("form", "runtime"), [("hook", "runc"), ("precreate", "crun")])
+@pytest.mark.parametrize(("form", "runtime"), [("hook", "runc"), ("precreate", "crun"), ("wrapper", "runc")])
 def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> None:
-    everywhere = (frozenset({0, 1}), frozenset({0, 1, 2, 3}))
     asked = Asked(f"{form}-gone", memory="300m", cpus=1)
 
     # Gone, and let through: as podman makes it without us. Refused: nothing of it exists.
     node.forms.install(timeout_s=2, on_failure="allow")
     unplaced = node.podman.run(node.forms.engine(form, runtime), asked)
-    assert node.view(unplaced).placement[:2] == everywhere
+    assert node.view(unplaced).placement[:2] == EVERYWHERE
     node.podman.remove(unplaced)
     node.forms.install(timeout_s=2, on_failure="refuse")
     complaints = node.forms.complaints("no daemon answers at /run/bayplan/oci.sock")
@@ -172,28 +173,95 @@ def test_a_refused_placement_leaves_nothing_behind(node: Node) -> None:
             assert cgroups(node) == before
 
 
-@on_systemd(TWO_NODES)
-def test_a_full_disk_costs_no_decision(node: Node) -> None:
+@pytest.fixture
+def small_disk(node: Node) -> Iterator[None]:
+    """The state directory is a file system of 16 MiB."""
     node.guest.run("mkdir", "-p", STATE_DIRECTORY)
     node.guest.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE_DIRECTORY)
-    try:
-        node.bayplan.start(*PATIENT)
-        node.forms.install(on_failure="refuse")
-        node.guest.run("sh", "-c", f"cat /dev/zero >{STATE_DIRECTORY}/filler", check=False)
-        kept: list[str] = []
-        for form in FORMS:
-            # The database's log has room of its own, set aside when there was some.
-            asked = Asked(f"{form}-full", memory="100m", cpus=0.5)
-            kept.append(node.podman.run(node.forms.engine(form), asked))
-            assert_agreement(node, kept)
-        node.bayplan.kill()
-        node.guest.run("rm", f"{STATE_DIRECTORY}/filler")
-        node.bayplan.start_again()
+    yield
+    node.podman.remove_everything()
+    node.bayplan.kill()
+    node.guest.run("umount", "--lazy", STATE_DIRECTORY)
+
+
+@on_systemd(TWO_NODES)
+@pytest.mark.usefixtures("small_disk")
+def test_a_full_disk_costs_no_decision(node: Node) -> None:
+    node.bayplan.start(*PATIENT)
+    node.forms.install(on_failure="refuse")
+    node.guest.run("sh", "-c", f"cat /dev/zero >{FILLER}", check=False)
+    kept: list[str] = []
+    for form in FORMS:
+        # The database's log has room of its own, set aside when there was some.
+        asked = Asked(f"{form}-full", memory="100m", cpus=0.5)
+        kept.append(node.podman.run(node.forms.engine(form), asked))
         assert_agreement(node, kept)
-    finally:
-        node.podman.remove_everything()
-        node.bayplan.kill()
-        node.guest.run("umount", "--lazy", STATE_DIRECTORY)
+    node.bayplan.kill()
+    node.bayplan.empty_disk()
+    node.bayplan.start_again()
+    assert_agreement(node, kept)
+
+
+@on_systemd(TWO_NODES)
+@pytest.mark.usefixtures("small_disk")
+def test_a_decision_that_cannot_be_recorded_is_none(node: Node) -> None:
+    node.bayplan.start(*PATIENT)
+    node.forms.install(on_failure="refuse")
+    stays, goes = (
+        node.podman.run(node.forms.engine("hook"), Asked(name, memory="100m", cpus=1))
+        for name in ("stays", "goes")
+    )
+    before, placed = cgroups(node), node.view(stays).placement
+    node.bayplan.fill_disk()
+    for form in FORMS:
+        complaints = node.forms.complaints("disk is full (SQLITE_FULL)")
+        node.podman.refused(node.forms.engine(form), Asked(f"{form}-unrecorded", memory="100m", cpus=1))
+        assert node.forms.complaints("disk is full (SQLITE_FULL)") == complaints + 1
+        assert_agreement(node, [stays, goes])
+    assert any("is full" in one for one in node.bayplan.status()["problems"])
+    assert cgroups(node) == before
+    # Let through as configured, it is nobody's.
+    node.forms.install(on_failure="allow")
+    unplaced = node.podman.run(node.forms.engine("hook"), Asked("allowed", memory="100m", cpus=1))
+    assert node.view(unplaced).placement[:2] == EVERYWHERE
+    node.podman.remove(unplaced)
+    # Its release waits for room; what is left of it takes nothing from the others.
+    node.podman.remove(goes)
+    assert node.bayplan.known() == {stays, goes}
+    assert node.view(stays).placement == placed
+
+    node.bayplan.empty_disk()
+    node.bayplan.await_known([stays])
+    later = node.podman.run(node.forms.engine("hook"), Asked("later", memory="100m", cpus=1))
+    assert_agreement(node, [stays, later])
+    assert node.bayplan.status()["problems"] == []
+    node.bayplan.kill()
+    node.bayplan.start_again()
+    assert_agreement(node, [stays, later])
+
+
+@on_systemd(TWO_NODES)
+def test_cpus_that_a_person_sets_are_named_and_put_back_and_kept_where_that_is_said(node: Node) -> None:
+    node.forms.install()
+    node.bayplan.start(*PATIENT)
+    for runtime in RUNTIMES:
+        engine = node.forms.engine("hook", runtime)
+        ours = node.podman.run(engine, Asked(f"ours-{runtime}", memory="100m", cpus=1))
+        annotated = Asked(
+            f"theirs-{runtime}", memory="100m", cpus=1, annotations={"bayplan.dev/opt-out": "true"}
+        )
+        theirs = node.podman.run(engine, annotated)
+        placed, position = node.view(ours).placement, node.bayplan.log_position()
+        for one in (ours, theirs):
+            node.podman.update(one, "--cpuset-cpus=2-3")
+            assert node.view(one).cpus_allowed == {2, 3}
+        said = node.bayplan.await_log("bayplan.dev/opt-out=true", since=position)
+        assert f"/{ours}: cpus is 2-3, decided was {min(placed.cpus)}" in said
+        assert f"/{theirs}: cpus" not in said
+        await_placement(node, ours)
+        assert node.view(ours).placement == placed
+        assert node.view(theirs).cpus_allowed == {2, 3}
+        node.podman.remove(ours, theirs)
 
 
 @on_systemd(TWO_NODES)

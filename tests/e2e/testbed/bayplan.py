@@ -14,6 +14,9 @@ SERVICE = "bayplan"
 DAEMON = "/opt/bayplan/bin/baypland"
 CLIENT = "/opt/bayplan/bin/bayplan"
 STATE_DIRECTORY = "/var/lib/bayplan"
+DATABASE = f"{STATE_DIRECTORY}/state.db"
+SHRINK_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
+FILLER = f"{STATE_DIRECTORY}/filler"
 ADMIN_SOCKET = "/run/bayplan/admin.sock"
 CONFIG = "/etc/bayplan/testbed.toml"
 LOG = "/var/log/bayplan.log"
@@ -72,6 +75,20 @@ class Bayplan:
         """SIGTERM, then start again with the same flags and state."""
         self.stop()
         self.start_again()
+
+    def fill_disk(self) -> None:
+        """Have every commit fail for lack of room, on a state directory that is a file system of its own.
+
+        The database's log has room of its own, which is given back first: a log in use may have to grow.
+        Nothing may be under way.
+        """
+        shrink = f"import sqlite3; print(sqlite3.connect('{DATABASE}').execute('{SHRINK_LOG}').fetchone())"
+        assert self.guest.run("python3", "-c", shrink).stdout.strip() == "(0, 0, 0)"
+        self.guest.run("sh", "-c", f"cat /dev/zero >{FILLER}", check=False)
+
+    def empty_disk(self) -> None:
+        """There is room again."""
+        self.guest.run("rm", FILLER)
 
     def running(self) -> bool:
         return self.guest.running(SERVICE) is not None
