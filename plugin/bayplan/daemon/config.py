@@ -24,6 +24,8 @@ __all__ = ["DEFAULT_DIRECTORY", "Settings", "engine_of", "load_settings", "resol
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _SUFFIXES: Final = (".toml", ".yaml", ".yml")
+_KUBELETS: Final = (".json", ".conf")
+"""How kubelet's own file and its drop-ins may end, too; of a directory they are not taken."""
 _FLAGS: Final = "command line"
 _HERE: Final = "on this machine"
 
@@ -188,12 +190,13 @@ def _read(file: Path) -> _Source:
         except (ValueError, RecursionError) as error:
             # ValueError: also a number of thousands of digits, which is no TOMLDecodeError.
             raise Wrong(Problem("the file", str(error), "TOML")) from error
-    elif file.suffix in _SUFFIXES:
-        from bayplan.daemon.yaml_text import parse_yaml  # noqa: PLC0415 - most nodes have no YAML here
+    elif file.suffix in (*_SUFFIXES, *_KUBELETS):
+        from bayplan.daemon.yaml_text import parse_json, parse_yaml  # noqa: PLC0415 - most nodes have none
 
-        values = parse_yaml(content)
+        values = parse_json(content) if file.suffix == ".json" else parse_yaml(content)
     else:
-        raise Wrong(Problem("the file name", show(file.name), f"one that ends in {', '.join(_SUFFIXES)}"))
+        endings = ", ".join((*_SUFFIXES, *_KUBELETS))
+        raise Wrong(Problem("the file name", show(file.name), f"one that ends in {endings}"))
     top = dict(items("the file", values))
     if top.get("kind") == "KubeletConfiguration":
         return _of_kubelet(str(file), top)

@@ -1,8 +1,9 @@
-"""YAML as plain values, strictly: a key that occurs twice is an error, not a silent last-wins.
+"""YAML and JSON as plain values, strictly: a key that occurs twice is an error, not a silent last-wins.
 
 Kept apart because importing PyYAML costs time that nodes with a TOML file need not spend.
 """
 
+import json
 from collections.abc import Hashable
 from typing import Any, Final
 
@@ -34,6 +35,27 @@ def parse_yaml(content: str) -> object:
     except YAML_ERRORS as error:
         raise Wrong(Problem("the file", yaml_problem(error), "YAML")) from error
     return {} if value is None else value
+
+
+def parse_json(content: str) -> object:
+    """The plain value in *content*; YAML's parser does not take JSON that is indented with tabs.
+
+    Raises:
+        Wrong: not JSON, or a key twice in one object.
+    """
+    try:
+        value: object = json.loads(content, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise Wrong(Problem("the file", str(error), "JSON")) from error
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twice} a second time")
+    return found
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -262,7 +262,7 @@ def test_one_source_is_named_once(write: Write) -> None:
         ("a.yaml", b"{a: " * 5000, "recursion"),
         ("a.toml", b"a = " + b"[" * 5000, "recursion"),
         ("a.toml", b"a = " + b"9" * 5000, "digits"),
-        ("a.conf", b"", "a.conf"),
+        ("a.ini", b"", "a.ini"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -518,6 +518,15 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
             [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
         )
         assert replace(settings, sources=()) == Settings(engine="kubelet")
+
+
+def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
+    text = '{\n\t"kind": "KubeletConfiguration",\n\t"kubeReserved": {"memory": "1Gi"}\n}'
+    assert load_settings([write(text, "config.json")]).kube_reserved == {"memory": GIB}
+    assert load_settings([write(text.replace("\t", " "), "10-kubelet.conf")]).kube_reserved == {"memory": GIB}
+    for wrong, found in (('{"kind": 1, "kind": 2}', "the key kind a second time"), ("{", "Expecting")):
+        assert problems_of(write(wrong, "config.json"))[0].startswith(f"the file: {found}")
+    assert problems_of(write("kind: x", "config.txt")) == ["the file name: 'config.txt'"]
 
 
 def test_a_grace_period_that_cannot_be_read_is_not_missing(write: Write) -> None:
