@@ -7,10 +7,18 @@ import json
 import pytest
 from testbed.errors import CommandError
 from testbed.node import Node
-from testbed.pods import MIB, Pod, guaranteed
+from testbed.pods import MIB, Pod, best_effort, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES
 
+ELSEWHERE = """
+import sys
+sys.path.insert(0, "/opt/bayplan/lib")
+from bayplan.host.page_migration import migrate_pages
+from bayplan.sets import NodeSet
+assert migrate_pages(int(sys.argv[1]), NodeSet([0]), NodeSet([1])) == 0
+"""
+FREE_ON_0 = "awk '/MemFree/ {print $4}' /sys/devices/system/node/node0/meminfo"
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
@@ -65,10 +73,36 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
     node.bayplan.restart()
     node.bayplan.await_synchronized()
     assert node.view(flexible).mems_allowed == {0, 1}
-    node.crictl.stop(late.container_id)
-    view = node.view(flexible)
-    assert view.mems_allowed == {0}
-    assert {place for place, amount in view.numa_stat["anon"].items() if amount} == {0}
+    # Its memory is on the other node by now, and on its own there is no room for all of it.
+    node.guest.run("python3", "-c", ELSEWHERE, str(node.view(flexible).pid))
+    assert node.view(flexible).anon_bytes()[1] > 290 * MIB
+    free_kib = int(node.guest.run("sh", "-c", FREE_ON_0).stdout)
+    mount = f"mkdir -p /held && mount -t tmpfs -o size={free_kib}k,mpol=bind:0 held /held"
+    node.guest.run("sh", "-c", f"{mount} && head -c {free_kib - 150 * 1024}K /dev/zero >/held/file")
+    try:
+        node.crictl.stop(late.container_id)
+        node.bayplan.await_log("stays on more nodes than it needs")
+        view = node.view(flexible)
+        # Pages come first: some of them are back, and the kernel still allows both nodes.
+        assert view.mems_allowed == {0, 1}
+        assert 0 < view.anon_bytes()[1] < 290 * MIB < sum(view.anon_bytes().values())
+        reason = node.bayplan.decided(flexible.container_id)["reasons"][-1]
+        assert reason["code"] == "stays-wide"
+        assert "there is room on node 0 again, but it stays on nodes 0-1: " in reason["text"]
+        assert reason["text"] in node.bayplan.command("explain", "default/flexible").stdout
+    finally:
+        node.guest.run("umount", "/held")
+    since = node.bayplan.log_position()
+    node.crictl.stop(node.launch(guaranteed("brief", 0.1, "10Mi")).container_id)
+    node.bayplan.await_log('"moved"', since=since)
+    view = node.await_mems(flexible, {0})
+    assert set(view.anon_bytes()) == {0}
+    assert view.anon_bytes()[0] > 290 * MIB
+    assert "stays-wide" not in str(node.bayplan.decided(flexible.container_id))
+    # The runtime hears of it with the next reply.
+    node.launch(best_effort("next"))
+    told = node.crictl.inspect(flexible.container_id)["status"]["resources"]["linux"]
+    assert told["cpusetMems"] == "0"
 
 
 @on(FOUR_NODES, "2.1")
@@ -89,3 +123,5 @@ def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(n
     view = node.view(grown)
     assert (view.mems_allowed, view.memory_max_bytes) == ({0, 1}, 1000 * MIB)
     assert node.bayplan.decided(grown.container_id) == before
+    node.crictl.update(grown.container_id, memory=300 * MIB)
+    assert node.await_mems(grown, {0}).memory_max_bytes == 300 * MIB

@@ -29,8 +29,9 @@ from bayplan.sets import NodeSet
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S: Final = 1.0
-"""Between two rounds: where containers come and go by the dozen, not all of them start one."""
+PAUSE_S: Final = 2.0
+"""Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, one
+round is enough; and a runtime that is still carrying out an update writes the nodes that it knows of."""
 
 Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuation]
 """Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
@@ -69,16 +70,21 @@ class Narrowing:
         """Look for room whenever that is *due*, until cancelled."""
         while True:
             await due.wait()
+            await asyncio.sleep(pause_s)
             due.clear()
             try:
-                await self.relieve()
+                returned = await self.relieve()
             except Exception:
                 # Placing containers does not depend on it.
                 logger.exception("what there is room for could not be given")
-            await asyncio.sleep(pause_s)
+                continue
+            if returned:
+                await asyncio.sleep(pause_s)
+                self._verify_soon()
 
-    async def relieve(self) -> None:
-        """Make up for short promises, then bring back whoever can go back, one after the other."""
+    async def relieve(self) -> bool:
+        """Make up for short promises, then bring back whoever can go back, one after the other; whether
+        anybody is back."""
         controller = self._controller
         async with self._turn:
             ledger, promised = topped_up(
@@ -87,29 +93,31 @@ class Narrowing:
             if promised:
                 await controller.take_over(ledger, promised)
         tried: set[str] = set()
+        returned = False
         while moves := self._possible(tried):
             for move in moves:
                 tried.add(move.container_id)
-                await self._bring_back(move)
+                returned |= await self._bring_back(move)
+        return returned
 
     def _possible(self, staying: Collection[str]) -> tuple[Move, ...]:
         controller = self._controller
         return controller.engine.returns(controller.machine, controller.policy, controller.ledger, staying)
 
-    async def _bring_back(self, move: Move) -> None:
+    async def _bring_back(self, move: Move) -> bool:
         entry = self._controller.ledger.entries.get(move.container_id)
         one = next((one for one in self._expected() if one.container.id == move.container_id), None)
         if entry is None or one is None:
-            return  # Its runtime has not listed it yet.
+            return False  # Its runtime has not listed it yet.
         try:
             found = await self._in_thread(partial(self._moved, one, entry, move))
         except AbsentError:
-            return
+            return False
         except BayplanError as error:
             found = Evacuation(obstacle=str(error))
         try:
             async with self._turn:
-                await self._settle(entry, move, found)
+                return await self._settle(entry, move, found)
         finally:
             # Where nothing was recorded the kernel may have been told all the same.
             self._verify_soon()
@@ -126,12 +134,13 @@ class Narrowing:
                 cgroup.write_mems(move.after | beside)
         return found
 
-    async def _settle(self, entry: Entry, move: Move, found: Evacuation) -> None:
-        """Record what became of it, unless the container or the room is another one by now. In turn."""
+    async def _settle(self, entry: Entry, move: Move, found: Evacuation) -> bool:
+        """Record what became of it, unless the container or the room is another one by now; whether it is
+        back. In turn."""
         controller, key = self._controller, move.container_id
         present = controller.ledger.entries.get(key)
         if present is None or present.decision.placement != entry.decision.placement:
-            return
+            return False
         fields = {
             "container": move.name,
             "container_id": key,
@@ -146,12 +155,13 @@ class Narrowing:
             ledger = staying_wide(controller.ledger, move, found.obstacle)
             if ledger is not controller.ledger:
                 await controller.take_over(ledger, [key])
-            return
+            return False
         if not self._possible(controller.ledger.entries.keys() - {key}):
             logger.info("the room was taken while its pages were moved", extra=fields)
-            return
+            return False
         logger.info("pages moved", extra=fields)
         await controller.take_over(brought_back(controller.ledger, move), [key])
         controller.journal.moved(move)
         if present.origin is None:
             controller.untold.add(key)
+        return True

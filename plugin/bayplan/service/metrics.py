@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from bayplan.service.protocol import API_VERSION
-from bayplan.service.views import Snapshot, View, nodes_view, status_view
+from bayplan.service.views import Snapshot, View, nodes_view, spreads_of, status_view
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _STATES: Final = ("total", "reserved", "booked", "free")
@@ -18,7 +18,8 @@ Sample = tuple[Mapping[str, str], float]
 
 def metrics_view(snapshot: Snapshot) -> View:
     """All metrics as one text."""
-    status, nodes = status_view(snapshot), nodes_view(snapshot)
+    spreads = spreads_of(snapshot)
+    status, nodes = status_view(snapshot, spreads), nodes_view(snapshot, spreads)
     daemon = status["daemon"]
     about = {"version": daemon["version"], "engine": daemon["engine"]}
     policy = status["policy"]["topologyManagerPolicy"]

@@ -24,6 +24,9 @@ from bayplan.sets import CpuSet
 
 View = dict[str, Any]
 
+Spreads = Mapping[str, Spread]
+"""The witness: what each container has on each node, by its id."""
+
 _US_PER_S: Final = 1_000_000
 
 
@@ -92,10 +95,16 @@ def ping_view(snapshot: Snapshot) -> View:
     return _document("Pong", daemon=_daemon(snapshot))
 
 
-def status_view(snapshot: Snapshot) -> View:
-    """Every container with its decision, and how the daemon and the runtime are."""
+def spreads_of(snapshot: Snapshot) -> Spreads:
+    """The witness of the snapshot: milliseconds where there are many nodes and containers."""
+    return witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+
+
+def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
+    """Every container with its decision, and how the daemon and the runtime are. *spreads* are those of
+    *snapshot*, where they are known already."""
     shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
-    spreads = witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+    spreads = spreads_of(snapshot) if spreads is None else spreads
     entries = sorted(
         snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
     )
@@ -115,11 +124,12 @@ def status_view(snapshot: Snapshot) -> View:
     )
 
 
-def nodes_view(snapshot: Snapshot) -> View:
-    """Every NUMA node: what it has, keeps, promised and has left, and who is there."""
+def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
+    """Every NUMA node: what it has, keeps, promised and has left, and who is there. *spreads* as for
+    `status_view`."""
     machine = snapshot.machine
     allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
-    spreads = witness(machine, snapshot.policy, snapshot.ledger)
+    spreads = spreads_of(snapshot) if spreads is None else spreads
     booked = by_node(spreads.values())
     return _document(
         "Nodes",
@@ -215,7 +225,7 @@ def _node(
     node: Node,
     allocatable: Mapping[str, int],
     booked: Mapping[str, int],
-    spreads: Mapping[str, Spread],
+    spreads: Spreads,
     snapshot: Snapshot,
 ) -> View:
     machine, ledger = snapshot.machine, snapshot.ledger

@@ -3,6 +3,7 @@
 A node boots once per topology and lives through many scenarios; `prepare` gives each of them a clean one.
 """
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,6 +72,14 @@ class Node:
         container_id = running if isinstance(running, str) else running.container_id
         engine = self.podman if self.podman.made(container_id) else self.crictl
         return self.kernel.view(engine.pid(container_id))
+
+    def await_mems(self, running: Running, mems: set[int], *, limit_s: float = 60) -> ContainerView:
+        """Wait until the kernel allows a container exactly these nodes; its view then."""
+        deadline = time.monotonic() + limit_s
+        while (view := self.view(running)).mems_allowed != mems:
+            assert time.monotonic() < deadline, f"allowed are nodes {view.mems_allowed}, expected {mems}"
+            time.sleep(1)
+        return view
 
     def launch(self, pod: Pod, *, handler: str = "") -> Running:
         return self.crictl.launch(pod, handler=handler)

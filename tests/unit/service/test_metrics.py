@@ -3,8 +3,12 @@
 import re
 from dataclasses import replace
 
+from bayplan.domain.decision import Claim, Placement
+from bayplan.domain.ledger import Ledger
+from bayplan.quantity import GIB
 from bayplan.service.metrics import metrics_view
-from bayplan.service.views import Snapshot, nodes_view, status_view
+from bayplan.service.views import Snapshot, nodes_view, spreads_of, status_view
+from bayplan.sets import NodeSet
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (-?[0-9.]+)')
 
@@ -38,6 +42,18 @@ def test_amounts_and_counts_are_those_of_nodes_and_status(snapshot: Snapshot) ->
         assert found["bayplan_events_total", f'event="{event}"'] == number
     for kind in ("unmanaged", "drift", "problems"):
         assert found["bayplan_attention", f'kind="{kind}"'] == len(status[kind])
+
+
+def test_what_is_promised_on_several_nodes_is_counted_where_its_witness_has_it(snapshot: Snapshot) -> None:
+    claim = Claim(NodeSet([0, 1]), {"memory": 5 * GIB})
+    (entry, *others) = snapshot.ledger.entries.values()
+    wide = replace(entry.decision, placement=Placement(claim.nodes, claim=claim))
+    promised = replace(snapshot, ledger=Ledger.of([replace(entry, decision=wide), *others]))
+    found, nodes = samples(promised), nodes_view(promised, spreads_of(promised))
+    assert nodes == nodes_view(promised)
+    booked = [found["bayplan_node_bytes", f'node="{n}",resource="memory",state="booked"'] for n in (0, 1)]
+    assert booked == [node["resources"]["memory"]["bookedBytes"] for node in nodes["nodes"]]
+    assert sum(booked) == 5 * GIB
 
 
 def test_a_lost_runtime_and_odd_names_are_shown(snapshot: Snapshot) -> None:
