@@ -17,7 +17,7 @@ from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, InThread, cgroup_of
 from bayplan.domain.decision import Move
 from bayplan.domain.ledger import Entry
-from bayplan.domain.relief import brought_back, staying_wide, topped_up
+from bayplan.domain.relief import brought_back, opened, staying_wide, topped_up
 from bayplan.domain.sentences import move as move_text
 from bayplan.domain.topology import MEMORY
 from bayplan.errors import BayplanError
@@ -30,8 +30,8 @@ from bayplan.sets import NodeSet
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 2.0
-"""Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, one
-round is enough; and a runtime that is still carrying out an update writes the nodes that it knows of."""
+"""Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, a
+single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
 
 Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuation]
 """Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
@@ -85,13 +85,8 @@ class Narrowing:
     async def relieve(self) -> bool:
         """Make up for short promises, then bring back whoever can go back, one after the other; whether
         anybody is back."""
-        controller = self._controller
         async with self._turn:
-            ledger, promised = topped_up(
-                controller.machine, controller.policy, controller.engine, controller.ledger
-            )
-            if promised:
-                await controller.take_over(ledger, promised)
+            await self._give_room()
         tried: set[str] = set()
         returned = False
         while moves := self._possible(tried):
@@ -99,6 +94,18 @@ class Narrowing:
                 tried.add(move.container_id)
                 returned |= await self._bring_back(move)
         return returned
+
+    async def _give_room(self) -> None:
+        """What takes no pages: nodes that came, for those who may use all of them, and promises. In turn."""
+        controller = self._controller
+        machine, policy, engine = controller.machine, controller.policy, controller.engine
+        ledger, wider = opened(machine, policy, engine, controller.ledger)
+        ledger, promised = topped_up(machine, policy, engine, ledger)
+        if wider or promised:
+            await controller.take_over(ledger, sorted({*wider, *promised}))
+        if wider:
+            controller.untold |= {key for key in wider if ledger.entries[key].origin is None}
+            self._verify_soon()
 
     def _possible(self, staying: Collection[str]) -> tuple[Move, ...]:
         controller = self._controller

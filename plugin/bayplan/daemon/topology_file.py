@@ -95,7 +95,7 @@ def described_machine(document: object) -> Machine:
     complaints.settle()
     _check(nodes)
     ids = [node.id for node in nodes]
-    completed = [replace(node, distances=_by_id(node, ids)) for node in nodes]
+    completed = [replace(node, distances=_by_id(node, ids)) for node in _with_tiers(nodes)]
     return Machine(tuple(completed), tuple(_cpus(completed, sockets, threads)))
 
 
@@ -167,6 +167,14 @@ def _by_id(node: Node, ids: list[int]) -> Mapping[int, int]:
         (ids[-1 - key] if key < 0 and -1 - key < len(ids) else key): distance
         for key, distance in node.distances.items()
     }
+
+
+def _with_tiers(nodes: list[Node]) -> list[Node]:
+    """*nodes*, those with CPUs in tier 0 unless they say otherwise: where the kernel knows of tiers, they
+    have one."""
+    if all(node.tier is None for node in nodes):
+        return nodes
+    return [replace(node, tier=0) if node.tier is None and node.cpus else node for node in nodes]
 
 
 def _check(nodes: list[Node]) -> None:

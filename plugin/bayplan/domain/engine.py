@@ -51,6 +51,11 @@ class Engine(Protocol):
         is room again on the nodes they were placed on; without those whose ids are in *staying*."""
         ...
 
+    def opened(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Placement]:
+        """What becomes of containers that may use all ordinary memory, where there is more of it than when
+        they were placed: their placements, by container id."""
+        ...
+
     def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Claim]:
         """The claims of containers that were promised less than they asked for and can be promised more, now
         that somebody is gone, by container id."""

@@ -142,6 +142,15 @@ class KubeletNodeEngine:
         """See `Engine.returns`: kubelet moves nobody."""
         return ()
 
+    def opened(
+        self,
+        machine: Machine,  # noqa: ARG002 - the engines have one shape
+        policy: Policy,  # noqa: ARG002
+        ledger: Ledger,  # noqa: ARG002
+    ) -> Mapping[str, Placement]:
+        """See `Engine.opened`: those that kubelet does not confine have nothing on any node."""
+        return {}
+
     def topped_up(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape

@@ -119,7 +119,8 @@ class Ledger:
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.
 
-        Who gets nodes other than those it was placed on remembers these as its home, until it is back.
+        Who gets nodes other than those it was placed on remembers these as its home, until it is back. Who
+        may use every node may still do so.
         """
         ledger = self
         for move in moves:
@@ -127,9 +128,15 @@ class Ledger:
             placement, claim = entry.decision.placement, entry.decision.placement.claim
             if claim is None or claim.nodes == nodes:
                 continue
+            if placement.mems is None:
+                placement = replace(placement, claim=replace(claim, nodes=nodes))
+                ledger = ledger.with_entry(
+                    replace(entry, decision=replace(entry.decision, placement=placement))
+                )
+                continue
             home = placement.home or claim.nodes
             # Nodes beside the claim's, such as a device's memory, stay.
-            beside = NodeSet() if placement.mems is None else placement.mems - claim.nodes
+            beside = placement.mems - claim.nodes
             moved = replace(
                 placement,
                 mems=nodes | beside,

@@ -45,6 +45,21 @@ def usable_nodes(machine: Machine, request: Request) -> NodeSet:
     return usable
 
 
+def why_unusable(machine: Machine, request: Request) -> str:
+    """Why no nodes are left of those that *request* wishes, as it stands after the wish."""
+    if request.nodes is not None:
+        open_to_it = _unowned(machine) | device_nodes(machine, request)
+        wished = request.nodes.nodes & machine.memory_nodes
+        owners = {node.owner for node in machine.nodes if node.id in wished - open_to_it}
+        if wished and wished.isdisjoint(open_to_it):
+            return f"which is memory of a device that it does not have ({', '.join(sorted(owners))})"
+        if not wished:
+            return "and this machine has no memory there"
+    if request.tier is not None and not tier_nodes(machine, request.tier.tier):
+        return "and this machine has no such nodes for it"
+    return "and none of these nodes is of that tier"
+
+
 def with_owners(machine: Machine, owners: Mapping[int, str]) -> Machine:
     """*machine* with the memory of some nodes owned as *owners* says (by node; "" for nobody), whatever was
     found. Nodes that it does not have are passed over: a driver may bring them later."""

@@ -26,6 +26,7 @@ def relieved(
     Returns:
         The ledger, the moves that it came to, and the ids of the containers that are promised more.
     """
+    left, _ = opened(machine, policy, engine, left)
     left, promised = topped_up(machine, policy, engine, left)
     found, tried = list[Move](), set[str]()
     while moves := engine.returns(machine, policy, left, tried):
@@ -33,6 +34,19 @@ def relieved(
         found += moves
         tried |= {move.container_id for move in moves}
     return left, tuple(found), promised
+
+
+def opened(
+    machine: Machine, policy: Policy, engine: Engine, ledger: Ledger
+) -> tuple[Ledger, tuple[str, ...]]:
+    """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
+    these as well."""
+    placements = engine.opened(machine, policy, ledger)
+    for container_id, placement in placements.items():
+        entry = ledger.entries[container_id]
+        decision = replace(entry.decision, placement=placement)
+        ledger = ledger.with_entry(replace(entry, decision=decision))
+    return ledger, tuple(sorted(placements))
 
 
 def topped_up(

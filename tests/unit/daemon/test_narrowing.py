@@ -367,6 +367,26 @@ def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            controller.machine = machine(2, cpu_less={8: GIB})
+            owner = pod("b", QosClass.BURSTABLE)
+            free = container("free", owner, resources=Resources(cpu_shares=512), oom_score_adj=900)
+            await controller.create_container(owner, free)
+            assert it.recorded == {"free": "0-1"}
+            controller.machine = machine(3, cpu_less={8: GIB})
+            before = it.one.verifications
+            await it.narrowing.relieve()
+            assert it.recorded == {"free": "0-2"}
+            assert it.one.verifications > before
+            updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
+            assert [update.cpuset_mems for update in updates] == [NodeSet([0, 1, 2])]
+
+    run(scenario)
+
+
 def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:

@@ -64,7 +64,7 @@ def test_a_description_is_the_machine_that_it_says(files: tuple[Path, Path]) -> 
     assert found.node_by_id[0].hugepages_bytes == {2 * MIB: GIB}
     assert (found.distance(0, 1), found.distance(1, 8), found.distance(8, 0)) == (12, 40, 40)
     assert [cpu.core_id for cpu in found.cpus[:4]] == [0, 0, 2, 2]
-    assert found.node_by_id[8].tier == 1
+    assert [node.tier for node in found.nodes] == [0, 0, 1]
     assert found.ordinary_nodes == NodeSet([0, 1])
 
 

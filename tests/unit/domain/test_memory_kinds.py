@@ -15,7 +15,14 @@ from bayplan.domain.decision import (
     Request,
     TierWish,
 )
-from bayplan.domain.memory_kinds import device_nodes, tier_nodes, tier_rank, tier_ranks, usable_nodes
+from bayplan.domain.memory_kinds import (
+    device_nodes,
+    tier_nodes,
+    tier_rank,
+    tier_ranks,
+    usable_nodes,
+    why_unusable,
+)
 from bayplan.domain.topology import Machine, Node
 from bayplan.errors import ParseError
 from bayplan.quantity import GIB
@@ -171,3 +178,16 @@ def test_memory_that_is_nobodys_is_ordinary_somewhere(machine):
     assert machine.ordinary_nodes <= NodeSet(unowned)
     for name, rank in tier_ranks(machine).items():
         assert tier_nodes(machine, rank), name
+
+
+@pytest.mark.parametrize(
+    ("wishes", "why"),
+    [
+        ({"nodes": NodeWish(nodes("16"))}, f"which is memory of a device that it does not have ({GPU})"),
+        ({"nodes": NodeWish(nodes("32,64"))}, "and this machine has no memory there"),
+        ({"tier": TierWish(7)}, "and this machine has no such nodes for it"),
+        ({"nodes": NodeWish(nodes("8")), "tier": TierWish(2)}, "and none of these nodes is of that tier"),
+    ],
+)
+def test_why_nothing_is_usable(wishes, why):
+    assert why_unusable(MACHINE, asking(**wishes)) == why

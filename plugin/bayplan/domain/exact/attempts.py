@@ -26,14 +26,16 @@ class Attempt:
     area: Area
     question: Question
 
-    def targets(self) -> Iterator[int]:
-        """The sets that it may end on, whether or not there is room: the narrowest and nearest first."""
+    def targets(self, *, widest_first: bool = False) -> Iterator[int]:
+        """The sets that it may end on, whether or not there is room: the narrowest first, or the widest, and
+        among them the nearest."""
         area, bare = self.area, replace(self.question, amounts={})
         if area.exactly:
             if bare.plausible(area.ground):
                 yield area.ground
             return
-        for width in range(1, min(area.widest, area.ground.bit_count()) + 1):
+        widths = range(1, min(area.widest, area.ground.bit_count()) + 1)
+        for width in reversed(widths) if widest_first else widths:
             for nodes in bare.site.ranked(area.ground, width, {}):
                 if bare.plausible(nodes):
                     yield nodes
@@ -55,12 +57,13 @@ class Attempt:
 
 
 def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
-    """The refusal of *request* after its last *attempt*: the minimum cut of the set that lacks least."""
+    """The refusal of *request* after its last *attempt*: the minimum cut of the set that lacks least, among
+    the widest ones, within which all the others are."""
     ground, question, lacking = attempt.ground, attempt.question, None
     text = _what_and_where(attempt, request)
-    targets = list(islice(attempt.targets(), MAX_TARGETS))
+    targets = list(islice(attempt.targets(widest_first=True), MAX_TARGETS))
     if not ground.nodes:
-        text = f"{ground.why}, and this machine has no such nodes for it"
+        text = f"{ground.why}, {ground.obstacle}"
     elif not targets:
         text = f"{text}; {cpus_text(question, attempt.area)}"
     else:
@@ -83,7 +86,7 @@ def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     """Why a preferred ground was left."""
     why = attempt.ground.why
     if not attempt.ground.nodes:
-        return Reason("wish-not-granted", f"{why}, and this machine has no such nodes for it")
+        return Reason("wish-not-granted", f"{why}, {attempt.ground.obstacle}")
     question = attempt.question
     lacking = _lacking(question, ledger, attempt.area.ground, question.amounts)
     text = lacking.sentence() if lacking else "no set of them will do"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bayplan.domain.decision import QosClass, Request
-from bayplan.domain.memory_kinds import usable_nodes
+from bayplan.domain.memory_kinds import usable_nodes, why_unusable
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.request import NO_SIGNAL
 from bayplan.domain.topology import MEMORY, Machine
@@ -23,13 +23,14 @@ STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA
 class Ground:
     """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
     ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
-    placed elsewhere. ``why`` is for humans."""
+    placed elsewhere. ``why`` is for humans; so is ``obstacle``, which says why there are none."""
 
     nodes: NodeSet
     exactly: bool = False
     required: bool = False
     why: str = ""
     of_pod: bool = False
+    obstacle: str = ""
 
 
 def claimed_amounts(request: Request) -> dict[str, int]:
@@ -54,6 +55,12 @@ def is_bounded(request: Request) -> bool:
     if request.qos is not QosClass.GUARANTEED or limit_bytes is None:
         return False
     return 0 < limit_bytes <= claimed_amounts(request).get(MEMORY, 0)
+
+
+def is_confined(request: Request) -> bool:
+    """Whether the container is to stay on a set of its own, or is kept on one by somebody else."""
+    wishes = request.nodes is not None or request.tier is not None
+    return is_bounded(request) or wishes or request.pinned_mems is not None
 
 
 def is_flexible(policy: Policy, request: Request) -> bool:
@@ -84,7 +91,9 @@ def wished_ground(machine: Machine, request: Request) -> Ground | None:
         why.append(f"node {request.nodes.nodes}")
     required = any(wish is not None and wish.required for wish in (request.nodes, request.tier))
     text = f"{'requires' if required else 'prefers'} {' and '.join(why)}"
-    return Ground(usable_nodes(machine, narrow), request.nodes is not None, required, text)
+    nodes = usable_nodes(machine, narrow)
+    obstacle = "" if nodes else why_unusable(machine, narrow)
+    return Ground(nodes, request.nodes is not None, required, text, obstacle=obstacle)
 
 
 def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from bayplan.domain.exact.confining import Confining
 from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.moves import returns
 from bayplan.domain.exact.sites import MAX_COMBINATIONS, Site
-from bayplan.domain.exact.unconfined import everywhere, open_mems, topped_up
+from bayplan.domain.exact.unconfined import everywhere, open_mems, opened, topped_up
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
@@ -101,6 +101,15 @@ class ExactEngine:
         if not any(entry.decision.placement.home for entry in ledger.entries.values()):
             return ()
         return returns(self._followed(machine, policy, ledger), ledger, staying)
+
+    def opened(
+        self,
+        machine: Machine,
+        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        ledger: Ledger,
+    ) -> dict[str, Placement]:
+        """See `Engine.opened`."""
+        return opened(machine, ledger)
 
     def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Claim]:
         """See `Engine.topped_up`: in the order of the ids."""

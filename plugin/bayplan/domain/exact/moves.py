@@ -12,7 +12,7 @@ from typing import Final
 
 from bayplan.domain.decision import Claim, Move
 from bayplan.domain.exact.books import Amounts, Books, claim_of
-from bayplan.domain.exact.claiming import without
+from bayplan.domain.exact.claiming import is_confined, without
 from bayplan.domain.exact.flow import bits, crosses
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.witness import share
@@ -98,6 +98,8 @@ def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Mov
     for container_id, entry in sorted(ledger.entries.items()):
         placement, claim = entry.decision.placement, claim_of(entry)
         if placement.home is None or claim is None or claim.short_bytes or container_id in staying:
+            continue
+        if not is_confined(entry.decision.request):
             continue
         trial = trial or books.copy()
         back = replace(claim, nodes=placement.home)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.domain.exact.books import Amounts, Books, shortage
-from bayplan.domain.exact.claiming import claimed_amounts, is_flexible, without
+from bayplan.domain.exact.claiming import claimed_amounts, is_confined, is_flexible, without
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_kinds import device_nodes
 from bayplan.domain.topology import Machine
@@ -67,6 +67,22 @@ def topped_up(books: Books, short: Iterable[tuple[str, Claim]]) -> dict[str, Cla
         }
         rest = without(claim.short_bytes, more)
         found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest)
+    return found
+
+
+def opened(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
+    """The placements of those that are confined to no set, on all ordinary nodes that *machine* has now; only
+    those that had fewer, and none that lost some."""
+    nodes, found = machine.ordinary_nodes, {}
+    for container_id, entry in ledger.entries.items():
+        request, placement = entry.decision.request, entry.decision.placement
+        claim = placement.claim
+        if claim is None or claim.nodes == nodes or not claim.nodes <= nodes or is_confined(request):
+            continue
+        mems = None if placement.mems is None else open_mems(machine, request)
+        found[container_id] = replace(
+            placement, mems=mems, claim=replace(claim, nodes=nodes), booked_bytes={}, left=placement.mems
+        )
     return found
 
 

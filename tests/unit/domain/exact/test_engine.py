@@ -23,7 +23,7 @@ from bayplan.domain.exact.witness import shortages
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.relief import brought_back, relieved, staying_wide
+from bayplan.domain.relief import relieved
 from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Resources
@@ -346,61 +346,17 @@ def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
     assert codes(resized(800 * MIB)) == ["kept"]
 
 
-def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:
-    node = Node(machine(3))
-    node.place("neighbour", 500 * MIB)
-    before = node.place("grown", 400 * MIB)
-
-    def resized(size: int, old: Decision) -> Decision:
-        node.ledger = node.ledger.without("grown")
-        decision = ENGINE.decide(
-            node.machine, node.policy, node.ledger, request("grown", size), old.placement
-        )
-        node.ledger = node.ledger.with_entry(Entry(decision))
-        return decision
-
-    wider = resized(900 * MIB, before)
-    assert (str(wider.placement.mems), str(wider.placement.home), str(wider.placement.left)) == (
-        "0-1",
-        "0",
-        "0",
+def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
+    node = Node(machine(4, hugepages_bytes={2 * MIB: 64 * MIB}), Policy(topology=TopologyPolicy.RESTRICTED))
+    pages = {"hugepages-2Mi": 192 * MIB}
+    first = node.decide(replace(request("first", 10 * MIB), hugepages_bytes=pages))
+    assert str(first.placement.mems) == "0-2"
+    second = node.decide(replace(request("second", 10 * MIB), hugepages_bytes=pages))
+    assert second.outcome is Outcome.REFUSED
+    assert second.explanation() == (
+        "asks for 10Mi and 192Mi of hugepages-2Mi on 3 nodes under restricted; nodes 0-3 hold 256Mi of "
+        "hugepages-2Mi; 192Mi are promised to default/g/first-name; you asked for 192Mi there"
     )
-    widest = resized(2500 * MIB, wider)
-    assert (str(widest.placement.mems), str(widest.placement.home)) == ("0-2", "0")
-    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
-    smaller = resized(300 * MIB, widest)
-    assert (codes(smaller), str(smaller.placement.mems)) == (["kept"], "0-2")
-    (move,) = ENGINE.returns(node.machine, node.policy, node.ledger)
-    assert (move.container_id, str(move.before), str(move.after)) == ("grown", "0-2", "0")
-    assert ENGINE.returns(node.machine, node.policy, node.ledger, {"grown"}) == ()
-
-
-def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
-    node = Node(machine(2))
-    decision = node.place("moved", 600 * MIB)
-    claim = Claim(NodeSet([0, 1]), {"memory": 600 * MIB}, short_bytes={"memory": MIB})
-    placement = replace(decision.placement, mems=claim.nodes, claim=claim, home=NodeSet([0]))
-    node.ledger = node.ledger.with_entry(Entry(replace(decision, placement=placement)))
-    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
-
-
-def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
-    node = Node(machine(2))
-    node.place("flexible", 600 * MIB)
-    node.decide(wish("late", 900 * MIB, "0"))
-    ledger = node.ledger.without("late")
-    (move,) = ENGINE.returns(node.machine, node.policy, ledger)
-    once = staying_wide(ledger, move, "no way")
-    assert staying_wide(once, move, "no way") is once
-    twice = staying_wide(once, move, "still no way")
-    reason = twice.entries["flexible"].decision.reasons[-1]
-    assert (reason.code, reason.text) == (
-        "stays-wide",
-        "there is room on node 0 again, but it stays on nodes 0-1: still no way",
-    )
-    assert len(twice.entries["flexible"].decision.reasons) == 2
-    back = brought_back(twice, move).entries["flexible"].decision
-    assert (codes(back), str(back.placement.mems), back.placement.home) == (["best-set"], "0", None)
 
 
 def test_a_resize_that_asks_for_too_many_cpus_keeps_those_it_has() -> None:
