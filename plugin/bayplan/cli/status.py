@@ -118,6 +118,8 @@ def _mems(container: dict[str, Any]) -> str:
 def _cpus(container: dict[str, Any]) -> str:
     if container["cpusPinnedByOthers"]:
         return f"{container['cpus']} (not ours)"
+    if container["cpus"] is None:
+        return "as in its spec"
     return f"{container['cpus'] or 'none'} {'exclusive' if container['cpusExclusive'] else 'shared'}"
 
 

@@ -188,7 +188,7 @@ def _policy(policy: Policy) -> View:
 def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread) -> View:
     decision = entry.decision
     request, placement = decision.request, decision.placement
-    cpus = cpus_for(decision, shared)
+    cpus = request.pinned_cpus if (given := cpus_for(decision, shared)) is None else given
     mems = placement.mems if request.pinned_mems is None else request.pinned_mems
     return {
         "id": entry.container_id,
@@ -201,7 +201,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         "origin": "nri" if entry.origin is None else entry.origin.form.value,
         "mems": None if mems is None else str(mems),
         "memsPinnedByOthers": request.pinned_mems is not None,
-        "cpus": str(request.pinned_cpus if cpus is None else cpus),
+        "cpus": None if cpus is None else str(cpus),
         "cpusExclusive": bool(placement.exclusive_cpus),
         "cpusPinnedByOthers": request.pinned_cpus is not None,
         "cpuMilli": request.cpu_milli,

@@ -67,6 +67,17 @@ Needs attention:
     )
 
 
+def test_status_says_of_cpus_that_are_nobodys_business_where_they_come_from(
+    daemon: "Daemon", capsys: Capture
+) -> None:
+    entry = daemon.snapshot.ledger.entries["bbb"]
+    decision = replace(entry.decision, request=replace(entry.decision.request, opted_out=True))
+    ledger = daemon.snapshot.ledger.with_entry(replace(entry, decision=decision))
+    daemon.snapshot = replace(daemon.snapshot, ledger=ledger)
+    assert main(["status", "--admin-socket", str(daemon.path)]) == 0
+    assert "as in its spec" in capsys.readouterr().out
+
+
 def test_status_of_an_idle_daemon_without_a_runtime(daemon: "Daemon", capsys: Capture) -> None:
     from bayplan.domain.ledger import Ledger
 

@@ -71,6 +71,14 @@ def test_status_of_a_container_pinned_by_others(snapshot: Snapshot) -> None:
     assert (container["mems"], container["memsPinnedByOthers"]) == ("1", True)
 
 
+def test_status_of_a_container_that_opted_out_has_no_cpus_of_ours(snapshot: Snapshot) -> None:
+    entries = snapshot.ledger.entries
+    request = replace(entries["bbb"].decision.request, opted_out=True)
+    left_alone = replace(entries["bbb"], decision=replace(entries["bbb"].decision, request=request))
+    status = status_view(replace(snapshot, ledger=snapshot.ledger.with_entry(left_alone)))
+    assert {one["id"]: one["cpus"] for one in status["containers"]} == {"aaa": "2-3", "bbb": None, "ccc": "7"}
+
+
 def test_status_is_ordered_by_name_whatever_the_order_of_the_ledger(snapshot: Snapshot) -> None:
     other = replace(snapshot, ledger=Ledger.of(reversed(list(snapshot.ledger.entries.values()))))
     assert status_view(other) == status_view(snapshot)

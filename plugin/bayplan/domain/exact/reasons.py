@@ -46,7 +46,7 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
         for resource, amount in amounts.items()
     ]
     if cpus:
-        parts.append(f"{cpus} CPUs")
+        parts.append(f"{cpus} CPU{'' if cpus == 1 else 's'}")
     return " and ".join(parts) or "nothing"
 
 
