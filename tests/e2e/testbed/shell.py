@@ -18,8 +18,9 @@ OUT_OF_REACH = (
     "i/o timeout",
     "error sending request",
 )
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # uv has certificates of its own; behind a proxy those of the machine are wanted.
-OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
+OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"} if CERTIFICATES.exists() else {}
 
 
 def build_command(
