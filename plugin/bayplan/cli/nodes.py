@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.status import kept_for_pods
 from bayplan.quantity import MIB, format_bytes
 
 VERB: Final = "nodes"
@@ -63,7 +64,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         shown.append(Table(columns, residents))
     else:
         shown.append("No container is bound to a node.")
-    return shown
+    return [*shown, *kept_for_pods(answer)]
 
 
 def _resource_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -54,9 +54,23 @@ def blocks(status: dict[str, Any]) -> list[Block]:
     if status["drift"]:
         lines = "\n".join(f"  {one['name']}: {one['difference']}" for one in status["drift"])
         shown.append(f"Not as decided ({len(status['drift'])}):\n{lines}\n{_KEPT_WHERE}")
+    shown += kept_for_pods(status)
     if status["problems"]:
         shown.append("Needs attention:\n" + "\n".join(f"  {one}" for one in status["problems"]))
     return shown
+
+
+def kept_for_pods(answer: dict[str, Any]) -> list[Block]:
+    """What is kept for containers that pods are still to get; nothing where that is nothing."""
+    lines = []
+    for one in answer["keptForPods"]:
+        parts = [f"{format_bytes(amount)} {resource}" for resource, amount in one["bytes"].items()]
+        memory = [f"{', '.join(parts)} on node {one['nodes']}"] if parts else []
+        cpus = [f"CPUs {one['cpus']}"] if one["cpus"] else []
+        lines.append(f"\n  {one['name']}: {' and '.join(memory + cpus)}")
+    return (
+        [f"Kept for containers that pods are still to get ({len(lines)}):{''.join(lines)}"] if lines else []
+    )
 
 
 def duration(seconds: int) -> str:
@@ -77,7 +91,8 @@ def _summary(status: dict[str, Any]) -> str:
     daemon, runtime = status["daemon"], status["runtime"]
     policy, up = status["policy"]["topologyManagerPolicy"], duration(daemon["uptimeSeconds"])
     shared = status["sharedCpus"] or "none"
-    lines = [f"bayplan {daemon['version']}, up {up}, policy {policy}, shared CPUs {shared}"]
+    engine = f"engine {daemon['engine']}"
+    lines = [f"bayplan {daemon['version']}, up {up}, {engine}, policy {policy}, shared CPUs {shared}"]
     if runtime["connected"]:
         lines.append(f"{runtime['name']} {runtime['version']}, NRI {runtime['nriVersion']}")
         can = [name for name, able in runtime["capabilities"].items() if able]

@@ -14,6 +14,8 @@ from bayplan import __version__
 from bayplan.domain.decision import QosSource
 from bayplan.domain.engine import allocatable_bytes, reserved_cpus
 from bayplan.domain.exact.witness import Spread, by_node, witness
+from bayplan.domain.kubelet_node import KubeletNodeEngine
+from bayplan.domain.kubelet_rests import rests
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_kinds import tier_ranks
 from bayplan.domain.policy import Policy
@@ -119,6 +121,7 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         drift=[
             {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
         ],
+        keptForPods=_kept_for_pods(snapshot),
         problems=list(snapshot.problems),
         counters=dict(sorted(snapshot.counters.items())),
     )
@@ -139,7 +142,28 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
             | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
         ],
+        keptForPods=_kept_for_pods(snapshot),
     )
+
+
+def _kept_for_pods(snapshot: Snapshot) -> list[View]:
+    """The room that is kept for containers which pods are still to get, or to get again."""
+    if snapshot.engine != KubeletNodeEngine.name:
+        return []
+    entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.between.values())
+    requests = (entry.decision.request for entry in entries)
+    names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}
+    return [
+        {
+            "podId": rest.pod_id,
+            "name": names[rest.pod_id],
+            "nodes": str(rest.nodes),
+            "bytes": dict(sorted(rest.need.items())),
+            "cpus": str(rest.cpus),
+        }
+        for rest in rests(entries)
+        if rest
+    ]
 
 
 def _document(kind: str, **content: Any) -> View:

@@ -19,10 +19,15 @@ import pytest
 from bayplan import __version__
 from bayplan.cli.main import main
 from bayplan.cli.render import Column, Table, show
+from bayplan.domain.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.request import derive_request
 from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.quantity import GIB, MIB
 from bayplan.service.metrics import metrics_view
 from bayplan.service.views import MemoryReservation, nodes_view, status_view
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.machines import container, pod
 from bayplan.testing.snapshots import make_snapshot
 
 if TYPE_CHECKING:
@@ -41,7 +46,7 @@ def test_status_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
     assert (
         capsys.readouterr().out
         == f"""\
-bayplan {__version__}, up 1m 40s, policy best-effort, shared CPUs 0-1,4-7
+bayplan {__version__}, up 1m 40s, engine exact, policy best-effort, shared CPUs 0-1,4-7
 containerd v2.1.0, NRI 0.8.0
   can: oom_score_adj
   cannot: memory_policy
@@ -78,15 +83,31 @@ def test_status_says_of_cpus_that_are_nobodys_business_where_they_come_from(
     assert "as in its spec" in capsys.readouterr().out
 
 
-def test_status_of_an_idle_daemon_without_a_runtime(daemon: "Daemon", capsys: Capture) -> None:
-    from bayplan.domain.ledger import Ledger
+def test_what_is_kept_for_pods_is_shown_beside_their_engine(daemon: "Daemon", capsys: Capture) -> None:
+    """The nodes' FREE column does not know of it, and others are refused because of it."""
+    totals = PodTotals(900 * MIB, 3000, {"hugepages-2Mi": 4 * MIB})
+    affinity = Affinity(NodeSet([1]), preferred=True, whole=True, mems=NodeSet([1]), cpus=CpuSet([4, 5, 6]))
+    home = pod("team", QosClass.GUARANTEED)
+    request = derive_request(home, container("i", home, memory_bytes=MIB, milli_cpus=1000), GIB)
+    init = Decision(replace(request, pod_totals=totals), Outcome.PLACED, Placement(affinity=affinity))
+    ledger = Ledger().with_entry(Entry(init)).after_end_of("i")
+    kept = "  default/team: 4Mi hugepages-2Mi, 900Mi memory on node 1 and CPUs 4-6"
+    for engine, expected in (("kubelet", True), ("exact", False)):
+        daemon.snapshot = replace(make_snapshot(), ledger=ledger, engine=engine)
+        for verb in ("status", "nodes"):
+            assert main([verb, "--admin-socket", str(daemon.path)]) == 0
+            printed = capsys.readouterr().out
+            assert (f"Kept for containers that pods are still to get (1):\n{kept}\n" in printed) is expected
+            assert verb == "nodes" or f", engine {engine}, policy" in printed
 
+
+def test_status_of_an_idle_daemon_without_a_runtime(daemon: "Daemon", capsys: Capture) -> None:
     daemon.snapshot = make_snapshot(
         ledger=Ledger(), runtime=None, unmanaged=(), drift=(), problems=(), counters={}
     )
     assert main(["status", "--admin-socket", str(daemon.path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"bayplan {__version__}, up 1m 40s, policy best-effort, shared CPUs 0-7",
+        f"bayplan {__version__}, up 1m 40s, engine exact, policy best-effort, shared CPUs 0-7",
         "no container runtime is connected; what it creates meanwhile is created without bayplan",
         "",
         "No containers.",
