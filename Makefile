@@ -58,7 +58,7 @@ kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engin
 	$(UV_RUN) pytest tests/e2e/test_real_kubelet.py
 
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
-	$(UV_RUN) pytest tests/e2e/test_crio.py
+	$(UV_RUN) pytest tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(UV_RUN) ruff format --check .

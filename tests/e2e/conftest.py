@@ -10,14 +10,16 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from testbed.errors import GuestError  # noqa: E402 - the path comes first
+from testbed.crio import CrioNode  # noqa: E402 - the path comes first
+from testbed.errors import GuestError  # noqa: E402
 from testbed.node import Node  # noqa: E402
 from testbed.scenario import Wanted  # noqa: E402
+from testbed.topology import TWO_NODES  # noqa: E402
 
 ARTIFACTS = HERE / "artifacts"
 SCENARIO_LIMIT_S = 600
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
-BY_NAME_ONLY = frozenset({"test_real_kubelet.py", "test_crio.py"})
+BY_NAME_ONLY = frozenset({"test_real_kubelet.py", "test_crio.py", "test_crio_faults.py"})
 
 
 class Nodes:
@@ -64,6 +66,20 @@ def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
     booted = nodes.get(wanted, versions)
     booted.prepare(wanted.version)
     return booted
+
+
+@pytest.fixture(scope="session")
+def crio_machine() -> Iterator[CrioNode]:
+    booted = CrioNode(TWO_NODES)
+    yield booted
+    booted.shut_down()
+
+
+@pytest.fixture
+def crio_node(crio_machine: CrioNode) -> CrioNode:
+    """A clean node with CRI-O, which is down, and so is bayplan."""
+    crio_machine.prepare()
+    return crio_machine
 
 
 def _wanted(item: pytest.Item) -> Wanted | None:

@@ -1,38 +1,27 @@
 """CRI-O with crictl, on a node with systemd: with NRI, where the hook has nothing to do; without it, by the
-hook and by the wrapper; and while the daemon is away."""
+hook and the wrapper, with both cgroup drivers; and what later undoes it."""
 
-import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from testbed.agreement import assert_agreement, differences
+from testbed.agreement import REPAIRED_WITHIN_S, assert_agreement, await_agreement, differences
 from testbed.crictl import Running
-from testbed.crio import WRAPPER_HANDLER, CrioNode, in_slice
+from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice, whole_cpu
 from testbed.forms import HOOKS_DIR
 from testbed.kernel import Placement, parse_ids
-from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, guaranteed
+from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
 from testbed.topology import TWO_NODES
 
-RUNTIMES = ("crun", "runc")
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
-REPAIRED_WITHIN_S = 60
-EVERYWHERE = frozenset({0, 1})
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[CrioNode]:
-    booted = CrioNode(TWO_NODES)
-    yield booted
-    booted.shut_down()
+ANNOTATED = {"bayplan.dev/memory-limit": "300Mi", "bayplan.dev/required-nodes": "1"}
+EVERYWHERE = (frozenset({0, 1}), frozenset(range(4)))
 
 
 @pytest.fixture
-def node(machine: CrioNode) -> CrioNode:
-    machine.prepare()
-    return machine
+def node(crio_node: CrioNode) -> CrioNode:
+    return crio_node
 
 
 def test_with_nri_the_hook_has_nothing_to_do(node: CrioNode) -> None:
@@ -40,12 +29,13 @@ def test_with_nri_the_hook_has_nothing_to_do(node: CrioNode) -> None:
     node.crio.start(nri=True)
     node.bayplan.start(*PATIENT)
     node.bayplan.await_synchronized()
+    assert node.examined("CRI-O").startswith("NRI and hook are active at once")
     for runtime in RUNTIMES:
-        pod, container_id = created(node, asked(f"nri-{runtime}"), runtime)
+        pod, container_id = created(node, whole_cpu(f"nri-{runtime}"), runtime)
         before = expected_home(node, container_id)
         asked_hook = node.bayplan.status()["counters"]["oci_createRuntime"]
-        assert asked_hook == RUNTIMES.index(runtime) + 1
-        assert entry_of(node, container_id)["origin"] == "nri"
+        assert asked_hook == tuple(RUNTIMES).index(runtime) + 1
+        assert node.entry_of(container_id)["origin"] == "nri"
         node.crictl.start(container_id)
         node.crictl.await_log(pod, "touched")
         node.crictl.update(container_id, cpu_share=512)
@@ -62,10 +52,10 @@ def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted", *PATIENT)
     placed: dict[str, Running] = {}
     for runtime in RUNTIMES:
-        pod, container_id = created(node, asked(f"hook-{runtime}"), runtime)
+        pod, container_id = created(node, whole_cpu(f"hook-{runtime}"), runtime)
         placed[runtime] = pod
         before = expected_home(node, container_id)
-        assert entry_of(node, container_id)["origin"] == "hook"
+        assert node.entry_of(container_id)["origin"] == "hook"
         node.crictl.start(container_id)
         node.crictl.await_log(pod, "touched")
         view = node.view(pod)
@@ -87,11 +77,11 @@ def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:
     # Both nodes have less left than this one wants, and together more.
     complaints = node.forms.complaints("TopologyAffinityError")
     for runtime in RUNTIMES:
-        said = node.crictl.refused(asked(f"refused-{runtime}"), handler=runtime)
+        said = node.crictl.refused(whole_cpu(f"refused-{runtime}"), handler=runtime)
         assert runtime == "crun" or "TopologyAffinityError" in said
         complaints += 1
         assert node.forms.complaints("TopologyAffinityError") == complaints
-    crun, runc = placed.values()
+    crun, runc = placed["crun"], placed["runc"]
     node.bayplan.await_known([crun.container_id, runc.container_id])
 
     node.crictl.stop(crun.container_id)
@@ -107,13 +97,13 @@ def test_the_wrapper_rewrites_what_the_runtime_is_given(node: CrioNode) -> None:
     for runtime in RUNTIMES:
         node.forms.wrap(runtime)
         node.bayplan.start(*PATIENT)
-        pod, container_id = created(node, asked(f"wrapped-{runtime}"), WRAPPER_HANDLER)
+        pod, container_id = created(node, whole_cpu(f"wrapped-{runtime}"), WRAPPER_HANDLER)
         before = expected_home(node, container_id)
-        assert entry_of(node, container_id)["origin"] == "wrapper"
+        assert node.entry_of(container_id)["origin"] == "wrapper"
         assert in_spec(node.crio.bundle_spec(container_id)) == before[:4]
         # The sandbox's own container came by too.
         assert node.bayplan.known() == {container_id}
-        assert node.kernel.view(infra_of(node, pod)).placement[:2] == (EVERYWHERE, frozenset(range(4)))
+        assert node.kernel.view(node.infra_pid(pod)).placement[:2] == EVERYWHERE
         node.crictl.start(container_id)
         node.crictl.await_log(pod, "touched")
         node.crictl.update(container_id, cpu_share=512)
@@ -125,33 +115,67 @@ def test_the_wrapper_rewrites_what_the_runtime_is_given(node: CrioNode) -> None:
         node.bayplan.await_known([])
 
         node.bayplan.kill()
-        alone = node.launch(asked(f"alone-{runtime}"))
-        assert node.view(alone).placement[:2] == (EVERYWHERE, frozenset(range(4)))
+        alone = node.launch(whole_cpu(f"alone-{runtime}"))
+        assert node.view(alone).placement[:2] == EVERYWHERE
         node.crictl.remove_sandbox(alone.sandbox_id)
 
 
-def test_a_daemon_that_was_away_finds_out_what_became_of_its_containers(node: CrioNode) -> None:
-    node.forms.install()
-    node.crio.start(nri=False)
+def test_the_cgroupfs_driver(node: CrioNode) -> None:
+    node.install_forms(on_failure="refuse")
+    node.crio.start(nri=False, wrapper=True, driver="cgroupfs")
     node.bayplan.start(*PATIENT)
-    pods = {runtime: node.launch(asked(f"stays-{runtime}"), handler=runtime) for runtime in RUNTIMES}
-    stays, goes = pods.values()
-    placed = {pod.container_id: node.view(pod).placement for pod in (stays, goes)}
-    node.bayplan.kill()
-    node.bayplan.start_again()
-    assert_agreement(node, placed)
-    assert {one: node.view(one).placement for one in placed} == placed
+    for handler in HANDLERS:
+        pod, container_id = created(node, guaranteed(handler, 1, "600Mi").touching("100Mi"), handler)
+        before = expected_home(node, container_id)
+        assert node.entry_of(container_id)["origin"] == form_of(handler)
+        assert f"{pod.pod.cgroup_parent}/crio-{container_id}" in node.view(container_id).cgroup
+        node.crictl.start(container_id)
+        node.crictl.await_log(pod, "touched")
+        node.crictl.update(container_id, cpu_share=512)
+        await_placement(node, container_id, before)
+        assert set(node.view(container_id).anon_bytes()) == before.mems
+        node.crictl.remove_sandbox(pod.sandbox_id)
+        node.bayplan.await_known([])
 
-    node.bayplan.kill()
-    node.crictl.remove_sandbox(goes.sandbox_id)
-    node.bayplan.start_again()
-    node.bayplan.await_known([stays.container_id])
-    assert node.view(stays).placement == placed[stays.container_id]
+
+def test_what_is_undone_while_nobody_looks_is_restored(node: CrioNode) -> None:
+    node.install_forms()
+    node.crio.start(nri=False, wrapper=True)
+    node.bayplan.start("--log-level", "debug", *PATIENT)
+    placed: dict[str, tuple[str, Placement]] = {}
+    for handler in HANDLERS:
+        position = node.bayplan.log_position()
+        # Of this limit, and of the nodes, nobody knows but bayplan.
+        pod = in_slice(best_effort(handler, annotations=ANNOTATED))
+        container_id = node.launch(pod, handler=handler).container_id
+        if handler != WRAPPER_HANDLER:
+            node.bayplan.await_log("the runtime knows what was set", since=position)
+        placed[handler] = container_id, node.view(container_id).placement
+        assert placed[handler][1] == (frozenset({1}), frozenset(range(4)), 1000, 300 * MIB, True)
+    node.install_forms(timeout_s=1)
+    node.bayplan.pause()
+    for handler, (container_id, before) in placed.items():
+        node.crictl.update(container_id, cpu_share=512)
+        node.guest.run("systemctl", "daemon-reload")
+        # runc tells systemd nothing of memory.oom.group; all else survives.
+        kept = before if handler == "crun" else before._replace(oom_group=False)
+        assert node.view(container_id).placement == kept
+        if handler != WRAPPER_HANDLER:
+            node.crictl.update(container_id, cpuset_cpus="0")
+            assert node.view(container_id).cpus_allowed == {0}
+    node.bayplan.resume()
+    for container_id, before in placed.values():
+        await_placement(node, container_id, before)
+    # The wrapper is asked, and takes it for the wish of somebody who may have one.
+    container_id, before = placed[WRAPPER_HANDLER]
+    node.install_forms()
+    node.crictl.update(container_id, cpuset_cpus="0", memory=200 * MIB)
+    await_placement(node, container_id, before._replace(cpus=frozenset({0}), memory_max_bytes=200 * MIB))
+    await_agreement(node, [container_id for container_id, _ in placed.values()])
 
 
-def asked(name: str) -> Pod:
-    """A Guaranteed pod, as kubelet asks for it: two of them fill the nodes, one each."""
-    return in_slice(guaranteed(name, cpus=1, memory="600Mi")).touching("100Mi")
+def form_of(handler: str) -> str:
+    return "wrapper" if handler == WRAPPER_HANDLER else "hook"
 
 
 def created(node: CrioNode, pod: Pod, handler: str) -> tuple[Running, str]:
@@ -164,26 +188,14 @@ def created(node: CrioNode, pod: Pod, handler: str) -> tuple[Running, str]:
 
 
 def expected_home(node: CrioNode, container_id: str) -> Placement:
-    """Where the container is, which must be a place such as `asked` wants, and the decided one."""
+    """Where the container is, which must be a place such as `whole_cpu` wants, and the decided one."""
     view = node.view(container_id)
     found = view.placement
     (home,) = found.mems
     assert found.cpus < set(TWO_NODES.cpus_of(home))
     assert found[2:] == (GUARANTEED_OOM_SCORE_ADJ, 600 * MIB, True)
-    assert not differences(entry_of(node, container_id), view, node.kernel.nodes_online())
+    assert not differences(node.entry_of(container_id), view, node.kernel.nodes_online())
     return found
-
-
-def entry_of(node: CrioNode, container_id: str) -> dict[str, Any]:
-    entry = node.bayplan.decided(container_id)
-    assert entry is not None
-    return entry
-
-
-def infra_of(node: CrioNode, pod: Running) -> int:
-    """The process of the sandbox's own container."""
-    told = json.loads(node.crictl("inspectp", pod.sandbox_id).stdout)
-    return int(told["info"]["pid"])
 
 
 def in_spec(spec: dict[str, Any]) -> tuple[frozenset[int], frozenset[int], int, int]:

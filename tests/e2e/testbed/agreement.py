@@ -1,10 +1,13 @@
 """Whether what bayplan says about a container is what the kernel has: one comparison for all scenarios."""
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from testbed.kernel import ContainerView, parse_ids
 from testbed.node import Node
+
+REPAIRED_WITHIN_S = 60
 
 
 def differences(entry: dict[str, Any], view: ContainerView, every_node: frozenset[int]) -> list[str]:
@@ -24,9 +27,24 @@ def differences(entry: dict[str, Any], view: ContainerView, every_node: frozense
 
 def assert_agreement(node: Node, container_ids: Iterable[str]) -> None:
     """The ledger holds exactly these containers, and the kernel has each as decided."""
+    assert not disagreements(node, container_ids)
+
+
+def await_agreement(node: Node, container_ids: Iterable[str]) -> None:
+    """Wait until it is so: bayplan looks every few seconds."""
+    deadline, wanted = time.monotonic() + REPAIRED_WITHIN_S, set(container_ids)
+    while found := disagreements(node, wanted):
+        assert time.monotonic() < deadline, found
+        time.sleep(1)
+
+
+def disagreements(node: Node, container_ids: Iterable[str]) -> dict[str, list[str]]:
+    """By container, what ledger and kernel do not agree about; the ledger is to hold exactly these."""
     wanted, status = set(container_ids), node.bayplan.status()
     entries = {entry["id"]: entry for entry in status["containers"]}
-    assert set(entries) == wanted
+    found = {one: ["only one of ledger and kernel has it"] for one in wanted ^ set(entries)}
     every_node = node.kernel.nodes_online()
-    found = {one: differences(entries[one], node.view(one), every_node) for one in wanted}
-    assert not {one: said for one, said in found.items() if said}
+    for one in wanted & set(entries):
+        if said := differences(entries[one], node.view(one), every_node):
+            found[one] = said
+    return found

@@ -5,21 +5,23 @@ network: there is no network plugin. Hooks are looked for where CRI-O looks by i
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from testbed import gobuild
 from testbed.containerd import CRICTL, NRI_SOCKET
-from testbed.crictl import Crictl
+from testbed.crictl import Crictl, Running
 from testbed.disks import tree_disk
 from testbed.errors import TestBedError
-from testbed.forms import HOOKS_DIR, SOURCE
+from testbed.forms import HOOKS_DIR, PATIENCE_S, SOURCE
 from testbed.guest import Guest
 from testbed.node import Node
 from testbed.oci import PAUSE_IMAGE, WORKLOAD_IMAGE
 from testbed.podman import IMAGE_ROOT
-from testbed.pods import Pod
+from testbed.pods import Pod, guaranteed
 from testbed.topology import Topology
 
 UNIT = "crio"
@@ -28,8 +30,15 @@ SOCKET = "/var/run/crio/crio.sock"
 DROP_INS = "/etc/crio/crio.conf.d"
 LOG = "/var/log/crio.log"
 START_LIMIT_S = 120
+RUNTIMES = {"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
+HANDLER = """[crio.runtime.runtimes.{name}]
+runtime_path = "{program}"
+runtime_root = "/run/{name}"
+monitor_path = "/usr/bin/conmon"
+"""
 # What install-hooks calls the handler of the wrapper.
 WRAPPER_HANDLER = "bayplan"
+HANDLERS = (*RUNTIMES, WRAPPER_HANDLER)
 
 
 def crio_disk() -> Path:
@@ -44,13 +53,21 @@ class Crio:
         self.guest = guest
         self._prepared = False
 
-    def start(self, *, nri: bool, wrapper: bool = False, default_runtime: str = "crun") -> None:
+    def start(
+        self,
+        *,
+        nri: bool,
+        wrapper: bool = False,
+        driver: str = "systemd",
+        handlers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Start it anew and wait until it serves; containers live on. With `wrapper` the shipped drop-in
-        makes that the default runtime; the other handlers stay.
+        makes that the default runtime; the other handlers stay. `driver` is the cgroup driver; `handlers`
+        are more runtimes, as their programs by name.
         """
         self.stop()
         self._make_images()
-        self.guest.write(f"{DROP_INS}/10-testbed.conf", config_text(nri=nri, default_runtime=default_runtime))
+        self.guest.write(f"{DROP_INS}/10-testbed.conf", config_text(nri=nri, driver=driver, more=handlers))
         if wrapper:
             self.guest.run(f"{SOURCE}/packaging/install-hooks", "crio-wrapper")
         else:
@@ -107,6 +124,27 @@ class CrioNode(Node):
         super().prepare(None)
         self.guest.run("sh", "-c", f"rm -rf {DROP_INS} {HOOKS_DIR}; : >{LOG}")
 
+    def install_forms(self, *, timeout_s: float = PATIENCE_S, on_failure: str = "allow") -> None:
+        """Hook and wrapper, which becomes runc, that wait so long for the daemon and then do as told."""
+        self.forms.install(timeout_s=timeout_s, on_failure=on_failure)
+        self.forms.wrap("runc")
+
+    def entry_of(self, container_id: str) -> dict[str, Any]:
+        """The entry of a container in bayplan's status, which must be there."""
+        entry = self.bayplan.decided(container_id)
+        assert entry is not None
+        return entry
+
+    def infra_pid(self, pod: Running) -> int:
+        """The first process of the sandbox's own container."""
+        told = json.loads(self.crictl("inspectp", pod.sandbox_id).stdout)
+        return int(told["info"]["pid"])
+
+    def examined(self, subject: str) -> str:
+        """What `bayplan doctor` finds to be wrong with that."""
+        said = self.bayplan.command("doctor", "--output", "json", check=False).stdout
+        return "; ".join(one["text"] for one in json.loads(said)["findings"] if one["subject"] == subject)
+
     @property
     def _engine(self) -> Crictl:
         return self.crictl
@@ -119,26 +157,20 @@ class CrioNode(Node):
         return saved
 
 
-def config_text(*, nri: bool, default_runtime: str) -> str:
-    """The drop-in: systemd driver, our images, both runtimes. The infra container is not dropped, so that
-    there is one to leave alone."""
+def config_text(*, nri: bool, driver: str, more: Mapping[str, str]) -> str:
+    """The drop-in: our images, both runtimes and `more`. The infra container is not dropped, so that there is
+    one to leave alone."""
+    runtimes = {**RUNTIMES, **more}
+    handlers = "".join(HANDLER.format(name=name, program=program) for name, program in runtimes.items())
     return f"""[crio]
 storage_driver = "overlay"
 [crio.runtime]
-cgroup_manager = "systemd"
-default_runtime = "{default_runtime}"
+cgroup_manager = "{driver}"
+default_runtime = "crun"
 drop_infra_ctr = false
 pinns_path = "{PROGRAMS}/pinns"
 disable_hostport_mapping = true
-[crio.runtime.runtimes.runc]
-runtime_path = "/usr/sbin/runc"
-runtime_root = "/run/runc"
-monitor_path = "/usr/bin/conmon"
-[crio.runtime.runtimes.crun]
-runtime_path = "/usr/bin/crun"
-runtime_root = "/run/crun"
-monitor_path = "/usr/bin/conmon"
-[crio.image]
+{handlers}[crio.image]
 pause_image = "{PAUSE_IMAGE}"
 pause_command = ""
 [crio.network]
@@ -148,6 +180,12 @@ enable_nri = {str(nri).lower()}
 nri_listen = "{NRI_SOCKET}"
 nri_plugin_request_timeout = "20s"
 """
+
+
+def whole_cpu(name: str, memory: str = "600Mi") -> Pod:
+    """A Guaranteed pod with a CPU of its own, as kubelet asks for it with the systemd driver. Of two small
+    nodes one takes each node."""
+    return in_slice(guaranteed(name, cpus=1, memory=memory)).touching("100Mi")
 
 
 def in_slice(pod: Pod) -> Pod:

@@ -78,8 +78,12 @@ class Forms:
 
     def complaints(self, words: str) -> int:
         """How often hook and wrapper have said these words in the system's log since the machine booted."""
+        return len(self.said(words))
+
+    def said(self, words: str) -> list[str]:
+        """The lines with these words that hook and wrapper have written to the system's log since then."""
         said = self.guest.run("journalctl", "--boot", "--identifier=bayplan", "--output=cat").stdout
-        return sum(words in line for line in said.splitlines())
+        return [line for line in said.splitlines() if words in line]
 
     def wrap(self, runtime: str) -> None:
         """Let the wrapper become this runtime."""
