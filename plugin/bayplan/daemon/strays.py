@@ -89,6 +89,8 @@ class Strays:
             try:
                 state = State(bundle.parent.name, str(bundle), int(pid))
                 arrival = oci_host.announced(self._hierarchy, state)
+                if arrival is not None and not oci_host.is_alive(self._hierarchy, arrival.origin):
+                    arrival = None  # a process that ended and whose parent has not asked for it yet
             except (ValueError, BayplanError) as error:
                 logger.debug("no container", extra={"bundle": str(bundle), "problem": str(error)})
                 arrival = None

@@ -76,6 +76,14 @@ def gone(node: OciNode) -> None:
     node.end(42)
 
 
+def ended(node: OciNode) -> None:
+    """Nobody has asked for its end yet."""
+    started(node)
+    stat = node.root / "proc/42/stat"
+    stat.write_text(stat.read_text().replace(" S ", " Z "))
+    (node.directory(PATH) / "cgroup.procs").write_text("")
+
+
 def without_process(node: OciNode) -> None:
     (started(node) / "pidfile").unlink()
 
@@ -94,13 +102,14 @@ def nonsense(node: OciNode) -> None:
     "made",
     [
         gone,
+        ended,
         without_process,
         of_another_cgroup,
         nonsense,
         lambda node: started(node, **{"io.kubernetes.cri-o.ContainerType": "sandbox"}),
         lambda node: started(node, **{"io.container.manager": "libpod"}),
     ],
-    ids=["gone", "no process yet", "a pid that is another's", "nonsense", "a sandbox", "podman's"],
+    ids=["gone", "ended", "no process yet", "a pid that is another's", "nonsense", "a sandbox", "podman's"],
 )
 def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNode], Any]) -> None:
     async def scenario() -> None:
