@@ -17,7 +17,7 @@ from bayplan.domain.kubelet.eviction_thresholds import (
     Threshold,
 )
 from bayplan.domain.kubelet.pod import FeatureGates, PodSpec
-from bayplan.domain.kubelet.resources import pod_level_requests, pod_requests
+from bayplan.domain.kubelet.resources import pod_level_requests
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import format_page_size
 
@@ -142,22 +142,22 @@ def eviction_note(
     usage_bytes: Mapping[str, int],
     gates: FeatureGates,
     *,
-    pod_usage_bytes: int = 0,
+    pod_usage_bytes: int | None = None,
     shortage: tuple[int, int] | None = None,
 ) -> EvictionNote:
     """What kubelet says when it evicts *pod*: who of it used more than was requested.
 
     *usage_bytes* are the working sets of containers by name, in the order in which they were measured. Init
-    containers count, ephemeral ones don't. The pod as a whole is named if it has requests of its own.
-    *shortage* is the threshold and what was available.
+    containers count, ephemeral ones don't. A pod that requests memory as a whole is named whatever it used
+    (*pod_usage_bytes*), also with less than it requested. *shortage* is the threshold and what was available.
     """
     message = f"The node was low on resource: {resource}. "
     if shortage is not None:
         threshold, available = (format_page_size(amount) for amount in shortage)
         message += f"Threshold quantity: {threshold}, available: {available}. "
     annotations = {"starved_resource": resource}
-    request_bytes = pod_requests(pod, gates).get(resource, 0)
-    if pod_level_requests(pod, gates) and resource == MEMORY and pod_usage_bytes > request_bytes:
+    request_bytes = pod_level_requests(pod, gates).get(MEMORY)
+    if resource == MEMORY and request_bytes is not None and pod_usage_bytes is not None:
         message += _larger("Pod", pod.name, pod_usage_bytes, request_bytes, resource)
         annotations["offending_pod"] = pod.name
         annotations["offending_pod_usage"] = format_page_size(pod_usage_bytes)

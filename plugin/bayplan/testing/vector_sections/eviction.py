@@ -145,7 +145,7 @@ def _message(case: Case, folder: Folder) -> None:
         pod,
         {each["name"]: parse_bytes(each["usage"]) for each in case["containerMemoryStats"]},
         gates(pod_level=case["podLevelResourcesEnabled"]),
-        pod_usage_bytes=parse_bytes(case["podMemoryStats"] or "0"),
+        pod_usage_bytes=parse_bytes(case["podMemoryStats"]) if case["podMemoryStats"] else None,
     )
     named = [
         f"Container {each['name']} was using {each['usage']}, request is {each['request']}, "

@@ -249,7 +249,9 @@ def test_the_whole_message():
         "offending_containers": "c",
         "offending_containers_usage": "3Mi",
     }
-    within = eviction_note("memory", pod, {}, FeatureGates(), pod_usage_bytes=MIB)
-    assert within.message == "The node was low on resource: memory. "
+    within = eviction_note("memory", pod, {}, FeatureGates(), pod_usage_bytes=5)
+    assert within.message.endswith("Pod p was using 5, request is 1Mi, has larger consumption of memory. ")
+    unmeasured = eviction_note("memory", pod, {}, FeatureGates())
+    assert unmeasured.message == "The node was low on resource: memory. "
     off = eviction_note("memory", pod, {}, FeatureGates(pod_level_resources=False), pod_usage_bytes=GIB)
     assert "offending_pod" not in off.annotations
