@@ -80,7 +80,7 @@ def test_updates_without_nri_leave_what_was_decided(node: Node) -> None:
     node.forms.install()
     without_nri(node)
     node.bayplan.start(*PATIENT)
-    for handler in ("hook", "hook-systemd", "wrapper", "wrapper-systemd"):
+    for handler in ("hook", "hook-systemd", "wrapper-systemd"):
         pod = node.launch(in_parent(guaranteed(handler, 1, "300Mi"), handler), handler=handler)
         placed = node.view(pod).placement
         before = node.view(pod).files["cpu.weight"]

@@ -244,24 +244,20 @@ def test_a_decision_that_cannot_be_recorded_is_none(node: Node) -> None:
 def test_cpus_that_a_person_sets_are_named_and_put_back_and_kept_where_that_is_said(node: Node) -> None:
     node.forms.install()
     node.bayplan.start(*PATIENT)
-    for runtime in RUNTIMES:
-        engine = node.forms.engine("hook", runtime)
-        ours = node.podman.run(engine, Asked(f"ours-{runtime}", memory="100m", cpus=1))
-        annotated = Asked(
-            f"theirs-{runtime}", memory="100m", cpus=1, annotations={"bayplan.dev/opt-out": "true"}
-        )
-        theirs = node.podman.run(engine, annotated)
-        placed, position = node.view(ours).placement, node.bayplan.log_position()
-        for one in (ours, theirs):
-            node.podman.update(one, "--cpuset-cpus=2-3")
-            assert node.view(one).cpus_allowed == {2, 3}
-        said = node.bayplan.await_log("bayplan.dev/opt-out=true", since=position)
-        assert f"/{ours}: cpus is 2-3, decided was {min(placed.cpus)}" in said
-        assert f"/{theirs}: cpus" not in said
-        await_placement(node, ours)
-        assert node.view(ours).placement == placed
-        assert node.view(theirs).cpus_allowed == {2, 3}
-        node.podman.remove(ours, theirs)
+    engine = node.forms.engine("hook", "crun")
+    ours = node.podman.run(engine, Asked("ours", memory="100m", cpus=1))
+    annotations = {"bayplan.dev/opt-out": "true"}
+    theirs = node.podman.run(engine, Asked("theirs", memory="100m", cpus=1, annotations=annotations))
+    placed, position = node.view(ours).placement, node.bayplan.log_position()
+    for one in (ours, theirs):
+        node.podman.update(one, "--cpuset-cpus=2-3")
+        assert node.view(one).cpus_allowed == {2, 3}
+    said = node.bayplan.await_log("bayplan.dev/opt-out=true", since=position)
+    assert f"/{ours}: cpus is 2-3, decided was {min(placed.cpus)}" in said
+    assert f"/{theirs}: cpus" not in said
+    await_placement(node, ours)
+    assert node.view(ours).placement == placed
+    assert node.view(theirs).cpus_allowed == {2, 3}
 
 
 @on_systemd(TWO_NODES)
