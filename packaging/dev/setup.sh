@@ -32,6 +32,8 @@ e2e_packages=(
 	setpriv:util-linux
 	dpkg-deb:dpkg
 	systemd-analyze:systemd
+	ip:iproute2
+	mount:mount
 	update-ca-certificates:ca-certificates
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def agree(runtime: FakeRuntime, daemon: Daemon, directory: Path) -> None:
     living = {key: one for key, one in runtime.containers.items() if one.state != pb.CONTAINER_STOPPED}
     ledger = daemon.controller.ledger
     assert set(ledger.entries) == set(living)
-    with sqlite3.connect(directory / "state" / "state.db") as connection:
+    with closing(sqlite3.connect(directory / "state" / "state.db")) as connection, connection:
         assert {row[0] for row in connection.execute("SELECT container_id FROM containers")} == set(living)
     pool = ledger.shared_cpus(MACHINE)
     for container_id, entry in ledger.entries.items():

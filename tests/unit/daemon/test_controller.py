@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def recorded(directory: Path) -> set[str]:
     """The ids in the database, read past the store."""
-    with sqlite3.connect(directory / "state.db") as connection:
+    with closing(sqlite3.connect(directory / "state.db")) as connection, connection:
         return {row[0] for row in connection.execute("SELECT container_id FROM containers")}
 
 
@@ -317,7 +318,9 @@ def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
             with pytest.raises(PlacementError) as raised:
                 await one.controller.create_container(wrong, container("d", wrong))
             assert one.controller.ledger.entries == {}
-        (item,) = Store.open(tmp_path).history(subject="d")
+        store = Store.open(tmp_path)
+        (item,) = store.history(subject="d")
+        store.close()
         assert item.decision.outcome is Outcome.REFUSED
         assert str(raised.value).endswith(item.decision.explanation())
 

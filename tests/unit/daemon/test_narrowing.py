@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -293,7 +293,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
             await controller.stop_container(LATE_POD, LATE)
 
             async def full() -> None:
-                with sqlite3.connect(tmp_path / "state" / "state.db") as blocker:
+                with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as blocker, blocker:
                     blocker.execute("DROP TABLE containers")
                 blocker.close()
 

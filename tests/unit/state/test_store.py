@@ -7,6 +7,7 @@ import resource
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_rows_of_the_gone_are_used_again(open_store: Callable[..., Store], entry
 def test_a_step_that_failed_takes_no_row(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
-    with sqlite3.connect(store.path, isolation_level=None) as nosy:
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
         nosy.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateError, match="locked"):
             store.record([entry("b")], gone=["a"])
@@ -301,7 +302,7 @@ def test_a_log_without_its_database(
 def test_somebody_elses_database(
     open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sqlite3.connect(tmp_path / "state.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.corrupt-1")
@@ -311,12 +312,12 @@ def test_a_newer_schema(
     open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = recorded(open_store, entry)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA user_version = 7")
     connection.close()
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.v7")
     assert "later bayplan" in caplog.text
-    with sqlite3.connect(tmp_path / "state.db.v7") as kept:
+    with closing(sqlite3.connect(tmp_path / "state.db.v7")) as kept, kept:
         assert kept.execute("SELECT count(*) FROM containers").fetchone() == (40,)
     kept.close()
 
@@ -340,7 +341,7 @@ def test_rows_that_cannot_be_read(
     damage: str,
 ) -> None:
     path = recorded(open_store, entry)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(damage.replace("entry = NULL, ", ""))
     connection.close()
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.corrupt-1")
@@ -385,7 +386,7 @@ def test_an_older_schema_is_copied_and_migrated(
     assert len(store.history(limit=1000)) == 40
     assert f"state.db.v{len(MIGRATIONS)}" in caplog.text
     store.close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(NEXT),)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert connection.execute("SELECT sum(pinned) FROM containers").fetchone() == (0,)
@@ -399,7 +400,7 @@ def test_an_older_schema_is_copied_and_migrated(
 def test_entries_of_the_first_schema_are_kept(
     open_store: Callable[..., Store], entry: Make, tmp_path: Path
 ) -> None:
-    with sqlite3.connect(tmp_path / "state.db", isolation_level=None) as first:
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as first, first:
         first.execute("PRAGMA journal_mode = WAL")
         migrate(first, 0, MIGRATIONS[:1])
         first.executemany(
@@ -423,7 +424,7 @@ def test_a_migration_that_fails_is_undone_and_set_aside(
     # A new database needs every migration too, so that this one can't be made either.
     with pytest.raises(StateError, match="nowhere"):
         open_store(migrations=failing)
-    with sqlite3.connect(tmp_path / "state.db.corrupt-1") as kept:
+    with closing(sqlite3.connect(tmp_path / "state.db.corrupt-1")) as kept, kept:
         assert kept.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
         assert kept.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half'").fetchone() == (0,)
     kept.close()
@@ -479,7 +480,7 @@ def test_a_lock_held_by_somebody_is_an_error_until_it_is_free(
     open_store: Callable[..., Store], entry: Make
 ) -> None:
     store = open_store()
-    with sqlite3.connect(store.path, isolation_level=None) as nosy:
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
         nosy.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateError, match="locked"):
             store.record([entry("a")])
@@ -493,7 +494,7 @@ def test_a_database_replaced_under_a_failed_store_is_not_adopted(
     open_store: Callable[..., Store], entry: Make
 ) -> None:
     store = open_store()
-    with sqlite3.connect(store.path, isolation_level=None) as nosy:
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
         nosy.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateError):
             store.record([entry("a")])
@@ -502,7 +503,7 @@ def test_a_database_replaced_under_a_failed_store_is_not_adopted(
     store.path.unlink()
     with pytest.raises(StateError):
         store.record([entry("a")])
-    with sqlite3.connect(store.path) as other:
+    with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("CREATE TABLE theirs (x)")
     other.close()
     with pytest.raises(StateError, match="restart"):
@@ -512,7 +513,7 @@ def test_a_database_replaced_under_a_failed_store_is_not_adopted(
 def test_rows_damaged_while_we_run_are_an_error(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
-    with sqlite3.connect(store.path) as nosy:
+    with closing(sqlite3.connect(store.path)) as nosy, nosy:
         nosy.execute("UPDATE history SET decision = '{}'")
         nosy.execute("UPDATE containers SET entry = '{}'")
     nosy.close()
@@ -539,7 +540,7 @@ def test_the_log_is_grown_once_and_overwritten_after_each_checkpoint(
         store.record([entry("a"), entry(f"b{number % 3}")])
         store.checkpoint()
     assert log.stat().st_size == size
-    with sqlite3.connect(f"file:{tmp_path}/state.db?immutable=1", uri=True) as past_the_log:
+    with closing(sqlite3.connect(f"file:{tmp_path}/state.db?immutable=1", uri=True)) as past_the_log:
         ids = [row[0] for row in past_the_log.execute("SELECT container_id FROM containers ORDER BY 1")]
     assert ids == ["a", "b0", "b1", "b2"]
 
