@@ -71,8 +71,8 @@ class Books:
         return found
 
     def claimed_sets(self) -> tuple[int, ...]:
-        """The sets with promises of any resource."""
-        return tuple({nodes for flow in self.flows.values() for nodes in flow.claimed})
+        """The sets of several nodes with promises of any resource: those that a set can cross."""
+        return tuple(set().union(*[flow.wide for flow in self.flows.values()]))
 
     def fits(self, nodes: int, amounts: Amounts) -> bool:
         """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""

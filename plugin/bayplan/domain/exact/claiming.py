@@ -40,13 +40,15 @@ def claimed_amounts(request: Request) -> dict[str, int]:
     small is broken silently; where there is no signal at all the high end is the whole machine, so the low
     end. BestEffort: nothing. Huge pages: the limit, which equals the request in every class.
     """
-    memory_bytes = request.memory.high_bytes
-    if request.qos is QosClass.BEST_EFFORT:
-        memory_bytes = 0
-    elif request.memory.source == NO_SIGNAL:
-        memory_bytes = request.memory.low_bytes
-    amounts = {MEMORY: memory_bytes, **request.hugepages_bytes}
+    amounts = {MEMORY: _claimed_memory(request), **request.hugepages_bytes}
     return {resource: amount for resource, amount in amounts.items() if amount}
+
+
+def _claimed_memory(request: Request) -> int:
+    if request.qos is QosClass.BEST_EFFORT:
+        return 0
+    memory = request.memory
+    return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
 
 
 def is_bounded(request: Request) -> bool:
@@ -54,7 +56,7 @@ def is_bounded(request: Request) -> bool:
     limit_bytes = request.memory_limit_bytes
     if request.qos is not QosClass.GUARANTEED or limit_bytes is None:
         return False
-    return 0 < limit_bytes <= claimed_amounts(request).get(MEMORY, 0)
+    return 0 < limit_bytes <= _claimed_memory(request)
 
 
 def is_confined(request: Request) -> bool:

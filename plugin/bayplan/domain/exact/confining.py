@@ -216,6 +216,7 @@ class Confining:
             exclusive_cpus=cpus,
             affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
             claim=Claim(nodes, self.amounts, is_flexible(self.policy, self.request)),
+            booked_bytes=_on_one(nodes, self.amounts),
             overlapping=overlapping,
         )
 
@@ -226,8 +227,8 @@ class Confining:
         if claim is None or placement.mems is None:
             return placement
         if len(claim.nodes) == 1:
-            booked = {next(iter(claim.nodes)): claim.amounts_bytes} if claim.amounts_bytes else {}
-            return replace(placement, booked_bytes=booked)
+            booked = _on_one(claim.nodes, claim.amounts_bytes)
+            return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
         after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
         spread = share(self.machine, self.policy, after, self.request.container_id)
         setting = None
@@ -318,3 +319,8 @@ class Confining:
             return replace(decision, placement=placement)
         reasons = (*decision.reasons, *notes)
         return replace(decision, outcome=Outcome.DEGRADED, placement=placement, reasons=reasons)
+
+
+def _on_one(nodes: NodeSet, amounts: Amounts) -> dict[int, Amounts]:
+    """The witness of *amounts* on a single node; empty where there is more to it than that."""
+    return {next(iter(nodes)): amounts} if len(nodes) == 1 and amounts else {}

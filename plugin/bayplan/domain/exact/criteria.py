@@ -24,8 +24,8 @@ class Question:
 
     ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
     set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
-    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets with promises. ``effort`` is
-    what the search may take, and has taken.
+    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets of several nodes with promises.
+    ``effort`` is what the search may take, and has taken.
     """
 
     site: Site
@@ -93,7 +93,7 @@ def remote_initiators(question: Question, nodes: int) -> int:
 
 def devices_elsewhere(question: Question, nodes: int) -> int:
     """How many of the container's devices are close to none of the nodes."""
-    return sum(1 for hint in question.hints if not hint & nodes)
+    return sum([not hint & nodes for hint in question.hints]) if question.hints else 0
 
 
 def room_taken(question: Question, nodes: int) -> int:

@@ -29,7 +29,7 @@ class Flow:
     refused (found containers, capacity that went away).
     """
 
-    __slots__ = ("capacity", "carried", "claimed", "crossings", "free", "slack", "unmet")
+    __slots__ = ("capacity", "carried", "claimed", "crossings", "free", "slack", "unmet", "wide")
 
     def __init__(self, capacity: Mapping[int, int]) -> None:
         """*capacity* maps nodes (masks with one bit) to bytes; other nodes have none."""
@@ -41,6 +41,8 @@ class Flow:
         # What is left of a set once all claims within it are kept: for each node and each set that is
         # claimed.
         self.slack = dict(capacity)
+        # The claimed sets of several nodes: a single node lies within every set that it shares a node with.
+        self.wide: set[int] = set()
         self.crossings = 0
 
     def copy(self) -> "Flow":
@@ -50,7 +52,7 @@ class Flow:
         twin.free = dict(self.free)
         twin.carried = {node: dict(load) for node, load in self.carried.items()}
         twin.claimed, twin.unmet = dict(self.claimed), dict(self.unmet)
-        twin.slack, twin.crossings = dict(self.slack), self.crossings
+        twin.slack, twin.wide, twin.crossings = dict(self.slack), set(self.wide), self.crossings
         return twin
 
     def capacity_of(self, nodes: int) -> int:
@@ -76,7 +78,7 @@ class Flow:
         else:
             self._leave(nodes)
         if difference_bytes > 0:
-            self._meet(nodes, difference_bytes)
+            self.carry(nodes, difference_bytes)
         else:
             self._release(nodes, -difference_bytes)
 
@@ -114,21 +116,26 @@ class Flow:
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""
         if not nodes & (nodes - 1):
-            return 0  # a single node lies within every set that it shares a node with
-        return sum([crosses(nodes, other) for other in self.claimed])
+            return 0
+        return sum([crosses(nodes, other) for other in self.wide])
 
     def _enter(self, nodes: int) -> None:
         self.crossings += self.crossed(nodes)
+        if nodes & (nodes - 1):
+            self.wide.add(nodes)
         if nodes not in self.slack:
             self.slack[nodes] = self.capacity_of(nodes) - self.claimed_within(nodes)
 
     def _leave(self, nodes: int) -> None:
         self.claimed.pop(nodes, None)
+        self.wide.discard(nodes)
         self.crossings -= self.crossed(nodes)
         if nodes not in self.capacity:
             del self.slack[nodes]
 
-    def _meet(self, nodes: int, amount: int) -> None:
+    def carry(self, nodes: int, amount: int) -> None:
+        """Carry *amount* more for the set *nodes*, and note what they cannot. By itself, for a flow that is
+        only asked what its nodes carry: what is claimed and what is left of each set does not follow."""
         missing = amount - _push(self.free, self.carried, nodes, amount)
         if missing:
             self.unmet[nodes] = self.unmet.get(nodes, 0) + missing
@@ -148,7 +155,7 @@ class Flow:
             left -= part
         for waiting, lacking in list(self.unmet.items()):
             del self.unmet[waiting]
-            self._meet(waiting, lacking)
+            self.carry(waiting, lacking)
 
 
 class Trial:

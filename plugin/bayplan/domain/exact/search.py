@@ -171,7 +171,10 @@ def _least_width(question: Question, area: Area) -> int:
         rooms = question.rooms[resource]
         left = amount_bytes
         used = 0
-        for have in sorted((rooms.get(node, 0) for node in bits(area.ground)), reverse=True):
+        haves = [rooms.get(node, 0) for node in bits(area.ground)]
+        if max(haves, default=0) >= amount_bytes:
+            continue
+        for have in sorted(haves, reverse=True):
             if left <= 0:
                 break
             left, used = left - have, used + 1

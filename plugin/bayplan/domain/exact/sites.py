@@ -67,6 +67,8 @@ class Site:
     def remote_initiators(self, nodes: int) -> int:
         """How many of *nodes* have initiators, none of which is among *nodes*, or no CPUs to begin with."""
         best = self._initiators
+        if not best:
+            return 0
         return sum(1 for node in bits(nodes) if node in best and not best[node] & nodes)
 
     def free_cpus(self, candidates: CpuSet) -> dict[int, int]:

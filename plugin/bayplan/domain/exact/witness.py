@@ -111,7 +111,7 @@ def _loads(machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Flow]:
     for nodes in sorted(claimed, key=lambda each: (len(each), each.mask)):
         for resource, amount_bytes in claimed[nodes].items():
             if amount_bytes:
-                flows.setdefault(resource, Flow({})).change(nodes.mask, amount_bytes)
+                flows.setdefault(resource, Flow({})).carry(nodes.mask, amount_bytes)
     return flows
 
 
