@@ -60,7 +60,7 @@ def parse_document(content: str, suffix: str) -> object:
             return tomllib.loads(content)
         if suffix == ".json":
             return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Wrong(Problem("the file", str(error), suffix[1:].upper())) from error
     return parse_yaml(content)
 

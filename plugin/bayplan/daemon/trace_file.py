@@ -13,7 +13,7 @@ from bayplan.domain.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_
 from bayplan.domain.simulation import Arrival, Departure, Event, Resize
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Resources
-from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _SIZES: Final = ("memory", "memoryLimit", "cpus", "hugepages", "qos", "annotations")
@@ -55,7 +55,7 @@ def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
             continue
         try:
             yield f"line {number}", json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Wrong(Problem(f"line {number}", str(error), "a JSON object")) from error
 
 
@@ -114,7 +114,7 @@ def _change(where: str, event: Mapping[str, Any]) -> Resources:
         if "cpus" in event:
             milli = parse_milli_cpus(str(event["cpus"]))
     except ParseError as error:
-        raise Wrong(Problem(where, repr(error.found), error.expected)) from error
+        raise Wrong(Problem(where, repr(excerpt(error.found)), error.expected)) from error
     return Resources(
         memory_limit_bytes=memory_bytes,
         cpu_shares=None if milli is None else shares_from_milli(milli),

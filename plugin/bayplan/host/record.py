@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from bayplan.errors import BayplanError, HostError, ParseError
+from bayplan.errors import BayplanError, HostError, ParseError, excerpt
 from bayplan.host.kernelfs import read_optional, read_text
 
 COMMENT: Final = "#"
@@ -88,8 +88,9 @@ def unpack(listing: str, directory: Path) -> None:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text("".join(f"{text}\n" for text in lines), encoding="ascii")
-    except OSError as error:
-        raise HostError(str(directory), f"cannot hold the tree: {error}") from error
+    except (OSError, ValueError) as error:
+        # ValueError: a path with a NUL, a text outside ASCII.
+        raise HostError(str(directory), f"cannot hold the tree: {excerpt(str(error))}") from error
 
 
 def listed(path: str) -> str:

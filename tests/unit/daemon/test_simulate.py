@@ -91,6 +91,7 @@ def test_the_same_machine_from_yaml_json_a_sysfs_tree_and_its_recording(
     ("text", "path", "expected"),
     [
         ("nodes = []", "nodes", "a list with at least one node"),
+        ("nodes = " + "[" * 5000, "the file", "TOML"),
         ("nods = 1\n[[nodes]]\nmemory = '1Gi'", "nods", "nodes"),
         ("[[nodes]]\ncpus = 1", "nodes[0].memory", "an amount such as 64Gi"),
         ("[[nodes]]\nmemory = 'much'", "nodes[0].memory", "an amount such as 64Gi"),
@@ -135,6 +136,7 @@ def test_a_trace_has_pods_by_size_and_by_manifest(files: tuple[Path, Path]) -> N
     ("line", "path", "expected"),
     [
         ("{", "line 1", "a JSON object"),
+        ("[" * 5000, "line 1", "a JSON object"),
         ('{"arrive": "a", "depart": "a"}', "line 1", "one of arrive, depart, resize"),
         ('{"arrive": "a", "memori": 1}', "line 1.memori", "memory"),
         (

@@ -75,6 +75,13 @@ def test_a_tree_that_cannot_be_written(tmp_path):
         unpack("sys/x:1\n", tmp_path)
 
 
+@pytest.mark.parametrize("line", ["sys/a\0b:1", "sys/a:\xe9", f"{'a' * 5000}:1"])
+def test_what_no_tree_has_cannot_be_written(tmp_path, line):
+    with pytest.raises(HostError, match="cannot hold the tree") as caught:
+        unpack(line, tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
 def test_the_command(tmp_path):
     root = SysfsTree(WANTED).write(tmp_path / "original")
     command = [sys.executable, "-W", "error", "-m", "bayplan.host.record"]
