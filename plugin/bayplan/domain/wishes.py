@@ -27,6 +27,12 @@ PREFIX: Final = "bayplan.dev"
 ALL: Final = "all"
 """In place of the names of devices: every one."""
 
+MAX_CHARACTERS: Final = 16_384
+"""In one annotation, for which the runtime waits; every node of the largest machine, one by one, takes 5000."""
+
+MAX_PROBLEMS: Final = 20
+"""Beyond so many no more unknown keys are told of one container; they are recorded with its decision."""
+
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
 
@@ -155,26 +161,29 @@ def read_wishes(
 
     Raises:
         ConfigError: unknown keys, wrong values and contradictions under our prefix, and nodes and tiers that
-            the machine lacks: all of them, for this container.
+            the machine lacks: all of them, for this container, but not beyond `MAX_PROBLEMS` unknown keys.
     """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
         found: dict[str, str] = {}
-        for annotation, text in sorted(annotations.items()):
-            own, slash, name = annotation.partition("/")
-            if not slash or own != prefix:
-                continue
-            path, key = f"annotation {annotation}", KEYS.get(name)
+        ours = f"{prefix}/"
+        for annotation, text in sorted(one for one in annotations.items() if one[0].startswith(ours)):
+            path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
             if key is None:
                 known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(KEYS))
                 problems.append(Problem(path, "an unknown key", f"one of {known}"))
+                if len(problems) > MAX_PROBLEMS:
+                    break
                 continue
             if key.field in found:
                 expected = f"only one of {found[key.field]} and {annotation}"
                 problems.append(Problem(path, "a contradiction", expected))
                 continue
             found[key.field] = annotation
+            if len(text) > MAX_CHARACTERS:
+                problems.append(Problem(path, repr(excerpt(text)), f"at most {MAX_CHARACTERS} characters"))
+                continue
             try:
                 values[key.field] = key.read(text, machine)
             except ParseError as error:
@@ -183,7 +192,7 @@ def read_wishes(
             if machine is not None:
                 problems += _lacking(machine, path, text, values[key.field])
     if problems:
-        raise ConfigError(f"annotations for container {container_name}", tuple(problems))
+        raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
     return Wishes(**values)
 
 
@@ -198,8 +207,9 @@ def readable_wishes(annotations: Mapping[str, str], container_name: str, machine
 def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Problem]:
     """The nodes that *wish* names and *machine* does not have."""
     if isinstance(wish, tuple) and not all(hint.nodes <= machine.node_ids for hint in wish):
-        return [Problem(path, repr(text), f"nodes of this machine: {machine.node_ids}")]
+        return [Problem(path, repr(excerpt(text)), f"nodes of this machine: {machine.node_ids}")]
     nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
     if nodes is None or nodes <= machine.memory_nodes:
         return []
-    return [Problem(path, repr(text), f"nodes of this machine with memory: {machine.memory_nodes}")]
+    expected = f"nodes of this machine with memory: {machine.memory_nodes}"
+    return [Problem(path, repr(excerpt(text)), expected)]

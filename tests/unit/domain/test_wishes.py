@@ -6,7 +6,7 @@ import pytest
 
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
 from bayplan.domain.topology import Machine
-from bayplan.domain.wishes import KEYS, Wishes, read_wishes, readable_wishes
+from bayplan.domain.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
 from bayplan.errors import ConfigError
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
@@ -85,6 +85,19 @@ def test_a_value_without_end_is_wrong_and_shown_in_part(key: str, machine: Machi
     with pytest.raises(ConfigError) as caught:
         read_wishes({f"bayplan.dev/{key}": text}, "main", machine)
     assert len(str(caught.value)) < 1000
+
+
+def test_unknown_keys_are_not_told_without_end() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_wishes({f"bayplan.dev/{number}": "" for number in range(10_000)}, "main", TIERED)
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+
+
+def test_a_text_of_any_length_is_read_no_further_than_the_limit() -> None:
+    text = "0" + ",0" * (MAX_CHARACTERS // 2)
+    with pytest.raises(ConfigError, match=f"expected at most {MAX_CHARACTERS} characters"):
+        read_wishes({"bayplan.dev/preferred-nodes": text}, "main", TIERED)
+    assert read_wishes({"bayplan.dev/preferred-nodes": text[:-2]}, "main", TIERED).nodes is not None
 
 
 def test_contradictions_count_on_one_level_and_containers_override_their_pod() -> None:
