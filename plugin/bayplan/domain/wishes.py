@@ -28,7 +28,7 @@ ALL: Final = "all"
 """In place of the names of devices: every one."""
 
 MAX_CHARACTERS: Final = 16_384
-"""In one annotation, for which the runtime waits; every node of the largest machine, one by one, takes 5000."""
+"""In one annotation, while the runtime waits; all nodes of the largest machine, one by one, take 5000."""
 
 MAX_PROBLEMS: Final = 20
 """Beyond so many no more unknown keys are told of one container; they are recorded with its decision."""
