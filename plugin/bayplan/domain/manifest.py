@@ -28,6 +28,7 @@ _TREES: Final = {
     QosClass.BURSTABLE: "/kubepods/burstable",
     QosClass.BEST_EFFORT: "/kubepods/besteffort",
 }
+_OF_PODS: Final = frozenset({"containers", "template", "jobTemplate"})
 _UNSAFE: Final = re.compile(r"[^0-9A-Za-z_-]")
 
 
@@ -54,18 +55,32 @@ class PlannedPod:
 
 def plan_manifest(manifest: object, machine: Machine, id_prefix: str = "") -> list[PlannedPod]:
     """The pods of *manifest* on *machine*: a Pod, anything with a pod template (a Deployment is planned as
-    one of its pods), or a List of those. Ids are the names after *id_prefix*.
+    one of its pods), or a List with such among its items. Ids are the names after *id_prefix*.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
     if isinstance(manifest, Mapping) and isinstance(manifest.get("items"), list):
-        return [pod for item in manifest["items"] for pod in plan_manifest(item, machine, id_prefix)]
+        items = [item for item in manifest["items"] if describes_pods(item)]
+        return [pod for item in items for pod in plan_manifest(item, machine, id_prefix)]
+    if isinstance(manifest, Mapping) and not describes_pods(manifest):
+        problem = Problem("kind", repr(manifest["kind"]), "Pod, or a kind with a pod template")
+        raise ConfigError("manifest", (problem,))
     reader = _Reader()
     spec = reader.pod(manifest)
     if reader.problems:
         raise ConfigError(f"pod {spec.name or 'without a name'}", tuple(reader.problems))
     return [_planned(spec, machine, id_prefix)]
+
+
+def describes_pods(manifest: object) -> bool:
+    """Whether *manifest* is not plainly something else, such as the Service in the file of a Deployment."""
+    if not isinstance(manifest, Mapping) or isinstance(manifest.get("items"), list):
+        return True
+    kind, spec = manifest.get("kind"), manifest.get("spec")
+    if not isinstance(kind, str) or kind == "Pod":
+        return True
+    return isinstance(spec, Mapping) and not _OF_PODS.isdisjoint(spec)
 
 
 def sizes_manifest(

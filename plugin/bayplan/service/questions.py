@@ -12,7 +12,7 @@ from typing import Any, Final
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.engine import Engine
 from bayplan.domain.exact.witness import witness
-from bayplan.domain.manifest import plan_manifest
+from bayplan.domain.manifest import describes_pods, plan_manifest
 from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.rehearsal import Rehearsal
 from bayplan.domain.sentences import summary
@@ -112,17 +112,20 @@ def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Record
 def what_if_view(
     snapshot: Snapshot, engine: Engine, ability: PolicyAbility, manifests: Sequence[object]
 ) -> View:
-    """What would become of the pods in *manifests*, created one after the other.
+    """What would become of the pods in *manifests*, created one after the other. What has no pods, such as
+    the Service in the same file, is passed over.
 
     Raises:
-        ConfigError: a manifest is wrong.
+        ConfigError: a manifest is wrong, or there are no pods.
     """
     stage = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
     planned = [
         pod
-        for number, manifest in enumerate(manifests)
+        for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
         for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
     ]
+    if not planned:
+        raise ConfigError("what-if", (Problem("pods", "none", "a Pod, or a kind with a pod template"),))
     if len(planned) > MAX_PODS:
         raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
     pods: list[dict[str, Any]] = []

@@ -162,6 +162,10 @@ spec:
   containers:
   - {name: main, resources: {limits: {memory: 900Mi, cpu: 1}}}
 ---
+kind: Service
+metadata: {name: a}
+spec: {ports: [{port: 80}]}
+---
 {"kind": "Pod", "metadata": {"name": "b"}, "spec": {"containers": [{"name": "main"}]}}
 """
     )
@@ -178,6 +182,9 @@ spec:
         assert places == ["0", "0", "0"]
         assert await bayplan("what-if", str(manifest)) == 0
         assert "default/b/main (would be)\n  asked:      BestEffort" in capsys.readouterr().out
+        manifest.write_text('{"kind": "List", "items": [{"kind": "Service"}]}')
+        assert await bayplan("what-if", str(manifest)) != 0
+        assert "pods: found none, expected a Pod, or a kind with a pod template" in capsys.readouterr().err
 
     run(tmp_path, scenario)
 

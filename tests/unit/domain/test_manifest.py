@@ -101,6 +101,18 @@ def test_what_is_no_manifest_is_said_to_be_none(manifest: object, path: str) -> 
     assert path in [problem.path for problem in caught.value.problems]
 
 
+def test_what_has_no_pods_is_passed_over_in_a_list_and_named_alone() -> None:
+    service = {"kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}
+    pod = {"kind": "Pod", **sizes_manifest("web", memory="1Gi")}
+    settings = {"kind": "ConfigMap", "metadata": {"name": "web"}}
+    (planned,) = plan_manifest({"kind": "List", "items": [service, pod, settings]}, MACHINE)
+    assert planned.name == "default/web"
+    with pytest.raises(
+        ConfigError, match="kind: found 'Service', expected Pod, or a kind with a pod template"
+    ):
+        plan_manifest(service, MACHINE)
+
+
 @pytest.mark.parametrize(
     ("name", "full"),
     [("p", "default/p/main"), ("n/p", "n/p/main"), ("n/p/c", "n/p/c")],
