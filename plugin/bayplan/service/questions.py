@@ -116,7 +116,7 @@ def what_if_view(
     the Service in the same file, is passed over.
 
     Raises:
-        ConfigError: a manifest is wrong, or there are no pods.
+        ConfigError: a manifest is wrong, or none has pods.
     """
     stage = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
     planned = [
@@ -124,7 +124,7 @@ def what_if_view(
         for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
         for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
     ]
-    if not planned:
+    if manifests and not planned:
         raise ConfigError("what-if", (Problem("pods", "none", "a Pod, or a kind with a pod template"),))
     if len(planned) > MAX_PODS:
         raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
