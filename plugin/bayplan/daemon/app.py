@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from bayplan import __version__
 from bayplan.daemon import logs
@@ -35,7 +35,7 @@ from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.turns import SessionHandler, Turn
-from bayplan.daemon.verify import Expectation, Verifier, expectations
+from bayplan.daemon.verify import Expectation, Verifier, expectations, in_thread_of
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
@@ -66,8 +66,6 @@ DEVICES_SHARE: Final = 0.25
 
 _NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
 
-Result = TypeVar("Result")
-
 
 def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
@@ -92,6 +90,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
+        stack.callback(daemon.narrowing.stop)
         admin = AdminServer(
             settings.admin_socket, daemon.snapshot, _log_level, questions=daemon.questions(recorder)
         )
@@ -134,6 +133,9 @@ class _Daemon:
         self.device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devices")
         # Apart as well: to move the memory of one process can take many seconds.
         self.page_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
+        self.in_host_thread = in_thread_of(self.host_thread)
+        self.in_device_thread = in_thread_of(self.device_thread)
+        self.in_page_thread = in_thread_of(self.page_thread)
         self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
         self.turn = Turn()
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.in_host_thread, self.turn)
@@ -281,18 +283,6 @@ class _Daemon:
 
     def _remarks(self) -> tuple[str, ...]:
         return remarks_on_machine(self.settings, self.hardware.machine)
-
-    async def in_host_thread(self, work: Callable[[], Result]) -> Result:
-        """The result of a blocking call."""
-        return await asyncio.get_running_loop().run_in_executor(self.host_thread, work)
-
-    async def in_device_thread(self, work: Callable[[], Result]) -> Result:
-        """The result of a blocking look at devices."""
-        return await asyncio.get_running_loop().run_in_executor(self.device_thread, work)
-
-    async def in_page_thread(self, work: Callable[[], Result]) -> Result:
-        """The result of a blocking move of memory."""
-        return await asyncio.get_running_loop().run_in_executor(self.page_thread, work)
 
     async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
         """Set it for the processes of a container that was created and not yet started."""

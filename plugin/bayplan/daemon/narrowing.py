@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
+from threading import Event
 from typing import Final
 
 from bayplan.daemon.controller import Controller
@@ -37,12 +38,6 @@ Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuatio
 """Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
 
 
-def _evacuate(
-    cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
-) -> Evacuation:
-    return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages)
-
-
 class Narrowing:
     """See the module. Blocking calls run where *in_thread* says; ``bounds`` may be changed at any time."""
 
@@ -55,7 +50,7 @@ class Narrowing:
         in_thread: InThread,
         verify_soon: Callable[[], None],
         bounds: Bounds,
-        evacuate: Evacuate = _evacuate,
+        evacuate: Evacuate | None = None,
     ) -> None:
         self.bounds = bounds
         self._controller = controller
@@ -64,7 +59,8 @@ class Narrowing:
         self._expected = expected
         self._in_thread = in_thread
         self._verify_soon = verify_soon
-        self._evacuate = evacuate
+        self._evacuate = evacuate or self._by_kernel
+        self._stopping = Event()
 
     async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
         """Look for room whenever that is *due*, until cancelled."""
@@ -81,6 +77,10 @@ class Narrowing:
             if returned:
                 await asyncio.sleep(pause_s)
                 self._verify_soon()
+
+    def stop(self) -> None:
+        """Begin no further step of what is being moved; it stays where it is."""
+        self._stopping.set()
 
     async def relieve(self) -> bool:
         """Make up for short promises, then bring back whoever can go back, one after the other; whether
@@ -128,6 +128,11 @@ class Narrowing:
         finally:
             # Where nothing was recorded the kernel may have been told all the same.
             self._verify_soon()
+
+    def _by_kernel(
+        self, cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
+    ) -> Evacuation:
+        return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, stop=self._stopping)
 
     def _moved(self, one: Expectation, entry: Entry, move: Move) -> Evacuation:
         """Move the pages, then tell the kernel. Blocks."""

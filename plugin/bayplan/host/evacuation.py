@@ -8,6 +8,7 @@ blocks; a call for one process is not interrupted, the clock is looked at betwee
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Event
 from typing import Final, NamedTuple
 
 from bayplan.errors import HostError
@@ -24,6 +25,10 @@ the last step, and what the counters of a cgroup are behind on a machine with 64
 
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
+
+
+_NEVER: Final = Event()
+"""Nobody sets it."""
 
 
 class Bounds(NamedTuple):
@@ -66,12 +71,13 @@ def evacuate(
     bounds: Bounds,
     *,
     huge_pages: bool = False,
+    stop: Event = _NEVER,
     migrate: Callable[[int, NodeSet, NodeSet], int] = migrate_pages,
     clock_s: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], object] | None = None,
 ) -> Evacuation:
     """Move what the processes in *cgroup* have on *leave* to *stay*; with *huge_pages* those of hugetlbfs
-    have to move as well.
+    have to move as well. Once *stop* is set no further step begins.
 
     Raises:
         AbsentError: the container is gone.
@@ -81,6 +87,10 @@ def evacuate(
     def held() -> _Held:
         return _held(cgroup, leave, huge_pages=huge_pages)
 
+    def in_time() -> bool:
+        return clock_s() < until_s and not stop.is_set()
+
+    pause = pause or stop.wait
     until_s = clock_s() + bounds.deadline_s
     before = now = held()
     if before.total_bytes > bounds.most_bytes:
@@ -89,8 +99,8 @@ def evacuate(
             0, before.total_bytes, f"it has {_on(before, leave)}, and at most {most} are moved at once"
         )
     problem, stuck = "", False
-    while not (now.is_rest or stuck) and clock_s() < until_s:
-        problem = _one_pass(cgroup, leave, stay, migrate, lambda: clock_s() < until_s)
+    while not (now.is_rest or stuck) and in_time():
+        problem = _one_pass(cgroup, leave, stay, migrate, in_time)
         last, now = now, held()
         if not now.is_rest and now.total_bytes >= last.total_bytes:
             pause(SETTLING_S)

@@ -48,6 +48,7 @@ class Around:
     narrowing: Narrowing
     node: OciNode
     pages: CgroupPages
+    expected: Callable[[], list[Expectation]]
     meanwhile: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
     """What happens while pages are moved, once each."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -117,7 +118,7 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
         narrowing = Narrowing(
             controller, turn, node.hierarchy, expected, in_thread, verify_soon, BOUNDS, moved
         )
-        made = Around(one, narrowing, node, pages)
+        made = Around(one, narrowing, node, pages, expected)
         yield made
 
 
@@ -383,6 +384,31 @@ def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> 
             assert it.one.verifications > before
             updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
             assert [update.cpuset_mems for update in updates] == [NodeSet([0, 1, 2])]
+
+    run(scenario)
+
+
+def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await widened(it.one)
+            await it.one.controller.stop_container(LATE_POD, LATE)
+
+            async def here(work: Callable[[], Result]) -> Result:
+                return work()
+
+            narrowing = Narrowing(
+                it.one.controller,
+                Turn(),
+                it.node.hierarchy,
+                it.expected,
+                here,
+                it.one.verify_soon,
+                BOUNDS,
+            )
+            narrowing.stop()
+            await narrowing.relieve()
+            assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
 
     run(scenario)
 

@@ -1,5 +1,7 @@
 """Which memory has to leave, when it has, and what is said when it cannot."""
 
+from threading import Event
+
 import pytest
 
 from bayplan.host.container import ContainerCgroup
@@ -127,6 +129,20 @@ def test_no_step_begins_after_the_deadline(node, pages):
     found = moved(node, pages, clock=clock, migrate=migrate)
     assert seen == [41, 42]
     assert found == Evacuation(100 * MIB, 200 * MIB, "200Mi on node 1 could not be moved within 30 s")
+
+
+def test_no_step_begins_once_it_is_to_stop(node, pages):
+    pages.hold({"inactive_anon": {0: 0, 1: 300 * MIB}})
+    stop, seen = Event(), []
+
+    def migrate(pid, *_):
+        seen.append(pid)
+        stop.set()
+        return 0
+
+    with ContainerCgroup.find(node.detect(), CGROUPS_PATH) as cgroup:
+        found = evacuate(cgroup, LEFT, HOME, BOUNDS, stop=stop, migrate=migrate)
+    assert (seen, found.left_bytes, bool(found.obstacle)) == ([41], 300 * MIB, True)
 
 
 def test_too_much_is_not_begun_with(node, pages):
