@@ -45,16 +45,23 @@ def usable_nodes(machine: Machine, request: Request) -> NodeSet:
     return usable
 
 
+def closed_nodes(machine: Machine, request: Request) -> NodeSet:
+    """The nodes that *request* wishes by their ids and that are memory of devices it does not have."""
+    if request.nodes is None:
+        return NodeSet()
+    wished = request.nodes.nodes & machine.memory_nodes
+    return wished - _unowned(machine) - device_nodes(machine, request)
+
+
 def why_unusable(machine: Machine, request: Request) -> str:
     """Why no nodes are left of those that *request* wishes, as it stands after the wish."""
     if request.nodes is not None:
-        open_to_it = _unowned(machine) | device_nodes(machine, request)
-        wished = request.nodes.nodes & machine.memory_nodes
-        owners = {node.owner for node in machine.nodes if node.id in wished - open_to_it}
-        if wished and wished.isdisjoint(open_to_it):
-            return f"which is memory of a device that it does not have ({', '.join(sorted(owners))})"
+        wished, closed = request.nodes.nodes & machine.memory_nodes, closed_nodes(machine, request)
         if not wished:
             return "and this machine has no memory there"
+        if wished == closed:
+            owners = sorted({node.owner for node in machine.nodes if node.id in closed})
+            return f"which is memory of a device that it does not have ({', '.join(owners)})"
     if request.tier is not None and not tier_nodes(machine, request.tier.tier):
         return "and this machine has no such nodes for it"
     return "and none of these nodes is of that tier"

@@ -98,11 +98,13 @@ def _what_and_where(attempt: Attempt, request: Request) -> str:
     asked = amounts_text(amounts, attempt.question.cpus)
     if amounts and amounts != claimed_amounts(request):
         asked += " with the rest of its pod"
-    if attempt.ground.why:
-        return f"asks for {asked} and {attempt.ground.why}"
-    width = attempt.area.widest
-    where = "one node" if width == 1 else f"{width} nodes"
-    return f"asks for {asked} on {where} under {attempt.question.books.policy.topology.value}"
+    width, policy = attempt.area.widest, attempt.question.books.policy.topology.value
+    allowed = f" on {'one node' if width == 1 else f'{width} nodes'} under {policy}"
+    if not attempt.ground.why:
+        return f"asks for {asked}{allowed}"
+    if attempt.area.exactly or width >= len(attempt.ground.nodes):
+        allowed = ""
+    return f"asks for {asked}{allowed} and {attempt.ground.why}"
 
 
 def _lacking(question: Question, ledger: Ledger, nodes: int, amounts: Amounts) -> Shortage | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bayplan.domain.decision import QosClass, Request
-from bayplan.domain.memory_kinds import usable_nodes, why_unusable
+from bayplan.domain.memory_kinds import closed_nodes, usable_nodes, why_unusable
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.request import NO_SIGNAL
 from bayplan.domain.topology import MEMORY, Machine
@@ -95,6 +95,9 @@ def wished_ground(machine: Machine, request: Request) -> Ground | None:
     text = f"{'requires' if required else 'prefers'} {' and '.join(why)}"
     nodes = usable_nodes(machine, narrow)
     obstacle = "" if nodes else why_unusable(machine, narrow)
+    closed = closed_nodes(machine, request)
+    if nodes and closed:
+        text += f" (but not node {closed}, the memory of a device that it does not have)"
     return Ground(nodes, request.nodes is not None, required, text, obstacle=obstacle)
 
 

@@ -54,7 +54,7 @@ def cpus_text(question: Question, area: Area) -> str:
     """Why no set of *area* has the CPUs and devices."""
     if question.cpus:
         free = ", ".join(
-            f"node {node.bit_length() - 1} {question.cpus_on(node)}" for node in bits(area.ground)
+            f"{question.cpus_on(node)} on node {node.bit_length() - 1}" for node in bits(area.ground)
         )
-        return f"free CPUs are {free}"
+        return f"free CPUs: {free}"
     return "its devices are not together on so few nodes"

@@ -346,6 +346,25 @@ def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
     assert codes(resized(800 * MIB)) == ["kept"]
 
 
+def test_a_refusal_says_how_many_of_the_wished_nodes_the_policy_allows() -> None:
+    node = Node(machine(3), RESTRICTED)
+    node.place("a", 700 * MIB)
+    node.place("b", 700 * MIB)
+    refused = node.decide(wish("c", 500 * MIB, "0-1"))
+    assert refused.explanation() == (
+        "asks for 500Mi on one node under restricted and requires node 0-1; node 0 holds 1Gi; 700Mi are "
+        "promised to default/g/a-name; you asked for 500Mi there"
+    )
+
+
+def test_a_refusal_for_cpus_says_where_there_are_some() -> None:
+    node = Node(machine(2), SINGLE)
+    refused = node.place("c", 100 * MIB, 5000)
+    assert refused.explanation() == (
+        "asks for 100Mi and 5 CPUs on one node under single-numa-node; free CPUs: 3 on node 0, 4 on node 1"
+    )
+
+
 def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
     node = Node(machine(4, hugepages_bytes={2 * MIB: 64 * MIB}), Policy(topology=TopologyPolicy.RESTRICTED))
     pages = {"hugepages-2Mi": 192 * MIB}

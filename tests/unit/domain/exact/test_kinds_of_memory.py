@@ -88,7 +88,15 @@ def test_who_has_the_device_may_use_its_memory_and_is_promised_none() -> None:
     wished = NodeWish(NodeSet([9]), required=True)
     named = decide(asking(QosClass.GUARANTEED, 4 * GIB, hints=(HAS_GPU,), nodes=wished))
     assert named.placement.booked_bytes == {9: {"memory": 4 * GIB}}
-    assert decide(asking(QosClass.GUARANTEED, nodes=wished)).outcome is Outcome.REFUSED
+    refused = decide(asking(QosClass.GUARANTEED, nodes=wished))
+    assert refused.explanation() == (
+        f"requires node 9, which is memory of a device that it does not have ({GPU})"
+    )
+    partly = decide(asking(QosClass.GUARANTEED, nodes=NodeWish(NodeSet([1, 9]))))
+    assert partly.placement.mems == NodeSet([1])
+    assert partly.reasons[-1].text == (
+        "prefers node 1,9 (but not node 9, the memory of a device that it does not have)"
+    )
 
 
 some_nodes = st.sets(st.sampled_from([0, 1, 2, 3, 9]), min_size=1).map(NodeSet)
