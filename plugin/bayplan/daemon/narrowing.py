@@ -90,9 +90,9 @@ class Narrowing:
         tried: set[str] = set()
         returned = False
         while moves := self._possible(tried):
-            for move in moves:
-                tried.add(move.container_id)
-                returned |= await self._bring_back(move)
+            # Only the first: much can happen while its pages are moved.
+            tried.add(moves[0].container_id)
+            returned |= await self._bring_back(moves[0])
         return returned
 
     async def _give_room(self) -> None:
