@@ -27,6 +27,11 @@ _NUMBERS: Final = {
 }
 """The number of the system call by machine (asm/unistd.h): libc has no function for it."""
 
+_HINTS: Final = {
+    errno.EPERM: " (it takes CAP_SYS_PTRACE and CAP_SYS_NICE)",
+    errno.EINVAL: " (it is ending, or this program's own cpuset.mems has none of these nodes)",
+}
+
 _WORD_BITS: Final = 64
 _HUGE_PAGES: Final = "huge"
 _ON_NODE: Final = re.compile(r"\bN(\d{1,5})=(\d{1,18})\b")
@@ -69,9 +74,7 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
     problem = f"its pages cannot be moved to node {stay}: {os.strerror(number)}"
     if number == errno.ESRCH:
         raise AbsentError(where, problem)
-    if number == errno.EPERM:
-        problem += " (it takes CAP_SYS_PTRACE and CAP_SYS_NICE)"
-    raise RefusedError(where, problem, number)
+    raise RefusedError(where, problem + _HINTS.get(number, ""), number)
 
 
 def huge_page_bytes(pid: int, nodes: NodeSet, root: Path = Path("/")) -> int:
