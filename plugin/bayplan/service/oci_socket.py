@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 CLIENT_TIMEOUT_S: Final = 5.0
 """For a client to send its request, and then for it to take the answer."""
 
-MAX_CLIENTS: Final = 64
+MAX_CLIENTS: Final = 256
+"""After a boot kubelet starts all pods of a node at once: 110 by default, up to 250 on large nodes."""
 _PIECE_BYTES: Final = 1 << 16
 
 

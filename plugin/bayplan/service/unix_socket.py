@@ -20,6 +20,9 @@ from bayplan.errors import HostError, UnavailableError
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 
+_BACKLOG: Final = 256
+"""Connections that wait to be accepted; one more is told EAGAIN at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -135,7 +138,9 @@ class SocketServer(abc.ABC):
             HostError: the place cannot be taken.
         """
         listener = self._place.take()
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=self._line_bytes)
+        self._server = await asyncio.start_unix_server(
+            self._accept, sock=listener, limit=self._line_bytes, backlog=_BACKLOG
+        )
 
     async def close(self) -> None:
         """Stop serving, remove the socket file unless it is somebody else's by now, part from the clients."""

@@ -89,6 +89,21 @@ def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(
     run(scenario)
 
 
+def test_all_pods_of_a_node_may_start_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            ids = [f"{number:064x}" for number in range(110)]
+            announced = [
+                one.node.begin(each, spec(f"/kubepods/besteffort/pod{each}/{each}"), 100 + number)
+                for number, each in enumerate(ids)
+            ]
+            answers = await asyncio.gather(*(one.ask("createRuntime", each) for each in announced))
+            assert set(answers) == {("ok", "")}
+            assert set(one.entries) == set(ids)
+
+    run(scenario)
+
+
 def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with desk(tmp_path) as one:
