@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed import gobuild
 from testbed.containerd import CRICTL, SOCKET
+from testbed.crictl import RUNTIME_LIMIT
 from testbed.disks import tree_disk
 from testbed.errors import GuestError, TestBedError
 from testbed.guest import Guest
@@ -132,7 +133,7 @@ class Kubelet:
     def remove(self, name: str, *, limit_s: float = 60) -> None:
         """Take a pod away, and wait until it is gone."""
         gone = f"""rm {MANIFESTS}/{name}.json
-            while {CRICTL} ps --quiet --label io.kubernetes.pod.name={name}-{NODE_NAME} | grep -q .
+            while {CRICTL} --timeout={RUNTIME_LIMIT} ps --quiet --label io.kubernetes.pod.name={name}-{NODE_NAME} | grep -q .
             do sleep 0.2; done"""
         self.guest.run("sh", "-c", gone, limit_s=limit_s)
 
@@ -143,7 +144,8 @@ class Kubelet:
         still be there: kubelet forgets a removed pod before its containers have ended."""
         deadline = time.monotonic() + limit_s
         while True:
-            said = self.guest.run(CRICTL, "ps", "--state", "running", "--output", "json").stdout
+            running = ("ps", "--state", "running", "--output", "json")
+            said = self.guest.run(CRICTL, f"--timeout={RUNTIME_LIMIT}", *running).stdout
             found = {
                 (
                     one["labels"]["io.kubernetes.pod.name"].removesuffix(f"-{NODE_NAME}"),
