@@ -132,8 +132,9 @@ class Kubelet:
 
     def remove(self, name: str, *, limit_s: float = 60) -> None:
         """Take a pod away, and wait until it is gone."""
+        label = f"io.kubernetes.pod.name={name}-{NODE_NAME}"
         gone = f"""rm {MANIFESTS}/{name}.json
-            while {CRICTL} --timeout={RUNTIME_LIMIT} ps --quiet --label io.kubernetes.pod.name={name}-{NODE_NAME} | grep -q .
+            while {CRICTL} --timeout={RUNTIME_LIMIT} ps --quiet --label {label} | grep -q .
             do sleep 0.2; done"""
         self.guest.run("sh", "-c", gone, limit_s=limit_s)
 
