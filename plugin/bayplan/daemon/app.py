@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,9 @@ from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.threads import WorkThread, executor
 from bayplan.daemon.turns import SessionHandler, Turn
-from bayplan.daemon.verify import Expectation, Verifier, expectations, in_thread_of
+from bayplan.daemon.verify import Expectation, Verifier, expectations
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError, StateError
 from bayplan.host import proc
@@ -81,12 +81,13 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
 
 
 async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
+    asyncio.get_running_loop().set_default_executor(executor("asyncio"))
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
         daemon = _Daemon(settings)
         for thread in (daemon.host_thread, daemon.device_thread, daemon.page_thread):
-            stack.callback(thread.shutdown, wait=False, cancel_futures=True)
+            stack.callback(thread.abandon)
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
@@ -128,24 +129,21 @@ class _Daemon:
         self.settings = self._started_with = settings
         self.started_us = time.time_ns() // 1000
         self.hierarchy = Hierarchy.detect()
-        self.host_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host")
+        self.host_thread = WorkThread("host")
         # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
-        self.device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="devices")
+        self.device_thread = WorkThread("devices")
         # Apart as well: to move the memory of one process can take many seconds.
-        self.page_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
-        self.in_host_thread = in_thread_of(self.host_thread)
-        self.in_device_thread = in_thread_of(self.device_thread)
-        self.in_page_thread = in_thread_of(self.page_thread)
-        self.verifier = Verifier(self.hierarchy, self._expectations, self.in_host_thread)
+        self.page_thread = WorkThread("pages")
+        self.verifier = Verifier(self.hierarchy, self._expectations, self.host_thread.do)
         self.turn = Turn()
-        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.in_host_thread, self.turn)
+        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do, self.turn)
         self._verify_now = asyncio.Event()
         self.room_due = asyncio.Event()
 
     async def start(self, recorder: Recorder) -> None:
         """Make the controller, with the ledger that the store has, and the session with the runtime."""
         deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
-        devices = DeviceSearch(HostDevices(), self.in_device_thread, deadline_s)
+        devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
         await devices.prepare()
         machine, policy = self.hardware.machine, self.hardware.policy
         self.controller = Controller(
@@ -176,19 +174,19 @@ class _Daemon:
             self.turn,
             self.hierarchy,
             self._expectations,
-            self.in_page_thread,
+            self.page_thread.do,
             self._verify_now.set,
             _return_bounds(self.settings),
         )
         self.residue = Residue(
             self.controller,
             self.hierarchy,
-            self.in_host_thread,
+            self.host_thread.do,
             self.desk.release,
             lambda: list_containers(self.settings.crio_socket),
         )
         self.strays = Strays(
-            self.controller, self.hierarchy, self.in_host_thread, self.turn, self._verify_now.set
+            self.controller, self.hierarchy, self.host_thread.do, self.turn, self._verify_now.set
         )
         if self.controller.residents.containers:
             # What came without NRI has nobody who says what became of it meanwhile.
@@ -297,7 +295,7 @@ class _Daemon:
             proc.write_oom_score_adj_of_all(pids, value)
 
         try:
-            await self.in_host_thread(write)
+            await self.host_thread.do(write)
         except BayplanError as error:
             self.controller.counters["oom_score_adj_failed"] += 1
             logger.warning("oom_score_adj not set", extra={"container": container.id, "problem": str(error)})

@@ -8,10 +8,9 @@ says, and one that never does is found to be gone. Only what could not be applie
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
@@ -19,6 +18,7 @@ from bayplan.daemon.oci_entries import is_same_start, met, origin_of, was_rewrit
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
+from bayplan.daemon.threads import WorkThread
 from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import Expectation, write
 from bayplan.domain.ledger import Entry
@@ -36,7 +36,6 @@ from bayplan.service.unix_socket import Peer
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 
 _DONE: Final = Answer(Status.OK)
 
@@ -71,7 +70,7 @@ class OciDesk:
         self._expected = expected
         self._verify_soon = verify_soon
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oci")
+        self._thread = WorkThread("oci")
         self._persuader = persuader or Persuader()
         self.endings: set[asyncio.Task[None]] = set()
         """Who waits for the end of a container that is being deleted."""
@@ -90,7 +89,7 @@ class OciDesk:
         for ending in self.endings:
             ending.cancel()
         await asyncio.gather(*self.endings, return_exceptions=True)
-        self._thread.shutdown()
+        self._thread.end()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
         """The answer to a request, within the deadline; what was begun goes on after it."""
@@ -132,8 +131,8 @@ class OciDesk:
         if self._is_of_nri(state.id):
             return _DONE
         # Now, as the client may be gone later.
-        runtime = await self._in_thread(partial(runtime_of, peer.pid, self._hierarchy.root))
-        arrival = await self._in_thread(partial(oci_host.announced, self._hierarchy, state))
+        runtime = await self._thread.do(partial(runtime_of, peer.pid, self._hierarchy.root))
+        arrival = await self._thread.do(partial(oci_host.announced, self._hierarchy, state))
         if arrival is None:
             return _DONE
         async with self._turn:
@@ -174,7 +173,7 @@ class OciDesk:
 
     async def _precreate(self, body: bytes) -> Answer:
         """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
-        arrival = await self._in_thread(partial(oci_host.in_spec, body))
+        arrival = await self._thread.do(partial(oci_host.in_spec, body))
         if arrival is None:
             return _DONE
         return Answer(Status.OK, await self._rewrite(arrival) or b"")
@@ -186,7 +185,7 @@ class OciDesk:
         check_id(container_id)
         if self._is_of_nri(container_id):
             return _DONE
-        arrival = await self._in_thread(partial(oci_host.in_bundle, bundle, container_id))
+        arrival = await self._thread.do(partial(oci_host.in_bundle, bundle, container_id))
         if arrival is not None:
             await self._rewrite(arrival, replace_config)
         return _DONE
@@ -205,9 +204,9 @@ class OciDesk:
         rewritten = None
         try:
             if patch:
-                rewritten = await self._in_thread(partial(merged, arrival.document, patch, "spec"))
+                rewritten = await self._thread.do(partial(merged, arrival.document, patch, "spec"))
             if rewritten is not None and write_back is not None:
-                await self._in_thread(partial(write_back, origin.bundle, arrival.document, rewritten))
+                await self._thread.do(partial(write_back, origin.bundle, arrival.document, rewritten))
         except BaseException:
             await self.release(entry)
             raise
@@ -241,7 +240,7 @@ class OciDesk:
         entry = self._controller.ledger.entries.get(container_id)
         if entry is None or entry.origin is None:
             return _DONE
-        if await self._in_thread(partial(oci_host.is_alive, self._hierarchy, entry.origin)):
+        if await self._thread.do(partial(oci_host.is_alive, self._hierarchy, entry.origin)):
             # The wrapper says so before the runtime kills what is left.
             task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
             self.endings.add(task)
@@ -256,7 +255,7 @@ class OciDesk:
         for pause_s in self.rules.end_pauses_s:
             await asyncio.sleep(pause_s)
             try:
-                if not await self._in_thread(partial(oci_host.is_alive, self._hierarchy, origin)):
+                if not await self._thread.do(partial(oci_host.is_alive, self._hierarchy, origin)):
                     await self.release(entry)
                     return
             except BayplanError as error:
@@ -292,7 +291,7 @@ class OciDesk:
         its decision is released."""
         origin = origin_of(entry)
         try:
-            applied = await self._in_thread(partial(oci_host.place, self._hierarchy, origin))
+            applied = await self._thread.do(partial(oci_host.place, self._hierarchy, origin))
         except BaseException:
             await self.release(entry)
             raise
@@ -318,7 +317,7 @@ class OciDesk:
             return
         changes = [(one, due[one.container.id]) for one in self._expected() if one.container.id in due]
         cpus = [(one, replace(change, cpuset_mems=None)) for one, change in changes]
-        await self._in_thread(partial(write, self._hierarchy, cpus))
+        await self._thread.do(partial(write, self._hierarchy, cpus))
         mems = [
             (one, Update(change.container_id, cpuset_mems=change.cpuset_mems))
             for one, change in changes
@@ -343,9 +342,6 @@ class OciDesk:
         if self.rules.undecided is Undecided.REFUSE:
             return Answer.saying(Status.REFUSED, problem)
         return _DONE
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _texts(body: bytes, number: int, expected: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from bayplan.daemon.store_thread import Errand, StoreThread
+from bayplan.daemon.threads import Errand, StoreThread
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
@@ -79,6 +79,7 @@ class Recorder:
             await commit.outcome()
         except StateError as error:
             self.problem = str(error)
+            self._thread.spread()
             raise
         self.problem = None
         self._checkpoint_at_rest()
@@ -114,6 +115,8 @@ class Recorder:
             self._rest = loop.call_at(self._rested_at, self._rested)
 
     def _rested(self) -> None:
+        # In a burst too, so that the scheduler can find a better CPU.
+        self._thread.spread()
         loop = asyncio.get_running_loop()
         if loop.time() < self._rested_at:
             self._rest = loop.call_at(self._rested_at, self._rested)

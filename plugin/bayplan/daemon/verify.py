@@ -4,11 +4,9 @@ Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A 
 it is seen twice in a row: right after a reply the runtime may still be carrying it out.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -191,15 +189,6 @@ class InThread(Protocol):
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
         """The result of *work*."""
-
-
-def in_thread_of(executor: Executor) -> InThread:
-    """Runs blocking calls in *executor*, whose threads are only waited for."""
-
-    async def run(work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
-
-    return run
 
 
 class Verifier:

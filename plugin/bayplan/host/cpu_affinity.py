@@ -1,12 +1,18 @@
-"""Where two threads of this process run: on one CPU, while the one waits for the other.
+"""Where two threads of this process run: on one CPU, while the one waits for the other again and again.
 
 A thread that is woken on another CPU finds none of the other's work in its caches, and on a virtual machine
-the wake-up itself is an interrupt to a halted CPU. Which CPU it is stays the scheduler's choice.
+the wake-up itself is an interrupt to a halted CPU. Which CPU it is stays the scheduler's choice, each time
+anew. Threads that are made meanwhile inherit the one CPU: they `use_every_cpu`.
 """
 
 import ctypes
-from typing import Any, Final
+from functools import cache
+from pathlib import Path
+from typing import Final
 
+from bayplan.sets import CpuSet
+
+_ONLINE: Final = Path("/sys/devices/system/cpu/online")
 _MASK_BYTES: Final = 1024
 """8192 CPUs: the largest NR_CPUS that a kernel can be built with."""
 
@@ -18,33 +24,50 @@ class SharedCpu:
     """
 
     def __init__(self, follower: int) -> None:
-        libc = ctypes.CDLL(None)
-        self._get_cpu, self._get, self._set = (
-            libc.sched_getcpu,
-            libc.sched_getaffinity,
-            libc.sched_setaffinity,
-        )
         self._follower = follower
-        self._follower_cpu = -1
-        self._before = ctypes.create_string_buffer(_MASK_BYTES)
-        self._masks: dict[int, Any] = {}
+        self._held = False
 
     def hold(self) -> None:
-        """Keep the calling thread, and from now on the follower, on the CPU that runs the calling thread.
-
-        `release` must follow. No thread and no process may be made before: it would inherit the one CPU.
-        """
-        cpu = self._get_cpu()
-        if cpu < 0 or self._get(0, _MASK_BYTES, self._before) < 0:
+        """Keep both on the CPU that runs the calling thread, until `release`."""
+        if self._held:
             return
-        mask = self._masks.get(cpu)
-        if mask is None:
-            mask = self._masks[cpu] = (1 << cpu).to_bytes(_MASK_BYTES, "little")
-        self._set(0, _MASK_BYTES, mask)
-        if cpu != self._follower_cpu:
-            self._set(self._follower, _MASK_BYTES, mask)
-            self._follower_cpu = cpu
+        cpu = _libc().sched_getcpu()
+        if cpu < 0:
+            return
+        mask = (1 << cpu).to_bytes(_MASK_BYTES, "little")
+        _every_cpu()
+        _set(0, mask)
+        _set(self._follower, mask)
+        self._held = True
 
     def release(self) -> None:
-        """Let the calling thread run where it could before `hold`."""
-        self._set(0, _MASK_BYTES, self._before)
+        """Let both run where they could before. For the thread that called `hold`."""
+        if self._held:
+            self._held = False
+            _set(0, _every_cpu())
+            _set(self._follower, _every_cpu())
+
+
+def use_every_cpu() -> None:
+    """Let the calling thread run on all CPUs that the process was given at its start, whoever made it."""
+    _set(0, _every_cpu())
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+@cache
+def _every_cpu() -> bytes:
+    """The CPUs of whoever asks first, which is before anybody was held, and those that are not there yet: the
+    kernel leaves out what does not exist or is not ours to use."""
+    buffer = ctypes.create_string_buffer(_MASK_BYTES)
+    if _libc().sched_getaffinity(0, _MASK_BYTES, buffer) < 0:
+        return b"\xff" * _MASK_BYTES
+    missing = (1 << 8 * _MASK_BYTES) - 1 & ~CpuSet.parse(_ONLINE.read_text()).mask
+    return (int.from_bytes(buffer.raw, "little") | missing).to_bytes(_MASK_BYTES, "little")
+
+
+def _set(thread: int, mask: bytes) -> None:
+    _libc().sched_setaffinity(thread, _MASK_BYTES, mask)

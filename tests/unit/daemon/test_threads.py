@@ -1,13 +1,13 @@
-"""The thread behind the store: order, both ways of waiting, failures, and where it runs."""
+"""The threads beside the loop: order, both ways of waiting for the store's, failures, and where they run."""
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from bayplan.daemon.store_thread import StoreThread
+from bayplan.daemon.threads import StoreThread, WorkThread
 
 LONG_S = 60.0
 
@@ -78,18 +78,26 @@ def test_giving_up_does_not_stop_the_work(thread: StoreThread) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("work", [lambda: None, _raiser])
-def test_whoever_attends_may_run_where_it_could_before(thread: StoreThread, work: Callable[[], None]) -> None:
-    before = os.sched_getaffinity(0)
-    during: list[set[int]] = []
-    waiting = threading.get_native_id()
+def test_both_threads_share_a_cpu_from_one_piece_of_work_to_the_next(thread: StoreThread) -> None:
+    before, waiting = os.sched_getaffinity(0), threading.get_native_id()
 
-    def watched() -> None:
-        during.extend([os.sched_getaffinity(waiting), os.sched_getaffinity(0)])
-        work()
+    def where() -> tuple[set[int], set[int]]:
+        return os.sched_getaffinity(waiting), os.sched_getaffinity(0)
 
-    thread.attend(watched, LONG_S)
-    assert os.sched_getaffinity(0) == before
-    own, workers = during
+    first, second = (asyncio.run(thread.attend(where, LONG_S).outcome()) for _ in range(2))
+    own, workers = first
     assert len(own) == 1
     assert own == workers <= before
+    assert second == first
+    other = WorkThread("other")
+    assert asyncio.run(other.do(lambda: os.sched_getaffinity(0))) == before
+    other.end()
+    thread.spread()
+    assert asyncio.run(thread.hand_over(where).outcome()) == (before, before)
+
+
+def test_nobody_is_held_while_work_takes_long(thread: StoreThread) -> None:
+    before, release = os.sched_getaffinity(0), threading.Event()
+    thread.attend(release.wait, 0.001)
+    assert os.sched_getaffinity(0) == before
+    release.set()

@@ -1,19 +1,21 @@
-"""One thread that does what it is handed, in order, for an event loop that can wait for it in two ways.
+"""The daemon's threads beside the event loop: the store's, and those for everything else that may block.
 
-Blocking for a moment, when the work takes less than the loop's own round; awaiting, when it takes longer. An
-executor of the standard library does the same with four locks more, each a chance for the two threads to wait
-for the interpreter: handing over then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here
-knows what the work is.
+The store's does what it is handed, in order, and the loop can wait for it in two ways. Blocking for a moment,
+when the work takes less than the loop's own round; awaiting, when it takes longer. An executor of the
+standard library does the same with four locks more, each a chance for the two threads to wait for the
+interpreter: handing over then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here knows
+what the work is.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from bayplan.host.cpu_affinity import SharedCpu
+from bayplan.host.cpu_affinity import SharedCpu, use_every_cpu
 
 Result = TypeVar("Result")
 
@@ -81,25 +83,53 @@ class StoreThread:
 
     def attend(self, work: Callable[[], Result], timeout_s: float) -> Errand[Result]:
         """`hand_over`, and block until it is done, for at most so long; not if there is more to be done
-        first."""
+        first. From then on both threads share a CPU, until `spread`."""
         if self._last is not None and not self._last.done:
             return self.hand_over(work)
         self._cpu.hold()
-        try:
-            errand = self.hand_over(work)
-            errand.wait(timeout_s)
-        finally:
+        errand = self.hand_over(work)
+        errand.wait(timeout_s)
+        if not errand.done:
             self._cpu.release()
         return errand
 
+    def spread(self) -> None:
+        """Let both threads run on any CPU again."""
+        self._cpu.release()
+
     def end(self) -> None:
         """Wait until everything is done, and end the thread."""
+        self.spread()
         self._errands.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (errand := self._errands.get()) is not None:
             errand.run()
+
+
+class WorkThread:
+    """One thread for work that may block, started with the first. Unlike the store's it shares no CPU."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = executor(name, 1)
+
+    async def do(self, work: Callable[[], Result]) -> Result:
+        """The result of *work*, done after everything that was asked for before."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def end(self) -> None:
+        """Wait until everything is done."""
+        self._executor.shutdown()
+
+    def abandon(self) -> None:
+        """Begin nothing more, and do not wait."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def executor(name: str, threads: int | None = None) -> ThreadPoolExecutor:
+    """Threads that inherit nothing of where the loop is held when they start."""
+    return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=use_every_cpu)
 
 
 def _settle(told: "asyncio.Future[None]") -> None:
