@@ -126,6 +126,11 @@ class Machine:
         node = self.node_by_id.get(source)
         return default if node is None else node.distances.get(target, default)
 
+    def distances_from(self, node: Node) -> list[int]:
+        """The distances from *node* to all nodes, in the order of their ids."""
+        row = {node.id: LOCAL_DISTANCE, **node.distances}
+        return [row.get(other.id, REMOTE_DISTANCE) for other in self.nodes]
+
     def total_distance(self, nodes: NodeSet) -> int:
         """Sum of the distances over all ordered pairs of different nodes."""
         return sum(self.distance(a, b) for a in nodes for b in nodes if a != b)

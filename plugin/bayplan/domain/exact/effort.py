@@ -3,7 +3,7 @@
 from typing import Final
 
 MAX_STEPS: Final = 20_000
-"""Steps of one decision, some 50 us each: the runtime gives a plugin up after 2 s by default."""
+"""Steps of one decision, some 70 us each: the runtime gives a plugin up after 2 s by default."""
 _SHARE_OF_IMPROVEMENTS: Final = 8
 
 

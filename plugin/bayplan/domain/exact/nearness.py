@@ -6,10 +6,8 @@ is a lower bound: no set of nodes is nearer.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Final
-
-from bayplan.domain.exact.flow import bits
 
 FAR: Final = 1 << 62
 """Farther than any set of nodes: 1024 of them, at the largest distance there is (255), are 2**28."""
@@ -17,7 +15,7 @@ _MOST_KINDS: Final = 64
 """Each node is held against so many kinds of nodes at most; not to see that two are alike only costs time."""
 
 Pairs = Mapping[int, Mapping[int, int]]
-"""Distance between two nodes, both masks with one bit."""
+"""Distance between two nodes, both masks with one bit and in the order of the ids."""
 
 
 class Nearness:
@@ -31,8 +29,8 @@ class Nearness:
 
     def __init__(self, pairs: Pairs, ground: int, width: int) -> None:
         self.width = width
-        nodes = list(bits(ground))
-        rows = {node: [pairs.get(node, {}).get(other, 0) for other in nodes] for node in nodes}
+        rows = rows_on(pairs, ground)
+        nodes = list(rows)
         self.nearby: dict[int, list[int]] = {}
         for index, node in enumerate(nodes):
             row = rows[node]
@@ -40,6 +38,15 @@ class Nearness:
             self.nearby[node] = list(accumulate(others[:width], initial=0))
         self.twins = _twins(nodes, rows)
         self.least = _least(rows, nodes, width)
+
+
+def rows_on(pairs: Pairs, ground: int) -> dict[int, list[int]]:
+    """The distances from each node of *ground* to all of them, in the order of the ids.
+
+    By position, because to look up as many as a million pairs of large bitmasks takes a second.
+    """
+    there = [node & ground != 0 for node in pairs]
+    return {node: list(compress(row.values(), there)) for node, row in pairs.items() if node & ground}
 
 
 def _twins(nodes: list[int], rows: Mapping[int, list[int]]) -> dict[int, int]:

@@ -5,14 +5,14 @@ Worked out once for a machine and kept, because a machine changes with hotplug o
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 from operator import add
 from typing import Final
 
 from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.nearness import Nearness
+from bayplan.domain.exact.nearness import Nearness, rows_on
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
@@ -37,7 +37,7 @@ class Site:
         self.machine = machine
         self.max_combinations, self.max_steps = max_combinations, max_steps
         self._distances: dict[int, int] = {}
-        away = {one: [machine.distance(one, other) for other in machine.node_ids] for one in machine.node_ids}
+        away = {node.id: machine.distances_from(node) for node in machine.nodes}
         masks = [1 << node for node in machine.node_ids]
         self.pairs = {
             1 << one: dict(zip(masks, map(add, there, back), strict=True))
@@ -54,11 +54,9 @@ class Site:
         """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
         found = self._distances.get(nodes)
         if found is None:
-            found, others = 0, nodes
-            for node in bits(nodes):
-                others ^= node
-                row = self.pairs.get(node, {})
-                found += sum([row.get(other, 0) for other in bits(others)])
+            rows = rows_on(self.pairs, nodes).values()
+            # Each pair is in two rows, and each node's distance from itself in one.
+            found = (sum(map(sum, rows)) - sum([row[index] for index, row in enumerate(rows)])) // 2
             if len(self._distances) >= _MAX_REMEMBERED:
                 self._distances.clear()
             self._distances[nodes] = found
@@ -105,10 +103,12 @@ class Site:
         return found
 
     def _grown(self, ground: int, width: int) -> Iterator[int]:
-        nodes = list(bits(ground))
-        for seed in nodes[: max(1, _GROWN_PAIRS // width**2)]:
-            row = self.pairs[seed]
-            yield sum(sorted(nodes, key=lambda node: (node != seed, row[node]))[:width])
+        rows = rows_on(self.pairs, ground)
+        nodes = list(rows)
+        for index, row in enumerate(islice(rows.values(), max(1, _GROWN_PAIRS // width**2))):
+            row[index] = 0  # the first one itself
+            nearest = sorted(range(len(nodes)), key=row.__getitem__)
+            yield sum([nodes[other] for other in nearest[:width]])
 
     def _rank(self, nodes: int) -> tuple[int, int, tuple[int, ...]]:
         return self.distance(nodes), self.remote_initiators(nodes), tuple(NodeSet.of_mask(nodes))

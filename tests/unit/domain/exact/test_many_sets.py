@@ -66,8 +66,9 @@ def test_the_only_set_that_fits_is_found_among_nodes_that_look_as_good(nodes: in
     pairs = [((low, low + 1), GIB) for low in range(0, nodes - width, 2)]
     hardware, ledger = machine(nodes, memory_bytes=GIB), promised(pairs)
     halves = len(pairs)
+    apart = decide(hardware, ledger, width * GIB)
+    assert (str(apart.placement.mems), codes(apart)) == (f"{nodes - width}-{nodes - 1}", ["best-set"])
     found = decide(hardware, ledger, (width + halves) * GIB)
-    assert found.outcome is Outcome.PLACED
     assert found.placement.mems is not None
     assert len(found.placement.mems) == width + halves
     refused = decide(hardware, ledger, (width + halves + 1) * GIB)
