@@ -2,7 +2,7 @@
 
 kubelet promises a pod everything at once, a runtime names its containers one by one. What is kept is what
 the pod's sums leave after the containers that are there, on the nodes and CPUs that the pod was given; it is
-read off the ledger, so that it survives a restart and goes with the pod's last container.
+read off the ledger, so that it survives a restart.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,6 +99,9 @@ def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, in
 
 def _rest(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> Rest:
     need, count = left_over(totals, members)
+    if not members:
+        # What an init container had to itself is the next one's, however much of the sums is shared.
+        count = totals.cpu_milli // _MILLI
     free = affinity.cpus
     for member in members:
         free -= member.decision.placement.exclusive_cpus

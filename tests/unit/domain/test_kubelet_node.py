@@ -266,6 +266,17 @@ def test_the_room_of_a_pod_is_kept_between_its_containers() -> None:
     assert node.ledger.between == {}
 
 
+def test_the_cpus_of_an_ended_init_container_are_kept_beside_a_shared_part_of_the_sums() -> None:
+    node = Node(machine(1, 4, memory_bytes=GIB), SINGLE, POD_SCOPE)
+    sums = _sums(900 * MIB, 2500)
+    node.place("init", 300 * MIB, 2000, owner="team", totals=sums)
+    node.ledger = node.ledger.after_end_of("init")
+    assert node.place("thief", 10 * MIB, 2000).outcome is Outcome.REFUSED
+    assert (
+        str(node.place("app", 300 * MIB, 2000, owner="team", totals=sums).placement.exclusive_cpus) == "1-2"
+    )
+
+
 def test_nothing_is_kept_for_a_pod_that_is_gone_or_whose_sums_are_unknown() -> None:
     node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
     node.place("one", 300 * MIB, owner="team", totals=_sums(900 * MIB, 1000))
