@@ -311,6 +311,15 @@ class Reason:
 OVERCOMMITTED: Final = "overcommitted"
 """Code of the reason that not all of a claim could be promised."""
 
+MOVED_OVER: Final = "moved-over"
+"""Code of the reason why a container is not on the nodes that it was placed on."""
+
+STAYS_WIDE: Final = "stays-wide"
+"""Code of the reason why a container did not go back although there is room."""
+
+SINCE: Final = frozenset({MOVED_OVER, STAYS_WIDE})
+"""Codes of what happened to a container since it was decided about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -7,7 +7,17 @@ containers. Invariant: every total equals the sum over the entries, and no CPU i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Move, Outcome, Placement, Reason
+from bayplan.domain.decision import (
+    MOVED_OVER,
+    OVERCOMMITTED,
+    SINCE,
+    Claim,
+    Decision,
+    Move,
+    Outcome,
+    Placement,
+    Reason,
+)
 from bayplan.domain.origin import Origin
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
@@ -144,7 +154,11 @@ class Ledger:
                 home=None if home == nodes else home,
                 left=placement.mems,
             )
-            decision = replace(entry.decision, placement=moved)
+            reasons = tuple(reason for reason in entry.decision.reasons if reason.code != MOVED_OVER)
+            if moved.home is not None:
+                text = f"moved over for others from node {home} to node {nodes}; goes back when there is room"
+                reasons = (*reasons, Reason(MOVED_OVER, text))
+            decision = replace(entry.decision, placement=moved, reasons=reasons)
             ledger = ledger.with_entry(replace(entry, decision=decision))
         return ledger
 
@@ -162,7 +176,8 @@ class Ledger:
             if not claim.short_bytes:
                 kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
                 later = Reason("promised-later", "all of it could be promised when others were gone")
-                degraded = decision.outcome is Outcome.DEGRADED and not kept
+                as_asked = all(reason.code in SINCE for reason in kept)
+                degraded = decision.outcome is Outcome.DEGRADED and as_asked
                 decision = replace(
                     decision,
                     outcome=Outcome.PLACED if degraded else decision.outcome,

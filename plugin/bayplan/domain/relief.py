@@ -5,17 +5,13 @@ its nodes has to bring its pages, which may fail: it stays wide then, and its de
 """
 
 from dataclasses import replace
-from typing import Final
 
-from bayplan.domain.decision import Move, Reason
+from bayplan.domain.decision import STAYS_WIDE, Move, Reason
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.sentences import nodes_text
 from bayplan.domain.topology import Machine
-
-STAYS_WIDE: Final = "stays-wide"
-"""Code of the reason why a container did not go back although there is room."""
 
 
 def relieved(

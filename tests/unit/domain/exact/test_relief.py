@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from bayplan.domain.decision import Claim, Decision, Move, NodeWish, Outcome, QosClass, Request
+from bayplan.domain.decision import (
+    MOVED_OVER,
+    Claim,
+    Decision,
+    Move,
+    NodeWish,
+    Outcome,
+    QosClass,
+    Reason,
+    Request,
+)
 from bayplan.domain.engine import Engine
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Entry, Ledger
@@ -128,6 +138,9 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
     node.decide(replace(asking("late", 900 * MIB), nodes=NodeWish(NodeSet([0]), required=True)))
     ledger = node.ledger.without("late")
     (move,) = ENGINE.returns(node.machine, node.policy, ledger)
+    assert ledger.entries["flexible"].decision.reasons[-1].text == (
+        "moved over for others from node 0 to node 0-1; goes back when there is room"
+    )
     once = staying_wide(ledger, move, "no way")
     assert staying_wide(once, move, "no way") is once
     twice = staying_wide(once, move, "still no way")
@@ -136,6 +149,21 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
         "stays-wide",
         "there is room on node 0 again, but it stays on nodes 0-1: still no way",
     )
-    assert len(twice.entries["flexible"].decision.reasons) == 2
+    assert codes(twice.entries["flexible"].decision) == ["best-set", "moved-over", "stays-wide"]
     back = brought_back(twice, move).entries["flexible"].decision
     assert (codes(back), str(back.placement.mems), back.placement.home) == (["best-set"], "0", None)
+
+
+def test_what_happened_since_does_not_keep_a_promise_made_up_for_degraded() -> None:
+    node = Node(machine(2))
+    for name in ("a", "b", "short"):
+        node.decide(asking(name, 900 * MIB))
+    (entry, claim) = (node.ledger.entries["short"], node.ledger.entries["short"].decision.placement.claim)
+    assert claim is not None
+    assert claim.short_bytes
+    since = Reason(MOVED_OVER, "moved over for others")
+    moved = replace(entry, decision=replace(entry.decision, reasons=(*entry.decision.reasons, since)))
+    after, _, more = relieved(node.machine, node.policy, ENGINE, node.ledger.with_entry(moved).without("a"))
+    decision = after.entries["short"].decision
+    assert (more, decision.outcome) == (("short",), Outcome.PLACED)
+    assert codes(decision) == ["moved-over", "promised-later"]
