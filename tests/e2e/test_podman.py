@@ -266,7 +266,7 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
     unit = "/run/systemd/system/bayplan.service"
     node.guest.write(unit, (PROJECT / "packaging/systemd/bayplan.service").read_bytes())
     start = f"[Service]\nExecStart=\nExecStart={DAEMON} {' '.join(PATIENT)}\nRestart=no\n"
-    node.guest.write(f"{unit}.d/testbed.conf", start)
+    node.guest.write(f"{unit}.d/testbed.conf", f"{start}StandardError=file:/run/unit.log\n")
     try:
         node.guest.run("systemctl", "daemon-reload")
         node.guest.run("systemctl", "start", "bayplan.service")
@@ -278,6 +278,8 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
             assert_agreement(node, [made])
             node.podman.remove(made)
             node.bayplan.await_known([])
+        node.guest.run("systemctl", "reload", "bayplan.service")
+        node.guest.await_text("/run/unit.log", "settings taken over")
     finally:
         node.guest.run("sh", "-c", f"systemctl stop bayplan; rm -r {unit} {unit}.d; systemctl daemon-reload")
 

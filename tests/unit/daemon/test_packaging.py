@@ -35,7 +35,7 @@ def test_the_unit_notifies_restarts_and_survives_the_oom_killer() -> None:
     assert int(service["OOMScoreAdjust"]) == -998
     assert int(service["WatchdogSec"]) > 0
     assert service["ExecStart"].split()[-1] == "baypland"
-    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert service["ExecReload"] == '/bin/sh -c "kill -HUP ${MAINPID}"'
 
 
 def test_the_unit_leaves_the_runtime_alone() -> None:
