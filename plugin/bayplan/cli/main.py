@@ -103,9 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             color = not arguments.no_color and not os.environ.get("NO_COLOR")
             show(VERBS[arguments.verb].blocks(answer), sys.stdout, color=color)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of a pipe has seen enough (head). Python would complain once more while it exits.
+    except OSError as error:
+        # Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # that is a reader who has seen enough (head)
+            sys.stderr.write(f"bayplan: the answer cannot be written: {error.strerror}\n")
         return EXIT_FAILURE
     return _HEALTH[answer.get("health", "ok")]
 

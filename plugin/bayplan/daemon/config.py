@@ -162,18 +162,31 @@ def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
 
 
 def _default_files(directory: Path) -> list[Path]:
-    main = [file for suffix in _SUFFIXES if (file := directory / f"bayplan{suffix}").exists()]
+    main = [file for suffix in _SUFFIXES if _is_there(file := directory / f"bayplan{suffix}")]
     drop_ins = directory / "conf.d"
-    return main + (_files([drop_ins]) if drop_ins.is_dir() else [])
+    return main + (_files([drop_ins]) if _is_there(drop_ins) else [])
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something to read, or something in the way that reading will name."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
     files = []
     for path in paths:
-        if path.is_dir():
-            files += sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES and one.name[0] != ".")
+        try:
+            inside = list(path.iterdir())
+        except OSError:
+            files.append(path)  # a file, or what reading will say is wrong
         else:
-            files.append(path)
+            files += sorted(one for one in inside if one.suffix in _SUFFIXES and one.name[0] != ".")
     return files
 
 

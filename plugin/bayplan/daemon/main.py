@@ -5,6 +5,7 @@ Errors end here, as one message without a traceback and the exit status of their
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -30,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = _load(arguments)
         if arguments.check_config:
             sys.stdout.write(check(settings))
+            sys.stdout.flush()
             return 0
     except BayplanError as error:
         sys.stderr.write(f"baypland: {error}\n")
         return error.exit_code
+    except OSError as error:
+        # Only writing raises it. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"baypland: the answer cannot be written: {error.strerror}\n")
+        return EXIT_FAILURE
     return _run(settings, lambda: _load(arguments))
 
 

@@ -325,6 +325,17 @@ def test_a_reader_that_leaves_early_is_no_traceback(daemon: "Daemon") -> None:
 HEAVY = {"rich", "yaml", "google.protobuf", "sqlite3", "asyncio", "msgspec", "grpc", "pyroute2", "logging"}
 
 
+@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("metrics",)])
+def test_an_answer_that_does_not_fit_on_the_disk_is_one_sentence(
+    daemon: "Daemon", words: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "bayplan.cli.main", *words, "--admin-socket", str(daemon.path)]
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert finished.returncode == 1
+    assert finished.stderr == "bayplan: the answer cannot be written: No space left on device\n"
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\nfrom bayplan.cli.main import main\n"

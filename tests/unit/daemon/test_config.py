@@ -1,5 +1,7 @@
 """Files and flags: what they come to, and that everything wrong in them is said at once, by its path."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +295,29 @@ def test_a_flag_with_thousands_of_digits_is_shown_in_part() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: the file: found No such file"):
         load_settings([tmp_path / "none.toml"])
+
+
+def test_a_path_that_cannot_even_be_looked_at_is_named() -> None:
+    too_long = Path("/" + "x" * 300)
+    with pytest.raises(ConfigError, match="the file: found File name too long"):
+        load_settings([too_long])
+    with pytest.raises(ConfigError, match=r"bayplan\.toml: the file: found File name too long"):
+        load_settings(default_directory=too_long)
+
+
+@pytest.mark.root
+def test_a_directory_that_is_somebody_elses_is_named(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; os.setuid(65534); from pathlib import Path\n"
+        "from bayplan.daemon.config import load_settings\n"
+        "try: load_settings(default_directory=Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    tmp_path.chmod(0o700)
+    run = [sys.executable, "-c", "import bayplan.daemon.config, bayplan.daemon.keys, tomllib\n" + program]
+    finished = subprocess.run([*run, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert finished.stdout.startswith("ConfigError configuration: ")
+    assert f"{tmp_path}/bayplan.toml: the file: found Permission denied" in finished.stdout
 
 
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])

@@ -124,6 +124,16 @@ def test_check_config_on_this_machine(capsys: Capture, tmp_path: Path) -> None:
     assert "node 999" in capsys.readouterr().err
 
 
+def test_an_answer_that_does_not_fit_on_the_disk_is_one_sentence(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.touch()
+    command = [sys.executable, "-m", "bayplan.daemon.main", "--check-config", "--config", str(empty)]
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert finished.returncode == 1
+    assert finished.stderr == "baypland: the answer cannot be written: No space left on device\n"
+
+
 def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Path) -> None:
     obstacle = tmp_path / "file"
     obstacle.touch()
