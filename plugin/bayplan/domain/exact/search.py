@@ -70,7 +70,7 @@ class _Search:
         self.fallback: tuple[int, int] | None = None
 
     def run(self, area: Area) -> Found | None:
-        site, at_worst = self.question.site, 0
+        site, at_worst = self.question.site, None
         for width in _widths(self.question, area):
             many = not area.exactly and site.too_many(area.ground, width)
             rows = _rows(self.question, area, width)
@@ -79,9 +79,9 @@ class _Search:
                 break
             self._look_at(rows)
             if many and not enough:
-                if not self.fitting and not at_worst:
+                if not self.fitting and at_worst is None:
                     at_worst = self._at_worst(area)
-                    if not at_worst:
+                    if not at_worst and not self.question.effort.ended:
                         break
                 self._branch(area, width)
             if enough or self.clean > 1:
