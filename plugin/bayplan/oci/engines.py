@@ -97,7 +97,7 @@ class _Files:
         except OSError as error:
             self.problems.append(Problem(path, error.strerror or str(error), "a file that can be read"))
             return {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.problems.append(Problem(path, str(error), language))
             return {}
         if not isinstance(content, dict):

@@ -52,7 +52,7 @@ def _decode(decoder: msgspec.json.Decoder[Value], kind: str, document: object) -
     if isinstance(document, bytes):
         try:
             return decoder.decode(document)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problem = str(error)
     raise ParseError(f"recorded {kind}", repr(document)[:100], f"what was written ({problem})")
 

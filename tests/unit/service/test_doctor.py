@@ -193,6 +193,7 @@ def test_containerd_follows_imports(node: Node, version: int, plugin: str) -> No
         ("/etc/crio/crio.conf", "[crio\n"),
         ("/etc/crio/crio.conf.d/90-half.conf", "[crio"),
         ("/etc/containers/containers.conf", "engine = {"),
+        ("/etc/containerd/config.toml", "a = " + "[" * 5000),
         ("/etc/docker/daemon.json", "[]"),
         (f"{HOOKS_D}/10-half.json", "{"),
         (f"{HOOKS_D}/10-pathless.json", '{"version": "1.0.0", "hook": {}}'),

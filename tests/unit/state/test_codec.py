@@ -74,6 +74,7 @@ def test_an_unknown_field_of_a_later_version_is_ignored(entry: Callable[..., Ent
         b"null",
         b"\xff\xfe",
         b'{"decision":7}',
+        b'{"colour":' + b"[" * 100_000,
         b'{"decision":{"request":{},"outcome":"placed"}}',
     ],
 )
