@@ -6,12 +6,15 @@ the kernel.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from bayplan.daemon.controller import Controller
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import Event, Runtime
+
+logger = logging.getLogger(__name__)
 
 
 class Turn:
@@ -54,7 +57,9 @@ class SessionHandler:
         return self._controller.events(runtime)
 
     def connected(self, runtime: Runtime) -> None:
-        """The controller's."""
+        """The controller's. What the runtime read from its own directory for plugins is not ours to apply."""
+        if runtime.config.strip():
+            logger.warning("the runtime's file for this plugin is not read; keys belong into /etc/bayplan")
         self._controller.connected(runtime)
 
     def disconnected(self, why: str) -> None:

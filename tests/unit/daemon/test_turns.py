@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bayplan.daemon.turns import SessionHandler, Turn
 from bayplan.domain.decision import QosClass
 from bayplan.domain.origin import Form, Origin
@@ -13,7 +15,7 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.testing.controllers import controlled
+from bayplan.testing.controllers import controlled, runtime
 from bayplan.testing.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -117,3 +119,16 @@ def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_pat
             assert one.controller.ledger.entries == {}
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("config", "said"), [("", 0), (" \n", 0), ("logLevel: debug\n", 1)])
+def test_what_the_runtime_has_for_us_in_its_own_directory_is_not_passed_over_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str, said: int
+) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path, nri=None) as one:
+            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            handler.connected(replace(runtime("0.12.0"), config=config))
+
+    asyncio.run(scenario())
+    assert len([record for record in caplog.records if "/etc/bayplan" in record.message]) == said
