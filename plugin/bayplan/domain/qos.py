@@ -7,6 +7,7 @@ returns the whole interval of requests that give the observed value, never a sin
 
 import math
 import re
+from functools import lru_cache
 from typing import Final
 
 from bayplan.domain.decision import Interval, QosClass, QosSource
@@ -26,6 +27,7 @@ MIN_QUOTA_US: Final = 1000
 _POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
 
 
+@lru_cache(maxsize=1024)  # asked twice about each container, and all of a pod's have one parent
 def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
     """The class that kubelet's cgroup tree says, or None outside that tree.
 
