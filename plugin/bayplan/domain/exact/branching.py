@@ -16,7 +16,6 @@ from bayplan.domain.exact.criteria import Question, overlapping_sets
 from bayplan.domain.exact.crossings import Crossable, Crossings
 from bayplan.domain.exact.demands import Gains, Holding, demands_of
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.nearness import FAR
 
 Limit = tuple[int, int]
 """Crossed sets and distance that a set has to beat."""
@@ -219,7 +218,7 @@ class Branching:
             return False
         if crossed > self.limit[0] or distance >= self.limit[1]:
             return True
-        if not missing or self.limit[1] == FAR:
+        if not missing:
             return False
         steps = sorted([near[node] for node in rest])[:missing]
         if distance + sum(steps) + self.nearness.least[missing] >= self.limit[1]:
@@ -251,7 +250,7 @@ class Branching:
                 rest, key=lambda node: -sum([min(1.0, each.get(node, 0) / lack) for lack, each in lacking])
             )
         far = {node: 2 * near[node] + nearby[node][missing - 1] for node in rest}
-        if self.limit is None or (not self.limit[0] and self.limit[1] < FAR):
+        if self.limit is None or not self.limit[0]:
             return sorted(rest, key=far.__getitem__)
 
         def crossing(node: int) -> tuple[int, int, int]:

@@ -13,7 +13,6 @@ from bayplan.domain.decision import Advantage, Candidate
 from bayplan.domain.exact.branching import Branching, Limit
 from bayplan.domain.exact.criteria import CRITERIA, Question, overlapping_sets, values
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.nearness import FAR
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
@@ -108,8 +107,6 @@ class _Search:
         branching = Branching(self.question, area.ground, area.core, width)
         if not self.fitting:
             self._look_at([nodes for nodes in [branching.any_set()] if nodes])
-        if self.fitting and self.fallback is not None and not self.clean:
-            self._look_at(list(branching.better_sets((0, FAR))))
         if self.fitting:
             self._look_at(list(branching.better_sets(self._limit(width))))
 

@@ -105,8 +105,7 @@ class Site:
     def _grown(self, ground: int, width: int) -> Iterator[int]:
         rows = rows_on(self.pairs, ground)
         nodes = list(rows)
-        for index, row in enumerate(islice(rows.values(), max(1, _GROWN_PAIRS // width**2))):
-            row[index] = 0  # the first one itself
+        for row in islice(rows.values(), max(1, _GROWN_PAIRS // width**2)):
             nearest = sorted(range(len(nodes)), key=row.__getitem__)
             yield sum([nodes[other] for other in nearest[:width]])
 

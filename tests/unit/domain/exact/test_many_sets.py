@@ -41,12 +41,15 @@ def asking(memory_bytes: int, name: str = "wide") -> Request:
     )
 
 
-def promised(claims: Iterable[tuple[Iterable[int], int]]) -> Ledger:
-    """A ledger with these bytes on these nodes."""
+def promised(
+    claims: Iterable[tuple[Iterable[int], int]], *, flexible: frozenset[int] = frozenset()
+) -> Ledger:
+    """A ledger with these bytes on these nodes; who may get others is counted from 0."""
     ledger = Ledger()
     for number, (nodes, memory_bytes) in enumerate(claims):
         mems = NodeSet(nodes)
-        placement = Placement(mems, claim=Claim(mems, {"memory": memory_bytes}))
+        claim = Claim(mems, {"memory": memory_bytes}, flexible=number in flexible)
+        placement = Placement(mems, claim=claim)
         decision = Decision(asking(memory_bytes, f"c{number:04}"), Outcome.PLACED, placement)
         ledger = ledger.with_entry(Entry(decision))
     return ledger
@@ -109,6 +112,19 @@ def test_a_refusal_without_a_proof_says_so() -> None:
     assert refused.outcome is Outcome.REFUSED
     assert codes(refused) == ["no-room", SEARCH_ENDED]
     assert "a set with room that was not looked at may exist" in refused.explanation()
+
+
+def test_others_move_over_on_the_only_set_that_could_have_room() -> None:
+    """Nodes 0-19 are full, 32 and 33 half full; on 20-31 there is half a GiB of somebody who may move."""
+    claims: list[tuple[tuple[int, ...], int]] = [((31,), GIB // 2), ((32,), GIB // 2), ((33,), GIB // 2)]
+    claims += [((low, low + 1), 2 * GIB) for low in range(0, 20, 2)]
+    hardware, ledger = machine(34, memory_bytes=GIB), promised(claims, flexible=frozenset([0]))
+    decision = decide(hardware, ledger, 12 * GIB)
+    assert str(decision.placement.mems) == "20-31"
+    assert [(move.container_id, str(move.before)) for move in decision.moves] == [("c0000", "31")]
+    assert decision.moves[0].after & NodeSet([32, 33])
+    pinned = decide(hardware, promised(claims), 12 * GIB)
+    assert (pinned.outcome, codes(pinned)) == (Outcome.REFUSED, ["no-room"])
 
 
 def sockets(nodes: int, each: int) -> dict[tuple[int, int], int]:
