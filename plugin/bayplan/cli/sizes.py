@@ -61,6 +61,18 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
     )
 
 
+def numbered(manifest: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """*manifest* so many times; several have a number behind the pod's name, so that a shortage names the one
+    that is in the way."""
+    if count == 1:
+        return [manifest]
+    metadata = manifest["metadata"]
+    return [
+        {**manifest, "metadata": {**metadata, "name": f"{metadata['name']}-{number}"}}
+        for number in range(1, count + 1)
+    ]
+
+
 def _count(text: str) -> int:
     count = whole_number(text)
     if count is None or not 1 <= count <= MAX_PODS:

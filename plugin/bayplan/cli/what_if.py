@@ -6,7 +6,7 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.decisions import decision_blocks
 from bayplan.cli.render import Block
-from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes
+from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.errors import ConfigError, Problem
 
 VERB: Final = "what-if"
@@ -34,7 +34,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
     pods = [one for path in arguments.manifests for one in read_manifests(path)]
     sizes = manifest_of_sizes(arguments)
-    pods += [sizes] * arguments.count if sizes is not None else []
+    pods += numbered(sizes, arguments.count) if sizes is not None else []
     if not pods:
         problem = Problem("pods", "none", "a manifest, or sizes such as --memory 4Gi --cpus 2")
         raise ConfigError("what-if", (problem,))

@@ -136,7 +136,7 @@ def test_what_if_decides_as_the_daemon_will(tmp_path: Path, capsys: Capture) -> 
         sizes = ("--memory", "600Mi", "--cpus", "500m", "--count", "2", "--name", "n/p/c", "--json")
         assert await bayplan("what-if", *sizes) == 0
         said = json.loads(capsys.readouterr().out)
-        assert [pod["admitted"] for pod in said["pods"]] == [True, False]
+        assert [(pod["name"], pod["admitted"]) for pod in said["pods"]] == [("n/p-1", True), ("n/p-2", False)]
         assert said["pods"][0]["containers"][0]["placement"]["mems"] == "1"
         assert (controller.ledger, dict(controller.counters), controller.machine, controller.policy) == before
         assert controller.ledger is before[0]
