@@ -8,6 +8,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -83,13 +84,10 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
 
 
 def grow_log(path: Path) -> None:
-    """Fill the log of an open database with zeros up to its usual size. SQLite takes what follows the last
-    whole frame for nothing, as it must after a crash.
-
-    Raises:
-        OSError: the disk has no room for it.
-    """
-    with path.with_name(f"{path.name}-wal").open("r+b") as log:
+    """Fill the log of an open database with zeros up to its usual size, as far as the disk has room. SQLite
+    takes what follows the last whole frame for nothing, as it must after a crash."""
+    # It is for speed alone: where there is no room for it there may still be some for decisions.
+    with suppress(OSError), path.with_name(f"{path.name}-wal").open("r+b") as log:
         missing_bytes = _GROWN_LOG_BYTES - log.seek(0, os.SEEK_END)
         if missing_bytes > 0:
             log.write(bytes(missing_bytes))

@@ -443,6 +443,20 @@ def test_a_directory_that_cannot_be_used_is_named(
         open_store(directory)
 
 
+def test_a_disk_with_little_room_takes_decisions_all_the_same(
+    open_store: Callable[..., Store], tmp_path: Path, entry: Make
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        store = open_store()
+        assert (tmp_path / "state.db-wal").stat().st_size <= 1 << 20
+        store.record([entry("a")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.entries() == [entry("a")]
+
+
 def test_a_full_disk_is_an_error_until_there_is_space(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
