@@ -100,7 +100,9 @@ pip_install() {
 	local sentence=$1
 	shift
 	ensure_pip
-	quietly "$sentence" "$cache/pip/bin/pip" --disable-pip-version-check --quiet install "$@"
+	# Which index to use is this machine's business; where it goes is not.
+	quietly "$sentence" env -u PIP_USER -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT \
+		"$cache/pip/bin/pip" --disable-pip-version-check --quiet install "$@"
 }
 
 is_at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
