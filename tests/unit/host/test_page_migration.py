@@ -10,10 +10,11 @@ import pytest
 
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_migration import huge_page_bytes, migrate_pages
+from bayplan.host.sysfs import read_machine
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
-HERE = NodeSet.parse(Path("/sys/devices/system/node/has_memory").read_text())
+HERE = read_machine().memory_nodes
 FIRST = NodeSet([min(HERE)])
 NOWHERE = NodeSet([1000])
 
