@@ -353,7 +353,7 @@ class Controller:
         pool = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
         nodes = {move.container_id for move in moves} | self.untold
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
-        ledger = ledger.told({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
+        ledger = ledger.telling({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
         told = {one.container_id for one in updates} | set(promised)
         forgotten, kept = ledger.between_since(self.ledger)
         await self.recorder.record(

@@ -48,7 +48,9 @@ class Ledger:
     """All entries by container id, with the totals that decisions need: what is booked on each node by
     placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
     and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given
-    room as a whole and have no container at the moment, each with the entry of its last one."""
+    room as a whole and have no container at the moment, each with the entry of its last one. ``told`` counts
+    the containers without CPUs of their own by what they were told; ``apart`` are the ids of all others, and
+    of those who were told nothing."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -56,6 +58,8 @@ class Ledger:
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     between: Mapping[str, Entry] = field(default_factory=dict)
+    told: Mapping[CpuSet, int] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -79,6 +83,8 @@ class Ledger:
             bound=_bound(base.bound, placement, 1),
             claimed_bytes=_claimed(base.claimed_bytes, placement, 1),
             between=base.between,
+            told=_told(base.told, entry, 1),
+            apart=base.apart if _shares(entry) else base.apart | {entry.container_id},
         )
 
     def without(self, container_id: str) -> "Ledger":
@@ -96,6 +102,8 @@ class Ledger:
             bound=_bound(self.bound, placement, -1),
             claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
             between=self.between,
+            told=_told(self.told, gone, -1),
+            apart=self.apart if _shares(gone) else self.apart - {container_id},
         )
 
     def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
@@ -199,14 +207,22 @@ class Ledger:
         shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
         return shared - withheld or shared
 
-    def told(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
+    def telling(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
         """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus)."""
         if not cpus:
             return self
-        entries = dict(self.entries)
+        entries, told, apart = dict(self.entries), self.told, self.apart
         for container_id, told_cpus in cpus.items():
-            entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
-        return replace(self, entries=entries)
+            told = _told(told, entries[container_id], -1)
+            entry = entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
+            told = _told(told, entry, 1)
+            apart = apart - {container_id} if _shares(entry) else apart | {container_id}
+        return replace(self, entries=entries, told=told, apart=apart)
+
+    def due_a_look(self, shared: CpuSet) -> Iterable[str]:
+        """The ids of all containers that may not have been told what they should have, *shared* being the
+        CPUs of those without CPUs of their own."""
+        return self.apart if self.told.keys() <= {shared} else self.entries
 
 
 def _booked(
@@ -240,6 +256,20 @@ def _claimed(
     else:
         changed.pop(claim.nodes, None)
     return changed
+
+
+def _shares(entry: Entry) -> bool:
+    """Whether *entry* is of a container that was told to run on the shared CPUs."""
+    return entry.told_cpus is not None and not entry.decision.placement.exclusive_cpus
+
+
+def _told(counts: Mapping[CpuSet, int], entry: Entry, sign: int) -> Mapping[CpuSet, int]:
+    """The counts after *entry* came (+1) or went (-1). Sets that nobody was told are left out."""
+    if entry.told_cpus is None or not _shares(entry):
+        return counts
+    count = counts.get(entry.told_cpus, 0) + sign
+    rest = {cpus: others for cpus, others in counts.items() if cpus != entry.told_cpus}
+    return {**rest, entry.told_cpus: count} if count else rest
 
 
 def _bound(counts: Mapping[NodeSet, int], placement: Placement, sign: int) -> Mapping[NodeSet, int]:

@@ -87,7 +87,7 @@ def reconcile(
             agreed = agreed.with_entry(last)
     agreed = _recognise_shared(agreed.shared_cpus(machine, policy.withheld_cpus), agreed, found)
     updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
-    agreed = agreed.told(
+    agreed = agreed.telling(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)

@@ -101,20 +101,12 @@ def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = Cpu
     sent with one reply goes out with the next.
     """
     shared = ledger.shared_cpus(machine, withheld)
-    mask = shared.mask
-    # Nearly all run on the pool and were told so; a close look at 250 of them costs 0.09 ms.
-    suspects = [
-        entry
-        for entry in ledger.entries.values()
-        if (told := entry.told_cpus) is None
-        or told.mask != mask
-        or entry.decision.placement.exclusive_cpus.mask
-    ]
     updates = []
-    for entry in sorted(suspects, key=lambda entry: entry.container_id):
+    for container_id in sorted(ledger.due_a_look(shared)):
+        entry = ledger.entries[container_id]
         cpus = cpus_for(entry.decision, shared)
         if cpus is not None and cpus != entry.told_cpus:
-            updates.append(Update(entry.container_id, cpuset_cpus=cpus))
+            updates.append(Update(container_id, cpuset_cpus=cpus))
     return updates
 
 

@@ -1,5 +1,7 @@
 """The ledger keeps its totals equal to the sum of its entries."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +45,41 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
     assert ledger.bound == {mems: nodes.count(mems) for mems in nodes}
     assert ledger.exclusive_cpus == CpuSet(int(key[1:]) for key in expected)
     assert Ledger.of(expected.values()) == ledger or sorted(expected) == sorted(ledger.entries)
+
+
+ADD, REMOVE, TELL = "add", "remove", "tell"
+TOLD = st.sampled_from([None, CpuSet([0]), CpuSet([0, 1])])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([ADD, REMOVE, TELL]), st.integers(0, 4), st.booleans(), TOLD), max_size=20
+    )
+)
+def test_who_may_be_due_an_update_is_known_without_a_look_at_all(
+    steps: list[tuple[str, int, bool, CpuSet | None]],
+) -> None:
+    ledger = Ledger()
+    for step, number, exclusive, told in steps:
+        one = entry(number, 0, 1)
+        if not exclusive:
+            placement = replace(one.decision.placement, exclusive_cpus=CpuSet())
+            one = replace(one, decision=replace(one.decision, placement=placement))
+        if step == ADD:
+            ledger = ledger.with_entry(replace(one, told_cpus=told))
+        elif step == REMOVE:
+            ledger = ledger.without(one.container_id)
+        elif told is not None and one.container_id in ledger.entries:
+            ledger = ledger.telling({one.container_id: told})
+    for shared in (CpuSet([0]), CpuSet([0, 1])):
+        right = {
+            key
+            for key, one in ledger.entries.items()
+            if one.told_cpus == shared and not one.decision.placement.exclusive_cpus
+        }
+        due = set(ledger.due_a_look(shared))
+        assert set(ledger.entries) - right <= due
+        assert due.isdisjoint(right) or due == set(ledger.entries)
 
 
 def test_a_change_leaves_the_old_ledger_alone() -> None:

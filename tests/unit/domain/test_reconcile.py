@@ -24,7 +24,7 @@ def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE.memory_bytes)
     decision = ExactEngine().decide(MACHINE, Policy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
-    return after.told({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
+    return after.telling({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
 
 
 def running(one: Container, cpus: str = "", mems: str = "") -> Container:
