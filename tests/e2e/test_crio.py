@@ -8,7 +8,7 @@ import pytest
 from testbed.agreement import REPAIRED_WITHIN_S, assert_agreement, await_agreement, differences
 from testbed.crictl import Running
 from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice, whole_cpu
-from testbed.forms import HOOKS_DIR
+from testbed.forms import HOOKS_DIR, WRAPPER
 from testbed.kernel import Placement, parse_ids
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
 from testbed.topology import TWO_NODES
@@ -118,6 +118,23 @@ def test_the_wrapper_rewrites_what_the_runtime_is_given(node: CrioNode) -> None:
         alone = node.launch(whole_cpu(f"alone-{runtime}"))
         assert node.view(alone).placement[:2] == EVERYWHERE
         node.crictl.remove_sandbox(alone.sandbox_id)
+
+
+def test_the_wrapper_in_the_place_of_a_runtime_takes_over_its_containers(node: CrioNode) -> None:
+    node.install_forms()
+    node.forms.wrap("crun")
+    node.crio.start(nri=False)
+    node.bayplan.start(*PATIENT)
+    pod = node.launch(whole_cpu("default"))
+    container_id, before = pod.container_id, node.view(pod).placement
+    for handlers in ({"crun": WRAPPER}, {}):
+        node.crio.start(nri=False, handlers=handlers)
+        assert node.crictl.state(container_id) == "CONTAINER_RUNNING"
+        assert node.crictl.execute(container_id, "echo", "hello").stdout == "hello\n"
+        node.crictl.update(container_id, cpu_share=512)
+        await_placement(node, container_id, before)
+    node.crictl.remove_sandbox(pod.sandbox_id)
+    node.bayplan.await_known([])
 
 
 def test_the_cgroupfs_driver(node: CrioNode) -> None:

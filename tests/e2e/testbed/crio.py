@@ -30,6 +30,14 @@ SOCKET = "/var/run/crio/crio.sock"
 DROP_INS = "/etc/crio/crio.conf.d"
 LOG = "/var/log/crio.log"
 START_LIMIT_S = 120
+# Containers outlive it, and with them the unit: one that systemd-run makes could not be made again.
+UNIT_TEXT = f"""[Service]
+ExecStart={PROGRAMS}/crio
+KillMode=process
+Delegate=yes
+StandardOutput=append:{LOG}
+StandardError=append:{LOG}
+"""
 RUNTIMES = {"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 HANDLER = """[crio.runtime.runtimes.{name}]
 runtime_path = "{program}"
@@ -66,15 +74,13 @@ class Crio:
         are more runtimes, as their programs by name.
         """
         self.stop()
-        self._make_images()
+        self._prepare()
         self.guest.write(f"{DROP_INS}/10-testbed.conf", config_text(nri=nri, driver=driver, more=handlers))
         if wrapper:
             self.guest.run(f"{SOURCE}/packaging/install-hooks", "crio-wrapper")
         else:
             self.guest.run("rm", "-f", f"{DROP_INS}/90-bayplan-wrapper.conf")
-        words = ["--collect", f"--unit={UNIT}", "--property=KillMode=process", "--property=Delegate=yes"]
-        words += [f"--property=StandardOutput=append:{LOG}", f"--property=StandardError=append:{LOG}"]
-        self.guest.run("systemd-run", *words, f"{PROGRAMS}/crio")
+        self.guest.run("systemctl", "start", UNIT)
         asking = f"""until test -S {SOCKET} && {CRICTL} --runtime-endpoint=unix://{SOCKET} version
             do systemctl is-active --quiet {UNIT} || {{ tail -n 5 {LOG} >&2; exit 1; }}; sleep 0.2; done"""
         self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
@@ -95,9 +101,13 @@ class Crio:
         spec: dict[str, Any] = json.loads(self.guest.read(path))
         return spec
 
-    def _make_images(self) -> None:
-        """Once per machine. Both images are one: what a pod's container is to run is said in its config."""
+    def _prepare(self) -> None:
+        """Once per machine: the unit, and the images. Those are the same: what a pod's container is to run is
+        said in its config.
+        """
         if not self._prepared:
+            self.guest.write(f"/run/systemd/system/{UNIT}.service", UNIT_TEXT)
+            self.guest.run("systemctl", "daemon-reload")
             entry = 'ENTRYPOINT ["/bin/workload", "pause"]'
             self.guest.run("podman", "import", "--quiet", "--change", entry, IMAGE_ROOT, PAUSE_IMAGE)
             self.guest.run("podman", "tag", PAUSE_IMAGE, WORKLOAD_IMAGE)
