@@ -7,7 +7,7 @@ become wider for it; if that does not help it is refused. Otherwise it is placed
 decision says why.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -89,6 +89,7 @@ class Confining:
         grounds = [*self._of_pod(), *([wished] if wished is not None else [])]
         if is_bounded(self.request) and not any(ground.required for ground in grounds):
             grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
+        passed_over: list[Attempt] = []
         for ground in grounds:
             attempt = self._attempt(ground, self.cpus, self._asked_together(ground))
             decision = self._tried(attempt)
@@ -97,13 +98,16 @@ class Confining:
                 attempt = self._attempt(ground, self.cpus, self.amounts)
                 decision = self._tried(attempt)
             if decision is None and ground.required:
-                decision = self._with_moves(attempt) or refused(
-                    attempt, self.ledger, self.request, self.current
+                decision = (
+                    self._with_moves(attempt)
+                    or self._after_all(passed_over)
+                    or refused(attempt, self.ledger, self.request, self.current)
                 )
             if decision is not None:
                 return decision
             if ground.why:
                 self.notes.append(not_granted(attempt, self.ledger))
+            passed_over.append(attempt)
         if not is_bounded(self.request):
             return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
         return self._second_best()
@@ -274,6 +278,18 @@ class Confining:
         names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
+
+    def _after_all(self, passed_over: Iterable[Attempt]) -> Decision | None:
+        """On a ground that was only preferred, if others move over there: rather that than a refusal."""
+        notes, self.notes = self.notes, []
+        for attempt in passed_over:
+            decision = self._with_moves(
+                replace(attempt, question=replace(attempt.question, effort=self.effort))
+            )
+            if decision is not None:
+                return decision
+        self.notes = notes
+        return None
 
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,

@@ -281,6 +281,18 @@ def test_a_preferred_wish_gives_way_and_says_so() -> None:
     assert "prefers node 0: node 0 holds 1Gi; 600Mi are promised to" in second.explanation()
 
 
+def test_others_move_over_on_preferred_nodes_rather_than_that_a_strict_policy_refuses() -> None:
+    """Node 2 has no CPUs, so that nobody is placed there who does not ask for it."""
+    node = Node(machine(2, cpu_less={2: GIB}), RESTRICTED)
+    assert [node.mems("a", 500 * MIB), node.mems("b", 600 * MIB)] == ["0", "1"]
+    there = replace(wish("there", 600 * MIB, "2", required=False), qos=QosClass.BURSTABLE)
+    assert str(node.decide(there).placement.mems) == "2"
+    asked = node.decide(wish("asked", 600 * MIB, "2", required=False))
+    assert (asked.outcome, str(asked.placement.mems)) == (Outcome.PLACED, "2")
+    assert [(move.name, str(move.before)) for move in asked.moves] == [("default/g/there-name", "2")]
+    assert node.decide(wish("more", 600 * MIB, "2", required=False)).outcome is Outcome.REFUSED
+
+
 def test_a_tier_that_the_machine_lacks_is_refused_or_done_without() -> None:
     node = Node(machine(2))
     asked = replace(request("c", 100 * MIB), tier=TierWish(3, required=True))
