@@ -1,6 +1,6 @@
 """What log and counters say of decisions, and of what follows from them.
 
-Lines about a reply are written after it. Nothing here decides or changes a ledger.
+What is said of a reply is said after it. Nothing here decides or changes a ledger.
 """
 
 import asyncio
@@ -27,15 +27,18 @@ class Journal:
 
     def decided(self, message: str, decision: Decision) -> None:
         """A decision was made and recorded."""
+        _after_the_reply(lambda: self._decided(message, decision))
+
+    def _decided(self, message: str, decision: Decision) -> None:
         self._counters[f"decisions_{decision.outcome.value}"] += 1
         if decision.outcome is not Outcome.PLACED:
             for code in {reason.code for reason in decision.reasons}:
                 self._counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
         wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
         level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
-        _after_the_reply(lambda: logger.log(level, message, extra=_fields(decision)))
+        logger.log(level, message, extra=_fields(decision))
         for sentence in self.pins.note(decision.request):
-            _after_the_reply(partial(logger.warning, sentence, extra=_fields(decision)))
+            logger.warning(sentence, extra=_fields(decision))
 
     def moved(self, one: Move) -> None:
         """Another container gets other nodes."""
