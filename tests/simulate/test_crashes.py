@@ -115,7 +115,9 @@ def agree(runtime: FakeRuntime, daemon: Daemon, directory: Path) -> None:
     ledger = daemon.controller.ledger
     assert set(ledger.entries) == set(living)
     with closing(sqlite3.connect(directory / "state" / "state.db")) as connection, connection:
-        assert {row[0] for row in connection.execute("SELECT container_id FROM containers")} == set(living)
+        assert {
+            row[0] for row in connection.execute("SELECT container_id FROM decisions WHERE current")
+        } == set(living)
     pool = ledger.shared_cpus(MACHINE)
     for container_id, entry in ledger.entries.items():
         spec = CpuSet.parse(living[container_id].linux.resources.cpu.cpus)

@@ -17,8 +17,8 @@ from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
 from bayplan.state.aside import COMPANIONS, copy_aside
 from bayplan.state.codec import decode_entry
+from bayplan.state.rows import Rows
 from bayplan.state.schema import Migration, migrate, read_version
-from bayplan.state.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def read_entries(connection: sqlite3.Connection) -> list[Entry]:
     """
     entries: list[Entry] = []
     for container_id, document in connection.execute(
-        "SELECT container_id, entry FROM containers ORDER BY container_id"
+        "SELECT container_id, coalesce(amended, document) FROM decisions WHERE current ORDER BY container_id"
     ):
         entry = decode_entry(document)
         if entry.container_id != container_id:
@@ -136,9 +136,10 @@ def read_entries(connection: sqlite3.Connection) -> list[Entry]:
     return entries
 
 
-def read_slots(connection: sqlite3.Connection) -> Slots:
-    """Which row belongs to which container."""
-    return Slots.of(connection.execute("SELECT slot, container_id FROM containers"))
+def read_rows(connection: sqlite3.Connection) -> Rows:
+    """Where the current entries are."""
+    (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM decisions").fetchone()
+    return Rows.of(connection.execute("SELECT container_id, id, listed FROM decisions WHERE current"), last)
 
 
 def _check_files(path: Path) -> None:

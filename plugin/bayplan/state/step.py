@@ -10,37 +10,33 @@ from typing import Self
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
-from bayplan.state.codec import encode, encode_entry
+from bayplan.state.codec import encode
 
-Row = tuple[str, bytes]
-"""A container id and the document of its entry."""
-HistoryRow = tuple[str, str, bytes]
-"""A container id, the container's name and the document of a decision about it."""
+Row = tuple[str, str, bytes]
+"""A container's id, its name, and the document of its entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The containers that are ``gone``, then the entries that are new or changed, and new history."""
+    """First the ids of containers that are ``gone``; then the entries of those that were ``decided`` about
+    and ``told`` something; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
-    history: tuple[HistoryRow, ...] = ()
+    decided: tuple[Row, ...] = ()
+    told: tuple[Row, ...] = ()
+    refused: tuple[Row, ...] = ()
 
     @classmethod
     def of(cls, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
         *gone*, and what other containers were *told*."""
-        rows: list[Row] = []
-        history: list[HistoryRow] = []
-        for entry in entries:
-            document, decision = encode_entry(entry)
-            rows.append((entry.container_id, document))
-            history.append((entry.container_id, entry.decision.request.name, decision))
-        rows.extend((entry.container_id, encode(entry)) for entry in told)
-        return cls(tuple(gone), tuple(rows), tuple(history))
+        return cls(tuple(gone), tuple(map(_row, entries)), tuple(map(_row, told)))
 
     @classmethod
     def refusal(cls, decision: Decision) -> Self:
         """A decision that nothing but the history has."""
-        request = decision.request
-        return cls(history=((request.container_id, request.name, encode(decision)),))
+        return cls(refused=(_row(Entry(decision)),))
+
+
+def _row(entry: Entry) -> Row:
+    return entry.container_id, entry.decision.request.name, encode(entry)

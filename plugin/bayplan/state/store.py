@@ -20,8 +20,8 @@ from bayplan.domain.ledger import Entry
 from bayplan.domain.subjects import concerns
 from bayplan.errors import ParseError, StateError
 from bayplan.state.aside import move_aside
-from bayplan.state.codec import decode_decision
-from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_slots
+from bayplan.state.codec import decode_entry
+from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_rows
 from bayplan.state.schema import MIGRATIONS, Migration, read_version
 from bayplan.state.step import Step
 
@@ -55,7 +55,7 @@ class Store:
     ) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = connection
-        self._slots = read_slots(connection)
+        self._rows = read_rows(connection)
         self._version = version
         self._clock_us = clock_us
         self._history_limit = history_limit
@@ -102,25 +102,15 @@ class Store:
 
         When this returns, it is on the disk; when it raises, it is all there or not at all.
         """
-        with self._transaction() as connection:
-            slots = self._slots.copy()
-            if step.gone:
-                connection.executemany(
-                    "DELETE FROM containers WHERE slot = ?",
-                    [(slots.give_back(container_id),) for container_id in step.gone],
-                )
-            if step.rows:
-                connection.executemany(
-                    "INSERT OR REPLACE INTO containers (slot, container_id, entry) VALUES (?, ?, ?)",
-                    [(slots.take(container_id), container_id, entry) for container_id, entry in step.rows],
-                )
-            if step.history:
-                now_us = self._clock_us()
-                connection.executemany(
-                    "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
-                    [(now_us, *row) for row in step.history],
-                )
-        self._slots = slots
+        with self._connected() as connection:
+            rows, statements = self._rows.after(step, self._clock_us())
+            if len(statements) == 1:
+                connection.execute(*statements[0])  # a transaction of its own
+            elif statements:
+                with _transaction(connection):
+                    for statement in statements:
+                        connection.execute(*statement)
+            self._rows = rows
 
     def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
         """Commit a step made of these: see `Step.of`."""
@@ -137,26 +127,26 @@ class Store:
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
         `bayplan.domain.subjects`."""
-        query = "SELECT at_us, decision FROM history ORDER BY id DESC LIMIT ?"
+        query = "SELECT at_us, document FROM decisions WHERE listed ORDER BY id DESC LIMIT ?"
         values: tuple[object, ...] = (limit,)
         if subject is not None:
             # Asking Python about every row would take twice as long.
             about = "(instr(name, ?) OR instr(container_id, ?)) AND concerns(?, name, container_id)"
-            query = query.replace("ORDER", f"WHERE {about} ORDER")
+            query = query.replace("ORDER", f"AND {about} ORDER")
             values = (subject, subject, subject, limit)
         with self._connected() as connection:
             connection.create_function("concerns", 3, concerns, deterministic=True)
             rows = connection.execute(query, values).fetchall()
-            return [HistoryItem(at_us, decode_decision(document)) for at_us, document in rows]
+            return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
 
     def checkpoint(self) -> None:
         """Drop what is too old for the history, and fold the log into the database, so that the next commits
         overwrite it. For moments of rest, but at least after some hundred commits."""
-        with self._transaction() as connection:
-            connection.execute(
-                "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (self._history_limit,)
-            )
         with self._connected() as connection:
+            connection.execute(
+                "DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ? AND NOT current",
+                (self._history_limit,),
+            )
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
@@ -164,18 +154,6 @@ class Store:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                # A full disk rolls back by itself, other failures do not.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -202,8 +180,20 @@ class Store:
         if version != self._version:
             raise StateError(str(self.path), "somebody replaced the database; restart baypland")
         # The commit that failed may be there all the same.
-        self._slots = read_slots(connection)
+        self._rows = read_rows(connection)
         return connection
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        # A full disk rolls back by itself, other failures do not.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:

@@ -34,7 +34,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def recorded(directory: Path) -> set[str]:
     """The ids in the database, read past the store."""
     with closing(sqlite3.connect(directory / "state.db")) as connection, connection:
-        return {row[0] for row in connection.execute("SELECT container_id FROM containers")}
+        return {row[0] for row in connection.execute("SELECT container_id FROM decisions WHERE current")}
 
 
 def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:

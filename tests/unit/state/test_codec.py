@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
 from bayplan.sets import CpuSet, IdSet, NodeSet
-from bayplan.state.codec import decode_decision, decode_entry, encode, encode_entry
+from bayplan.state.codec import decode_entry, encode
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -42,16 +41,6 @@ def test_every_entry_comes_back_as_it_was(entry: Entry) -> None:
     again = decode_entry(encode(entry))
     assert again == entry
     assert encode(again) == encode(entry)
-
-
-@given(anything(Entry))
-def test_an_entry_is_written_together_with_its_decision(entry: Entry) -> None:
-    assert encode_entry(entry) == (encode(entry), encode(entry.decision))
-
-
-@given(anything(Decision))
-def test_every_decision_comes_back_as_it_was(decision: Decision) -> None:
-    assert decode_decision(encode(decision)) == decision
 
 
 def test_the_types_of_sets_come_back_too(entry: Callable[..., Entry]) -> None:

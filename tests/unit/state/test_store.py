@@ -11,13 +11,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bayplan.domain.decision import Outcome
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.sets import CpuSet
-from bayplan.state import Store
+from bayplan.state import HistoryItem, Store
 from bayplan.state.codec import encode
 from bayplan.state.schema import APPLICATION_ID, MIGRATIONS, migrate
 
@@ -68,17 +69,28 @@ def test_recording_again_replaces(open_store: Callable[..., Store], entry: Make)
     assert len(store.history()) == 2
 
 
-def test_rows_of_the_gone_are_used_again(open_store: Callable[..., Store], entry: Make) -> None:
+def test_the_history_keeps_what_was_decided(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store()
-    store.record([entry(key) for key in "abcd"])
-    store.forget(["c", "a"])
+    store.record([entry("a", node=0)])
+    store.record([], told=[entry("a", node=1)])
+    assert store.entries() == [entry("a", node=1)]
+    assert [item.decision for item in store.history()] == [entry("a", node=0).decision]
+    store.record([entry("a", node=2)])
+    store.forget(["a"])
+    kept = [entry("a", node=2).decision, entry("a", node=0).decision]
+    assert [item.decision for item in store.history()] == kept
+
+
+def test_what_was_only_told_is_not_history(open_store: Callable[..., Store], entry: Make) -> None:
+    store = open_store()
+    store.record([], told=[entry("found")])
+    assert store.entries() == [entry("found")]
+    store.record([], gone=["found"], told=[replace(entry("found"), ended=True)])
     store.close()
     store = open_store()
-    store.record([entry("e"), entry("f"), entry("g")])
-    connection = store._connection
-    assert connection is not None
-    rows = connection.execute("SELECT slot, container_id FROM containers ORDER BY slot").fetchall()
-    assert rows == [(0, "e"), (1, "b"), (2, "f"), (3, "d"), (4, "g")]
+    assert store.entries() == [replace(entry("found"), ended=True)]
+    store.forget(["found"])
+    assert store.entries() == store.history() == []
 
 
 def test_a_step_that_failed_takes_no_row(open_store: Callable[..., Store], entry: Make) -> None:
@@ -101,7 +113,9 @@ def test_two_entries_of_one_container_are_damage(
     store.record([entry("a")])
     connection = store._connection
     assert connection is not None
-    connection.execute("INSERT INTO containers SELECT 7, container_id, entry FROM containers")
+    connection.execute(
+        "INSERT INTO decisions SELECT 7, at_us, container_id, name, 1, 1, document, NULL FROM decisions"
+    )
     store.close()
     assert open_store().entries() == []
     assert (tmp_path / "state.db.corrupt-1").exists()
@@ -136,13 +150,16 @@ def test_the_history_of_one_container_by_name_or_id(open_store: Callable[..., St
 
 def test_the_history_is_bounded(open_store: Callable[..., Store], entry: Make) -> None:
     store = open_store(history_limit=10)
+    store.record([entry("lasting")])
     for number in range(25):
-        store.record([entry(f"c{number}")])
-    assert len(store.history()) == 25
+        store.record([entry(f"c{number}")], gone=[f"c{number - 1}"])
+    assert len(store.history()) == 26
     store.checkpoint()
     assert [i.decision.request.container_id for i in store.history()] == [
-        f"c{number}" for number in reversed(range(15, 25))
+        *(f"c{number}" for number in reversed(range(15, 25))),
+        "lasting",
     ]
+    assert store.entries() == [entry("c24"), entry("lasting")]
 
 
 def test_commits_wait_for_the_disk(open_store: Callable[..., Store]) -> None:
@@ -318,19 +335,19 @@ def test_a_newer_schema(
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.v7")
     assert "later bayplan" in caplog.text
     with closing(sqlite3.connect(tmp_path / "state.db.v7")) as kept, kept:
-        assert kept.execute("SELECT count(*) FROM containers").fetchone() == (40,)
+        assert kept.execute("SELECT count(*) FROM decisions WHERE current").fetchone() == (40,)
     kept.close()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE containers SET entry = '{}' WHERE container_id = 'c3'",
-        "UPDATE containers SET entry = 7 WHERE container_id = 'c3'",
-        "UPDATE containers SET entry = NULL, container_id = 'other' WHERE container_id = 'c3'",
-        "UPDATE containers SET container_id = 'other' WHERE container_id = 'c3'",
-        "UPDATE containers SET container_id = CAST(x'ff' AS TEXT) WHERE container_id = 'c3'",
-        "DROP TABLE containers",
+        "UPDATE decisions SET document = '{}' WHERE container_id = 'c3'",
+        "UPDATE decisions SET document = 7 WHERE container_id = 'c3'",
+        "UPDATE decisions SET document = '', container_id = 'other' WHERE container_id = 'c3'",
+        "UPDATE decisions SET container_id = 'other' WHERE container_id = 'c3'",
+        "UPDATE decisions SET container_id = CAST(x'ff' AS TEXT) WHERE container_id = 'c3'",
+        "DROP TABLE decisions",
     ],
 )
 def test_rows_that_cannot_be_read(
@@ -373,7 +390,7 @@ def test_files_set_aside_are_numbered_and_few(open_store: Callable[..., Store], 
 
 # --- migrations ---
 
-NEXT = (*MIGRATIONS, ("ALTER TABLE containers ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",))
+NEXT = (*MIGRATIONS, ("ALTER TABLE decisions ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",))
 
 
 def test_an_older_schema_is_copied_and_migrated(
@@ -389,7 +406,7 @@ def test_an_older_schema_is_copied_and_migrated(
     with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(NEXT),)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        assert connection.execute("SELECT sum(pinned) FROM containers").fetchone() == (0,)
+        assert connection.execute("SELECT sum(pinned) FROM decisions").fetchone() == (0,)
     connection.close()
     older = tmp_path / "older"
     older.mkdir()
@@ -407,10 +424,21 @@ def test_entries_of_the_first_schema_are_kept(
             "INSERT INTO containers (container_id, entry) VALUES (?, ?)",
             [(key, encode(entry(key))) for key in ("b", "a", "c")],
         )
+        first.execute(
+            "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
+            (
+                5,
+                "b",
+                "default/web-0/nginx",
+                msgspec.json.encode(msgspec.json.decode(encode(entry("b")))["decision"]),
+            ),
+        )
     first.close()
     store = open_store()
     assert store.entries() == [entry("a"), entry("b"), entry("c")]
+    assert store.history() == [HistoryItem(5, entry("b").decision)]
     store.record([entry("d")], gone=["b"])
+    assert [item.decision.request.container_id for item in store.history()] == ["d", "b"]
     store.close()
     assert open_store().entries() == [entry("a"), entry("c"), entry("d")]
 
@@ -528,10 +556,9 @@ def test_rows_damaged_while_we_run_are_an_error(open_store: Callable[..., Store]
     store = open_store()
     store.record([entry("a")])
     with closing(sqlite3.connect(store.path)) as nosy, nosy:
-        nosy.execute("UPDATE history SET decision = '{}'")
-        nosy.execute("UPDATE containers SET entry = '{}'")
+        nosy.execute("UPDATE decisions SET document = '{}'")
     nosy.close()
-    with pytest.raises(StateError, match="recorded decision"):
+    with pytest.raises(StateError, match="recorded entry"):
         store.history()
     with pytest.raises(StateError, match="recorded entry"):
         store.entries()
@@ -555,7 +582,10 @@ def test_the_log_is_grown_once_and_overwritten_after_each_checkpoint(
         store.checkpoint()
     assert log.stat().st_size == size
     with closing(sqlite3.connect(f"file:{tmp_path}/state.db?immutable=1", uri=True)) as past_the_log:
-        ids = [row[0] for row in past_the_log.execute("SELECT container_id FROM containers ORDER BY 1")]
+        ids = [
+            row[0]
+            for row in past_the_log.execute("SELECT container_id FROM decisions WHERE current ORDER BY 1")
+        ]
     assert ids == ["a", "b0", "b1", "b2"]
 
 
