@@ -21,8 +21,8 @@ Statement = tuple[str, tuple[object, ...]]
 
 
 class Rows:
-    """The rows that are current, by container id: their number, and whether the history lists them. ``next``
-    is the number of the next row. A step works on a copy, which counts once it is committed."""
+    """The rows that are current, by container id, and the number of the next one. A value: `after` makes a
+    new one, which counts once its statements are committed."""
 
     def __init__(self, current: dict[str, tuple[int, bool]], next_id: int) -> None:
         self._current = current

@@ -182,7 +182,7 @@ def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
         async with controlled(tmp_path) as one:
             blocker = sqlite3.connect(tmp_path / "state.db")
             blocker.execute("PRAGMA query_only = 0")
-            blocker.execute("DROP TABLE containers")
+            blocker.execute("DROP TABLE decisions")
             blocker.commit()
             blocker.close()
             with pytest.raises(StateError):

@@ -295,7 +295,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
 
             async def full() -> None:
                 with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as blocker, blocker:
-                    blocker.execute("DROP TABLE containers")
+                    blocker.execute("DROP TABLE decisions")
                 blocker.close()
 
             it.meanwhile.append(full)
