@@ -1,8 +1,9 @@
 """Where two threads of this process run: on one CPU, while the one waits for the other again and again.
 
 A thread that is woken on another CPU finds none of the other's work in its caches, and on a virtual machine
-the wake-up itself is an interrupt to a halted CPU. Which CPU it is stays the scheduler's choice, each time
-anew. Threads that are made meanwhile inherit the one CPU: they `use_every_cpu`.
+the wake-up itself is an interrupt to a halted CPU: a creation takes 1.06 ms instead of 1.27 on two virtual
+CPUs. Which CPU it is stays the scheduler's choice, each time anew. Threads that are made meanwhile inherit
+the one CPU: they `use_every_cpu`.
 """
 
 import ctypes
