@@ -100,7 +100,7 @@ class Confining:
             if decision is None and ground.required:
                 decision = (
                     self._with_moves(attempt)
-                    or self._after_all(passed_over)
+                    or self._after_all([*passed_over, *self._where_it_is()])
                     or refused(attempt, self.ledger, self.request, self.current)
                 )
             if decision is not None:
@@ -108,9 +108,7 @@ class Confining:
             if ground.why:
                 self.notes.append(not_granted(attempt, self.ledger))
             passed_over.append(attempt)
-        if not is_bounded(self.request):
-            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
-        return self._second_best()
+        return self._second_best() if is_bounded(self.request) else self._unconfined(passed_over)
 
     def _kept(self) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
@@ -279,8 +277,16 @@ class Confining:
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
 
+    def _where_it_is(self) -> list[Attempt]:
+        """A running container on the nodes that it has, however many a new one would be allowed."""
+        if self.current is None or self.current.claim is None:
+            return []
+        ground = Ground(self.current.claim.nodes, exactly=True, of_pod=True)
+        return [self._attempt(ground, self.cpus, self.amounts)]
+
     def _after_all(self, passed_over: Iterable[Attempt]) -> Decision | None:
-        """On a ground that was only preferred, if others move over there: rather that than a refusal."""
+        """On a ground that was only preferred, or where the container is already, if others move over there:
+        rather that than a refusal."""
         notes, self.notes = self.notes, []
         for attempt in passed_over:
             decision = self._with_moves(
@@ -290,6 +296,13 @@ class Confining:
                 return decision
         self.notes = notes
         return None
+
+    def _unconfined(self, passed_over: Iterable[Attempt]) -> Decision:
+        """On every ordinary node. Only a running container that cannot grow there can be refused."""
+        decision = everywhere(self.books, self.ledger, self.request, self.current)
+        if decision.outcome is Outcome.REFUSED:
+            return self._after_all([*passed_over, *self._where_it_is()]) or decision
+        return self._with_cpus_only(decision)
 
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,

@@ -12,6 +12,7 @@ from bayplan.domain.decision import (
     Move,
     NodeWish,
     Outcome,
+    Placement,
     PodTotals,
     QosClass,
     Request,
@@ -291,6 +292,31 @@ def test_others_move_over_on_preferred_nodes_rather_than_that_a_strict_policy_re
     assert (asked.outcome, str(asked.placement.mems)) == (Outcome.PLACED, "2")
     assert [(move.name, str(move.before)) for move in asked.moves] == [("default/g/there-name", "2")]
     assert node.decide(wish("more", 600 * MIB, "2", required=False)).outcome is Outcome.REFUSED
+
+
+def test_others_move_over_for_a_running_container_to_grow_on_more_nodes_than_a_new_one_may_have() -> None:
+    node = Node(machine(3), RESTRICTED)
+    for number, memory_mib in enumerate((400, 700, 700)):
+        node.decide(wish(f"firm-{number}", memory_mib * MIB, str(number)))
+    node.decide(replace(wish("there", 500 * MIB, "0", required=False), qos=QosClass.BURSTABLE))
+    has = Placement(NodeSet([0, 1]), claim=Claim(NodeSet([0, 1]), {"memory": 100 * MIB}, flexible=False))
+    grown = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 700 * MIB), has)
+    assert (grown.outcome, str(grown.placement.mems)) == (Outcome.PLACED, "0-1")
+    assert [move.name for move in grown.moves] == ["default/g/there-name"]
+    more = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 950 * MIB), has)
+    assert more.outcome is Outcome.REFUSED
+
+
+def test_others_move_over_for_a_running_container_to_grow_on_the_nodes_that_it_prefers() -> None:
+    node = Node(machine(2, cpu_less={2: GIB}))
+    for number, memory_mib in enumerate((900, 300)):
+        node.decide(wish(f"firm-{number}", memory_mib * MIB, str(number)))
+    node.decide(replace(wish("there", 700 * MIB, "2", required=False), qos=QosClass.BURSTABLE))
+    has = Placement(NodeSet([2]), claim=Claim(NodeSet([2]), {"memory": 100 * MIB}, flexible=True))
+    asked = replace(wish("grows", 1100 * MIB, "1-2", required=False), qos=QosClass.BURSTABLE)
+    grown = ENGINE.decide(node.machine, node.policy, node.ledger, asked, has)
+    assert (grown.outcome, str(grown.placement.mems)) == (Outcome.PLACED, "1-2")
+    assert [move.name for move in grown.moves] == ["default/g/there-name"]
 
 
 def test_a_tier_that_the_machine_lacks_is_refused_or_done_without() -> None:
