@@ -17,7 +17,7 @@ from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.testing.controllers import controlled
-from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3
+from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.oci_node import OciNode
 from bayplan.testing.pages import CgroupPages
 from bayplan.testing.runtime import FakeRuntime
@@ -56,6 +56,17 @@ class Kernel:
     @property
     def mems(self) -> str:
         return self.node.shown(PATH, "cpuset.mems")[0]
+
+
+@asynccontextmanager
+async def stage(directory: Path, flavor: Flavor) -> AsyncIterator[tuple[FakeRuntime, Kernel]]:
+    """A runtime that listens, and the kernel below it."""
+    runtime = FakeRuntime(flavor)
+    await runtime.listen(directory / "nri.sock")
+    try:
+        yield runtime, Kernel(directory)
+    finally:
+        await runtime.stop()
 
 
 @asynccontextmanager
@@ -117,35 +128,28 @@ async def is_back(runtime: FakeRuntime, kernel: Kernel) -> None:
 
 @flavors
 async def test_heard_of(tmp_path, flavor):
-    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
-    await runtime.listen(tmp_path / "nri.sock")
-    async with daemon(tmp_path, runtime, kernel) as done:
+    async with stage(tmp_path, flavor) as (runtime, kernel), daemon(tmp_path, runtime, kernel) as done:
         await widened(runtime)
         await runtime.stop_container(LATE.id)
         await done.wait()
         await is_back(runtime, kernel)
-    await runtime.stop()
 
 
 @flavors
 async def test_while_the_daemon_was_down(tmp_path, flavor):
-    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
-    await runtime.listen(tmp_path / "nri.sock")
-    async with daemon(tmp_path, runtime, kernel):
-        await widened(runtime)
-    await runtime.abandoned()
-    await runtime.stop_container(LATE.id)
-    async with daemon(tmp_path, runtime, kernel) as done:
-        await done.wait()
-        await is_back(runtime, kernel)
-    await runtime.stop()
+    async with stage(tmp_path, flavor) as (runtime, kernel):
+        async with daemon(tmp_path, runtime, kernel):
+            await widened(runtime)
+        await runtime.abandoned()
+        await runtime.stop_container(LATE.id)
+        async with daemon(tmp_path, runtime, kernel) as done:
+            await done.wait()
+            await is_back(runtime, kernel)
 
 
 @flavors
 async def test_while_the_connection_was_lost(tmp_path, flavor):
-    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
-    await runtime.listen(tmp_path / "nri.sock")
-    async with daemon(tmp_path, runtime, kernel) as done:
+    async with stage(tmp_path, flavor) as (runtime, kernel), daemon(tmp_path, runtime, kernel) as done:
         await widened(runtime)
         await runtime.stop()
         (tmp_path / "nri.sock").unlink(missing_ok=True)
@@ -154,36 +158,31 @@ async def test_while_the_connection_was_lost(tmp_path, flavor):
         await runtime.synchronized()
         await done.wait()
         await is_back(runtime, kernel)
-    await runtime.stop()
 
 
 @flavors
 async def test_a_return_that_the_runtime_never_heard_of(tmp_path, flavor):
-    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
-    await runtime.listen(tmp_path / "nri.sock")
-    async with daemon(tmp_path, runtime, kernel) as done:
-        await widened(runtime)
-        await runtime.stop_container(LATE.id)
-        await done.wait()
-    await runtime.abandoned()
-    assert spec_mems(runtime) == "0-1"
-    async with daemon(tmp_path, runtime, kernel):
-        assert spec_mems(runtime) == "0"
-    await runtime.stop()
+    async with stage(tmp_path, flavor) as (runtime, kernel):
+        async with daemon(tmp_path, runtime, kernel) as done:
+            await widened(runtime)
+            await runtime.stop_container(LATE.id)
+            await done.wait()
+        await runtime.abandoned()
+        assert spec_mems(runtime) == "0-1"
+        async with daemon(tmp_path, runtime, kernel):
+            assert spec_mems(runtime) == "0"
 
 
 @flavors
 async def test_a_return_that_a_crash_interrupted_is_made_up_for(tmp_path, flavor):
     """Pages and kernel are there already, the record is not: the way back is taken again."""
-    runtime, kernel = FakeRuntime(flavor), Kernel(tmp_path)
-    await runtime.listen(tmp_path / "nri.sock")
-    async with daemon(tmp_path, runtime, kernel):
-        await widened(runtime)
-    await runtime.abandoned()
-    await runtime.stop_container(LATE.id)
-    kernel.pages.hold({"inactive_anon": {0: 500 * MIB, 1: 0}})
-    (kernel.node.directory(PATH) / "cpuset.mems").write_text("0\n")
-    async with daemon(tmp_path, runtime, kernel) as done:
-        await done.wait()
-        await is_back(runtime, kernel)
-    await runtime.stop()
+    async with stage(tmp_path, flavor) as (runtime, kernel):
+        async with daemon(tmp_path, runtime, kernel):
+            await widened(runtime)
+        await runtime.abandoned()
+        await runtime.stop_container(LATE.id)
+        kernel.pages.hold({"inactive_anon": {0: 500 * MIB, 1: 0}})
+        (kernel.node.directory(PATH) / "cpuset.mems").write_text("0\n")
+        async with daemon(tmp_path, runtime, kernel) as done:
+            await done.wait()
+            await is_back(runtime, kernel)
