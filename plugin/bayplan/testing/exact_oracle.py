@@ -11,29 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bayplan.domain.decision import (
-    Claim,
-    Decision,
-    Interval,
-    NodeWish,
-    Outcome,
-    QosClass,
-    QosSource,
-    Request,
-    TierWish,
-)
+from bayplan.domain.decision import Claim, Decision, Interval, Outcome, QosClass, Request
 from bayplan.domain.engine import allocatable_bytes
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.exact.reasons import SEARCH_ENDED
 from bayplan.domain.exact.witness import by_node, witness
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.topology import MEMORY, Cpu, Machine, Node
-from bayplan.quantity import MIB
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.domain.topology import MEMORY
+from bayplan.sets import NodeSet
+from bayplan.testing.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
 from bayplan.testing.subsets import Claims, room, rooms_by_subset, slack_by_subset
 
-PAGES: Final = "hugepages-2Mi"
 STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 OVERCOMMIT: Final = "hidden overcommit"
@@ -67,7 +56,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         draw = self.random
-        self.machine = _machine(draw, draw.randint(2, self.most_nodes))
+        self.machine = draw_machine(draw, draw.randint(2, self.most_nodes))
         self.policy = Policy(topology=self.topology or draw.choice(list(TopologyPolicy)))
         self.ledger = Ledger()
         self.number = 0
@@ -103,13 +92,13 @@ class Trial:
     def arrive(self) -> None:
         """A new container."""
         self.number += 1
-        request = self._request(f"c{self.number:05}")
+        request = draw_request(self.random, self.machine, f"c{self.number:05}")
         self._answered(request, self.engine.decide(self.machine, self.policy, self.ledger, request), None)
 
     def resize(self, container_id: str) -> None:
         """A running container asks for another amount."""
         entry = self.ledger.entries[container_id]
-        wanted = self._amount()
+        wanted = draw_amount_bytes(self.random, self.machine)
         old = entry.decision.request
         if old.qos is QosClass.BEST_EFFORT:
             return
@@ -351,38 +340,6 @@ class Trial:
             found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
         return found
 
-    def _request(self, container_id: str) -> Request:
-        draw = self.random
-        qos = draw.choices(list(QosClass), [6, 3, 1])[0]
-        amount = 0 if qos is QosClass.BEST_EFFORT else self._amount()
-        nodes = tier = None
-        wish = draw.choices(["none", "nodes", "tier"], [15, 4, 1])[0]
-        if wish == "nodes":
-            chosen = NodeSet(draw.sample(list(self.machine.memory_nodes), draw.randint(1, 2)))
-            nodes = NodeWish(chosen, required=draw.choice([True, True, False]))
-        elif wish == "tier":
-            tier = TierWish(draw.randint(0, 1), required=draw.choice([True, False]))
-        pages = {}
-        if qos is not QosClass.BEST_EFFORT and not draw.randrange(7):
-            pages = {PAGES: draw.randint(1, 6) * 2 * MIB}
-        return Request(
-            container_id,
-            f"pod-{container_id}",
-            container_id,
-            qos,
-            QosSource.INFERRED,
-            Interval(amount, amount, "limit"),
-            amount if qos is QosClass.GUARANTEED else None,
-            hugepages_bytes=pages,
-            nodes=nodes,
-            tier=tier,
-        )
-
-    def _amount(self) -> int:
-        """Mostly small, sometimes more than a node."""
-        largest = max(node.memory_bytes for node in self.machine.nodes)
-        return max(1, int(self.random.choice([0.15, 0.3, 0.6, 1.5]) * self.random.random() * largest))
-
 
 def _amounts(request: Request) -> dict[str, int]:
     amounts = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
@@ -391,22 +348,3 @@ def _amounts(request: Request) -> dict[str, int]:
 
 def _required(request: Request) -> bool:
     return any(wish is not None and wish.required for wish in (request.nodes, request.tier))
-
-
-def _machine(draw: random.Random, count: int) -> Machine:
-    """Nodes with sparse ids, unequal sizes, asymmetric distances; some are CPU-less and of a slower tier."""
-    ids = sorted(draw.sample(range(count * 3), count))
-    cpu_less = set(ids[1:]) & set(draw.sample(ids, draw.randint(0, count // 3)))
-    distances = {(a, b): 10 if a == b else draw.choice([11, 17, 20, 21, 31]) for a in ids for b in ids}
-    nodes = tuple(
-        Node(
-            node,
-            CpuSet() if node in cpu_less else CpuSet([node]),
-            draw.choice([64, 100, 128]) * MIB,
-            hugepages_bytes={2 * MIB: draw.choice([0, 4, 10]) * MIB},
-            distances={other: distances[node, other] for other in ids},
-            tier=1 if node in cpu_less else 0,
-        )
-        for node in ids
-    )
-    return Machine(nodes, tuple(Cpu(node, node, node, node, node) for node in ids if node not in cpu_less))
