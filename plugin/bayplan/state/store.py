@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,18 +111,6 @@ class Store:
                     for statement in statements:
                         connection.execute(*statement)
             self._rows = rows
-
-    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
-        """Commit a step made of these: see `Step.of`."""
-        self.commit(Step.of(entries, gone, told))
-
-    def forget(self, container_ids: Iterable[str]) -> None:
-        """Commit that these containers hold nothing any more. Their history stays."""
-        self.commit(Step(gone=tuple(container_ids)))
-
-    def refused(self, decision: Decision) -> None:
-        """Commit a refusal to the history."""
-        self.commit(Step.refusal(decision))
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see

@@ -1,6 +1,7 @@
 """Entries as the daemon records them, for the tests of the store."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from bayplan.domain.decision import (
 )
 from bayplan.domain.ledger import Entry
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import Step, Store
 
 GIB = 1 << 30
 
@@ -40,3 +42,30 @@ def make_entry(container_id: str, name: str = "default/web-0/nginx", node: int =
 @pytest.fixture
 def entry() -> Callable[..., Entry]:
     return make_entry
+
+
+class Recording(Store):
+    """A store that takes what steps are made of."""
+
+    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
+        self.commit(Step.of(entries, gone, told))
+
+    def forget(self, container_ids: Iterable[str]) -> None:
+        self.record((), container_ids)
+
+    def refused(self, decision: Decision) -> None:
+        self.commit(Step.refusal(decision))
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Callable[..., Recording]]:
+    """Opens the store of this test; closes every one that was opened."""
+    opened: list[Recording] = []
+
+    def opener(directory: Path = tmp_path, **options: object) -> Recording:
+        opened.append(Recording.open(directory, lambda: 1_700_000_000_000_000, **options))
+        return opened[-1]
+
+    yield opener
+    for store in opened:
+        store.close()

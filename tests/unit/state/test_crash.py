@@ -14,10 +14,9 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import make_entry
-from bayplan.state import Store
+from conftest import Recording, make_entry
 
-store, start = Store.open(Path(sys.argv[1])), int(sys.argv[3])
+store, start = Recording.open(Path(sys.argv[1])), int(sys.argv[3])
 for number in range(start, start + 100_000):
     gone = f"c{number - 5}"
     store.record([make_entry(f"c{number}"), make_entry(f"twin-of-c{number}")], gone=[gone])

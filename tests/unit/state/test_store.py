@@ -6,10 +6,11 @@ import random
 import resource
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -18,41 +19,31 @@ from bayplan.domain.decision import Outcome
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.sets import CpuSet
-from bayplan.state import HistoryItem, Store
+from bayplan.state import HistoryItem
 from bayplan.state.codec import encode
 from bayplan.state.schema import APPLICATION_ID, MIGRATIONS, migrate
 
+if TYPE_CHECKING:
+    from conftest import Recording
+
 Make = Callable[..., Entry]
+Open = Callable[..., "Recording"]
 
 
-@pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
-    """Opens the store of this test; closes every one that was opened."""
-    opened: list[Store] = []
-
-    def opener(directory: Path = tmp_path, **options: object) -> Store:
-        opened.append(Store.open(directory, lambda: 1_700_000_000_000_000, **options))
-        return opened[-1]
-
-    yield opener
-    for store in opened:
-        store.close()
-
-
-def test_a_new_store_is_empty(open_store: Callable[..., Store], tmp_path: Path) -> None:
+def test_a_new_store_is_empty(open_store: Open, tmp_path: Path) -> None:
     store = open_store(tmp_path / "var" / "bayplan")
     assert store.entries() == []
     assert store.history() == []
 
 
-def test_what_was_recorded_is_there_after_closing(open_store: Callable[..., Store], entry: Make) -> None:
+def test_what_was_recorded_is_there_after_closing(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("b"), entry("a")])
     store.close()
     assert open_store().entries() == [entry("a"), entry("b")]
 
 
-def test_one_step_holds_decided_gone_and_told(open_store: Callable[..., Store], entry: Make) -> None:
+def test_one_step_holds_decided_gone_and_told(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a"), entry("b")])
     told = replace(entry("b"), told_cpus=CpuSet([4]))
@@ -61,7 +52,7 @@ def test_one_step_holds_decided_gone_and_told(open_store: Callable[..., Store], 
     assert [item.decision.request.container_id for item in store.history()] == ["c", "b", "a"]
 
 
-def test_recording_again_replaces(open_store: Callable[..., Store], entry: Make) -> None:
+def test_recording_again_replaces(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a", node=0)])
     store.record([entry("a", node=1)])
@@ -69,7 +60,7 @@ def test_recording_again_replaces(open_store: Callable[..., Store], entry: Make)
     assert len(store.history()) == 2
 
 
-def test_the_history_keeps_what_was_decided(open_store: Callable[..., Store], entry: Make) -> None:
+def test_the_history_keeps_what_was_decided(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a", node=0)])
     store.record([], told=[entry("a", node=1)])
@@ -81,7 +72,7 @@ def test_the_history_keeps_what_was_decided(open_store: Callable[..., Store], en
     assert [item.decision for item in store.history()] == kept
 
 
-def test_what_was_only_told_is_not_history(open_store: Callable[..., Store], entry: Make) -> None:
+def test_what_was_only_told_is_not_history(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([], told=[entry("found")])
     assert store.entries() == [entry("found")]
@@ -93,7 +84,7 @@ def test_what_was_only_told_is_not_history(open_store: Callable[..., Store], ent
     assert store.entries() == store.history() == []
 
 
-def test_a_step_that_failed_takes_no_row(open_store: Callable[..., Store], entry: Make) -> None:
+def test_a_step_that_failed_takes_no_row(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
     with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
@@ -106,9 +97,7 @@ def test_a_step_that_failed_takes_no_row(open_store: Callable[..., Store], entry
     assert store.entries() == [entry("a"), entry("c")]
 
 
-def test_two_entries_of_one_container_are_damage(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
-) -> None:
+def test_two_entries_of_one_container_are_damage(open_store: Open, entry: Make, tmp_path: Path) -> None:
     store = open_store()
     store.record([entry("a")])
     connection = store._connection
@@ -121,7 +110,7 @@ def test_two_entries_of_one_container_are_damage(
     assert (tmp_path / "state.db.corrupt-1").exists()
 
 
-def test_forgetting_keeps_the_history(open_store: Callable[..., Store], entry: Make) -> None:
+def test_forgetting_keeps_the_history(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
     store.forget(["a", "never-there"])
@@ -129,7 +118,7 @@ def test_forgetting_keeps_the_history(open_store: Callable[..., Store], entry: M
     assert [item.decision for item in store.history()] == [entry("a").decision]
 
 
-def test_a_refusal_is_history_only(open_store: Callable[..., Store], entry: Make) -> None:
+def test_a_refusal_is_history_only(open_store: Open, entry: Make) -> None:
     store = open_store()
     refusal = replace(entry("a").decision, outcome=Outcome.REFUSED)
     store.refused(refusal)
@@ -137,7 +126,7 @@ def test_a_refusal_is_history_only(open_store: Callable[..., Store], entry: Make
     assert [(item.at_us, item.decision) for item in store.history()] == [(1_700_000_000_000_000, refusal)]
 
 
-def test_the_history_of_one_container_by_name_or_id(open_store: Callable[..., Store], entry: Make) -> None:
+def test_the_history_of_one_container_by_name_or_id(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a", "default/web-0/nginx"), entry("b", "default/db-0/postgres")])
     store.record([entry("c", "default/web-0/nginx")])
@@ -148,7 +137,7 @@ def test_the_history_of_one_container_by_name_or_id(open_store: Callable[..., St
     assert [i.decision.request.container_id for i in store.history(limit=1)] == ["c"]
 
 
-def test_the_history_is_bounded(open_store: Callable[..., Store], entry: Make) -> None:
+def test_the_history_is_bounded(open_store: Open, entry: Make) -> None:
     store = open_store(history_limit=10)
     store.record([entry("lasting")])
     for number in range(25):
@@ -162,14 +151,14 @@ def test_the_history_is_bounded(open_store: Callable[..., Store], entry: Make) -
     assert store.entries() == [entry("c24"), entry("lasting")]
 
 
-def test_commits_wait_for_the_disk(open_store: Callable[..., Store]) -> None:
+def test_commits_wait_for_the_disk(open_store: Open) -> None:
     connection = open_store()._connection
     assert connection is not None
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_failure_in_the_middle_leaves_nothing(open_store: Callable[..., Store], entry: Make) -> None:
+def test_a_failure_in_the_middle_leaves_nothing(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
     unspeakable = entry("b", name="\ud800")
@@ -180,7 +169,7 @@ def test_a_failure_in_the_middle_leaves_nothing(open_store: Callable[..., Store]
     assert store.entries() == [entry("a"), entry("d")]
 
 
-def test_another_thread_is_a_defect_not_a_sick_disk(open_store: Callable[..., Store]) -> None:
+def test_another_thread_is_a_defect_not_a_sick_disk(open_store: Open) -> None:
     store = open_store()
     raised: list[Exception] = []
 
@@ -200,16 +189,14 @@ def test_another_thread_is_a_defect_not_a_sick_disk(open_store: Callable[..., St
 # --- files that cannot be used ---
 
 
-def recorded(open_store: Callable[..., Store], entry: Make, count: int = 40) -> Path:
+def recorded(open_store: Open, entry: Make, count: int = 40) -> Path:
     store = open_store()
     store.record([entry(f"c{number}") for number in range(count)])
     store.close()
     return store.path
 
 
-def assert_set_aside(
-    open_store: Callable[..., Store], entry: Make, caplog: pytest.LogCaptureFixture, aside: Path
-) -> None:
+def assert_set_aside(open_store: Open, entry: Make, caplog: pytest.LogCaptureFixture, aside: Path) -> None:
     with caplog.at_level(logging.INFO):
         store = open_store(aside.parent)
     loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -234,7 +221,7 @@ def assert_set_aside(
     ],
 )
 def test_a_file_that_is_no_database(
-    open_store: Callable[..., Store],
+    open_store: Open,
     entry: Make,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -247,7 +234,7 @@ def test_a_file_that_is_no_database(
 
 @pytest.mark.parametrize("keep", [50, 99, 100, 512, 4095, 4096, 4097, 8192, 0.5, 0.9, -4096])
 def test_a_truncated_file(
-    open_store: Callable[..., Store],
+    open_store: Open,
     entry: Make,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -259,9 +246,7 @@ def test_a_truncated_file(
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.corrupt-1")
 
 
-def test_any_damage_is_found_or_harmless(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
-) -> None:
+def test_any_damage_is_found_or_harmless(open_store: Open, entry: Make, tmp_path: Path) -> None:
     pristine = recorded(open_store, entry).read_bytes()
     expected = sorted((entry(f"c{number}") for number in range(40)), key=lambda one: one.container_id)
     for seed in range(60):
@@ -289,7 +274,7 @@ def test_any_damage_is_found_or_harmless(
 
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm"])
 def test_a_directory_in_the_place_of_a_file(
-    open_store: Callable[..., Store],
+    open_store: Open,
     entry: Make,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -307,7 +292,7 @@ def test_a_directory_in_the_place_of_a_file(
 
 
 def test_a_log_without_its_database(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state.db-wal").write_bytes(b"frames")
     with caplog.at_level(logging.CRITICAL):
@@ -317,7 +302,7 @@ def test_a_log_without_its_database(
 
 
 def test_somebody_elses_database(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
         connection.execute("CREATE TABLE theirs (x)")
@@ -326,7 +311,7 @@ def test_somebody_elses_database(
 
 
 def test_a_newer_schema(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = recorded(open_store, entry)
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -351,7 +336,7 @@ def test_a_newer_schema(
     ],
 )
 def test_rows_that_cannot_be_read(
-    open_store: Callable[..., Store],
+    open_store: Open,
     entry: Make,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -364,9 +349,7 @@ def test_rows_that_cannot_be_read(
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.corrupt-1")
 
 
-def test_the_log_goes_aside_with_its_database(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
-) -> None:
+def test_the_log_goes_aside_with_its_database(open_store: Open, entry: Make, tmp_path: Path) -> None:
     store = open_store()
     store.record([entry("a")])
     wal = (tmp_path / "state.db-wal").read_bytes()
@@ -379,7 +362,7 @@ def test_the_log_goes_aside_with_its_database(
     assert (directory / "state.db.corrupt-1-wal").read_bytes() == wal
 
 
-def test_files_set_aside_are_numbered_and_few(open_store: Callable[..., Store], tmp_path: Path) -> None:
+def test_files_set_aside_are_numbered_and_few(open_store: Open, tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / "state.db").write_bytes(b"rubbish %d" % number)
         open_store().close()
@@ -394,7 +377,7 @@ NEXT = (*MIGRATIONS, ("ALTER TABLE decisions ADD COLUMN pinned INTEGER NOT NULL 
 
 
 def test_an_older_schema_is_copied_and_migrated(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = recorded(open_store, entry)
     caplog.set_level(logging.WARNING)
@@ -414,9 +397,7 @@ def test_an_older_schema_is_copied_and_migrated(
     assert len(open_store(older).entries()) == 40
 
 
-def test_entries_of_the_first_schema_are_kept(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
-) -> None:
+def test_entries_of_the_first_schema_are_kept(open_store: Open, entry: Make, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as first, first:
         first.execute("PRAGMA journal_mode = WAL")
         migrate(first, 0, MIGRATIONS[:1])
@@ -444,7 +425,7 @@ def test_entries_of_the_first_schema_are_kept(
 
 
 def test_a_migration_that_fails_is_undone_and_set_aside(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded(open_store, entry)
     failing = (*MIGRATIONS, ("CREATE TABLE half (x)", "INSERT INTO nowhere VALUES (1)"))
@@ -462,9 +443,7 @@ def test_a_migration_that_fails_is_undone_and_set_aside(
 
 
 @pytest.mark.parametrize("obstacle", ["file", "below-file"])
-def test_a_directory_that_cannot_be_used_is_named(
-    open_store: Callable[..., Store], tmp_path: Path, obstacle: str
-) -> None:
+def test_a_directory_that_cannot_be_used_is_named(open_store: Open, tmp_path: Path, obstacle: str) -> None:
     (tmp_path / "taken").write_text("a file")
     directory = tmp_path / "taken" if obstacle == "file" else tmp_path / "taken" / "below"
     with pytest.raises(StateError, match=str(directory)):
@@ -472,7 +451,7 @@ def test_a_directory_that_cannot_be_used_is_named(
 
 
 def test_a_disk_with_little_room_takes_decisions_all_the_same(
-    open_store: Callable[..., Store], tmp_path: Path, entry: Make
+    open_store: Open, tmp_path: Path, entry: Make
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
@@ -485,7 +464,7 @@ def test_a_disk_with_little_room_takes_decisions_all_the_same(
     assert store.entries() == [entry("a")]
 
 
-def test_a_full_disk_is_an_error_until_there_is_space(open_store: Callable[..., Store], entry: Make) -> None:
+def test_a_full_disk_is_an_error_until_there_is_space(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
     connection = store._connection
@@ -500,7 +479,7 @@ def test_a_full_disk_is_an_error_until_there_is_space(open_store: Callable[..., 
     assert open_store().entries() == [entry("a"), entry("b")]
 
 
-def test_write_errors_are_an_error_until_they_end(open_store: Callable[..., Store], entry: Make) -> None:
+def test_write_errors_are_an_error_until_they_end(open_store: Open, entry: Make) -> None:
     """A limit on file sizes makes every write beyond it fail, as a failing disk does."""
     store = open_store()
     store.record([entry("a")])
@@ -518,9 +497,7 @@ def test_write_errors_are_an_error_until_they_end(open_store: Callable[..., Stor
     assert open_store().entries() == [entry("b")]
 
 
-def test_a_lock_held_by_somebody_is_an_error_until_it_is_free(
-    open_store: Callable[..., Store], entry: Make
-) -> None:
+def test_a_lock_held_by_somebody_is_an_error_until_it_is_free(open_store: Open, entry: Make) -> None:
     store = open_store()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
         nosy.execute("BEGIN IMMEDIATE")
@@ -532,9 +509,7 @@ def test_a_lock_held_by_somebody_is_an_error_until_it_is_free(
     assert store.entries() == [entry("a")]
 
 
-def test_a_database_replaced_under_a_failed_store_is_not_adopted(
-    open_store: Callable[..., Store], entry: Make
-) -> None:
+def test_a_database_replaced_under_a_failed_store_is_not_adopted(open_store: Open, entry: Make) -> None:
     store = open_store()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
         nosy.execute("BEGIN IMMEDIATE")
@@ -552,7 +527,7 @@ def test_a_database_replaced_under_a_failed_store_is_not_adopted(
         store.record([entry("a")])
 
 
-def test_rows_damaged_while_we_run_are_an_error(open_store: Callable[..., Store], entry: Make) -> None:
+def test_rows_damaged_while_we_run_are_an_error(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a")])
     with closing(sqlite3.connect(store.path)) as nosy, nosy:
@@ -564,14 +539,14 @@ def test_rows_damaged_while_we_run_are_an_error(open_store: Callable[..., Store]
         store.entries()
 
 
-def test_closing_twice_is_harmless(open_store: Callable[..., Store]) -> None:
+def test_closing_twice_is_harmless(open_store: Open) -> None:
     store = open_store()
     store.close()
     store.close()
 
 
 def test_the_log_is_grown_once_and_overwritten_after_each_checkpoint(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+    open_store: Open, entry: Make, tmp_path: Path
 ) -> None:
     store = open_store()
     log = tmp_path / "state.db-wal"
@@ -590,7 +565,7 @@ def test_the_log_is_grown_once_and_overwritten_after_each_checkpoint(
 
 
 def test_a_grown_log_of_a_dead_process_is_read_up_to_its_last_commit(
-    open_store: Callable[..., Store], entry: Make, tmp_path: Path
+    open_store: Open, entry: Make, tmp_path: Path
 ) -> None:
     store = open_store()
     store.record([entry("a")])
