@@ -8,7 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from bayplan.daemon.values import Complaints, Reader, Wrong, digits, items, join, parsed, show, unknown_key
+from bayplan.daemon.values import (
+    Complaints,
+    Reader,
+    Wrong,
+    digits,
+    entries,
+    items,
+    join,
+    parsed,
+    show,
+    unknown_key,
+)
 from bayplan.domain.kubelet.eviction_thresholds import STARVED, ThresholdError
 from bayplan.domain.kubelet.memory_reservation import Reservation, check_values, in_words
 from bayplan.domain.kubelet.pod import CPU
@@ -37,28 +48,22 @@ def positive_bytes(path: str, value: object) -> int:
 def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
     """A table of eviction signals, each of whose texts *read* takes together with the signal."""
 
-    def one(path: str, signal: str, value: object) -> T:
-        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not isinstance(text, str):
-            raise Wrong(Problem(path, show(value), "a text such as '100Mi'"))
-        try:
-            return read(signal, text)
-        except ThresholdError as error:
-            saying = f"; kubelet: {error.kubelet}" if error.kubelet else ""
-            raise Wrong(Problem(path, show(value), f"{error.expected}{saying}")) from error
-
     def typed(path: str, value: object) -> dict[str, T]:
-        complaints = Complaints()
-        found: dict[str, T] = {}
-        for signal, item in items(path, value):
-            with complaints:
-                if signal not in STARVED:
-                    problem = unknown_key(path, signal, STARVED)
-                    kubelet = f"unsupported eviction signal {signal}"
-                    raise Wrong(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
-                found[signal] = one(join(path, signal), signal, item)
-        complaints.settle()
-        return found
+        def one(here: str, signal: str, item: object) -> T:
+            if signal not in STARVED:
+                problem = unknown_key(path, signal, STARVED)
+                kubelet = f"unsupported eviction signal {signal}"
+                raise Wrong(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
+            text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+            if not isinstance(text, str):
+                raise Wrong(Problem(here, show(item), "a text such as '100Mi'"))
+            try:
+                return read(signal, text)
+            except ThresholdError as error:
+                saying = f"; kubelet: {error.kubelet}" if error.kubelet else ""
+                raise Wrong(Problem(here, show(item), f"{error.expected}{saying}")) from error
+
+        return entries(path, value, one)
 
     return typed
 

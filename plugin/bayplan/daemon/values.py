@@ -197,15 +197,12 @@ def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:
     """A table with some of the keys of *readers*."""
 
     def read(path: str, value: object) -> dict[str, T]:
-        complaints = Complaints()
-        typed: dict[str, T] = {}
-        for key, item in items(path, value):
-            with complaints:
-                if key not in readers:
-                    raise Wrong(unknown_key(path, key, readers))
-                typed[key] = readers[key](join(path, key), item)
-        complaints.settle()
-        return typed
+        def entry(here: str, key: str, item: object) -> T:
+            if key not in readers:
+                raise Wrong(unknown_key(path, key, readers))
+            return readers[key](here, item)
+
+        return entries(path, value, entry)
 
     return read
 
@@ -214,27 +211,32 @@ def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
     """The options of one of kubelet's policies: texts by name; true, false and numbers stand for their texts.
     What the texts say is not checked here; the known options are read also beside unknown ones."""
 
-    def option(path: str, value: object) -> str:
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, int):
-            return digits(value)
-        if isinstance(value, str):
-            return value
-        raise Wrong(Problem(path, show(value), "a text such as 'true'"))
-
     def read(path: str, value: object) -> dict[str, str]:
-        complaints = Complaints()
-        typed: dict[str, str] = {}
-        for key, item in items(path, value):
-            with complaints:
-                if key not in known:
-                    raise Wrong(unknown_key(path, key, known), readable=True)
-                typed[key] = option(join(path, key), item)
-        complaints.settle(typed)
-        return typed
+        def option(here: str, key: str, item: object) -> str:
+            if key not in known:
+                raise Wrong(unknown_key(path, key, known), readable=True)
+            if isinstance(item, bool):
+                return "true" if item else "false"
+            if isinstance(item, int):
+                return digits(item)
+            if isinstance(item, str):
+                return item
+            raise Wrong(Problem(here, show(item), "a text such as 'true'"))
+
+        return entries(path, value, option)
 
     return read
+
+
+def entries(path: str, value: object, entry: Callable[[str, str, object], T]) -> dict[str, T]:
+    """A table whose entries *entry* reads, one by one: it gets the path, the key and the value of each."""
+    complaints = Complaints()
+    typed: dict[str, T] = {}
+    for key, item in items(path, value):
+        with complaints:
+            typed[key] = entry(join(path, key), key, item)
+    complaints.settle(typed)
+    return typed
 
 
 def items(path: str, value: object) -> list[tuple[str, object]]:
