@@ -6,6 +6,7 @@ containers. Invariant: every total equals the sum over the entries, and no CPU i
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from bayplan.domain.decision import (
     MOVED_OVER,
@@ -20,7 +21,9 @@ from bayplan.domain.decision import (
 )
 from bayplan.domain.origin import Origin
 from bayplan.domain.topology import Machine
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, IdSet, NodeSet
+
+Ids = TypeVar("Ids", bound=IdSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,11 @@ class Ledger:
             entries={**base.entries, entry.container_id: entry},
             booked_bytes=_booked(base.booked_bytes, placement, 1),
             exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
-            bound=_bound(base.bound, placement, 1),
+            bound=_counted(base.bound, placement.mems, 1),
             claimed_bytes=_claimed(base.claimed_bytes, placement, 1),
             between=base.between,
-            told=_told(base.told, entry, 1),
-            apart=base.apart if _shares(entry) else base.apart | {entry.container_id},
+            told=_counted(base.told, _told_to_share(entry), 1),
+            apart=base.apart | {entry.container_id} if _told_to_share(entry) is None else base.apart,
         )
 
     def without(self, container_id: str) -> "Ledger":
@@ -99,11 +102,11 @@ class Ledger:
             entries=entries,
             booked_bytes=_booked(self.booked_bytes, placement, -1),
             exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
-            bound=_bound(self.bound, placement, -1),
+            bound=_counted(self.bound, placement.mems, -1),
             claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
             between=self.between,
-            told=_told(self.told, gone, -1),
-            apart=self.apart if _shares(gone) else self.apart - {container_id},
+            told=_counted(self.told, _told_to_share(gone), -1),
+            apart=self.apart - {container_id},
         )
 
     def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
@@ -213,10 +216,10 @@ class Ledger:
             return self
         entries, told, apart = dict(self.entries), self.told, self.apart
         for container_id, told_cpus in cpus.items():
-            told = _told(told, entries[container_id], -1)
+            told = _counted(told, _told_to_share(entries[container_id]), -1)
             entry = entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
-            told = _told(told, entry, 1)
-            apart = apart - {container_id} if _shares(entry) else apart | {container_id}
+            told = _counted(told, _told_to_share(entry), 1)
+            apart = apart | {container_id} if _told_to_share(entry) is None else apart - {container_id}
         return replace(self, entries=entries, told=told, apart=apart)
 
     def due_a_look(self, shared: CpuSet) -> Iterable[str]:
@@ -258,24 +261,15 @@ def _claimed(
     return changed
 
 
-def _shares(entry: Entry) -> bool:
-    """Whether *entry* is of a container that was told to run on the shared CPUs."""
-    return entry.told_cpus is not None and not entry.decision.placement.exclusive_cpus
+def _told_to_share(entry: Entry) -> CpuSet | None:
+    """What a container without CPUs of its own was told; None for all others, and if it was told nothing."""
+    return None if entry.decision.placement.exclusive_cpus else entry.told_cpus
 
 
-def _told(counts: Mapping[CpuSet, int], entry: Entry, sign: int) -> Mapping[CpuSet, int]:
-    """The counts after *entry* came (+1) or went (-1). Sets that nobody was told are left out."""
-    if entry.told_cpus is None or not _shares(entry):
+def _counted(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:
+    """The numbers of containers per set after one with *ids*, if it has any, came (+1) or went (-1)."""
+    if ids is None:
         return counts
-    count = counts.get(entry.told_cpus, 0) + sign
-    rest = {cpus: others for cpus, others in counts.items() if cpus != entry.told_cpus}
-    return {**rest, entry.told_cpus: count} if count else rest
-
-
-def _bound(counts: Mapping[NodeSet, int], placement: Placement, sign: int) -> Mapping[NodeSet, int]:
-    """The numbers of containers per set of nodes after *placement* came (+1) or went (-1)."""
-    if placement.mems is None:
-        return counts
-    count = counts.get(placement.mems, 0) + sign
-    rest = {nodes: others for nodes, others in counts.items() if nodes != placement.mems}
-    return {**rest, placement.mems: count} if count else rest
+    count = counts.get(ids, 0) + sign
+    rest = {one: others for one, others in counts.items() if one != ids}
+    return {**rest, ids: count} if count else rest
