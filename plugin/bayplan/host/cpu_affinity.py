@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from bayplan.host.libc import libc
 from bayplan.sets import CpuSet
 
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
@@ -32,7 +33,7 @@ class SharedCpu:
         """Keep both on the CPU that runs the calling thread, until `release`."""
         if self._held:
             return
-        cpu = _libc().sched_getcpu()
+        cpu = libc().sched_getcpu()
         if cpu < 0:
             return
         mask = (1 << cpu).to_bytes(_MASK_BYTES, "little")
@@ -55,20 +56,15 @@ def use_every_cpu() -> None:
 
 
 @cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-@cache
 def _every_cpu() -> bytes:
     """The CPUs of whoever asks first, which is before anybody was held, and those that are not there yet: the
     kernel leaves out what does not exist or is not ours to use."""
     buffer = ctypes.create_string_buffer(_MASK_BYTES)
-    if _libc().sched_getaffinity(0, _MASK_BYTES, buffer) < 0:
+    if libc().sched_getaffinity(0, _MASK_BYTES, buffer) < 0:
         return b"\xff" * _MASK_BYTES
     missing = (1 << 8 * _MASK_BYTES) - 1 & ~CpuSet.parse(_ONLINE.read_text()).mask
     return (int.from_bytes(buffer.raw, "little") | missing).to_bytes(_MASK_BYTES, "little")
 
 
 def _set(thread: int, mask: bytes) -> None:
-    _libc().sched_setaffinity(thread, _MASK_BYTES, mask)
+    libc().sched_setaffinity(thread, _MASK_BYTES, mask)

@@ -4,6 +4,7 @@ Also what is off limits there, and in which cgroup a process is. Values of cgrou
 `bayplan.host.cgroup`; nothing is changed here.
 """
 
+import ctypes
 import enum
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Final
 from bayplan.errors import HostError
 from bayplan.host.cgroup_paths import ROOT, clean, is_within, parse_membership
 from bayplan.host.kernelfs import AbsentError, parse_file, read_text, refusal
+from bayplan.host.libc import libc
 
 CGROUP2_SUPER_MAGIC: Final = 0x63677270
 CGROUP_SUPER_MAGIC: Final = 0x27E0EB
@@ -46,14 +48,11 @@ def file_system_magic(directory: str) -> int:
     Raises:
         HostError: it is not there, or cannot be opened.
     """
-    import ctypes  # noqa: PLC0415 - 5 ms, for one call in the life of the daemon
-
-    libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if libc.fstatfs(descriptor, buffer) != 0:
+            if libc().fstatfs(descriptor, buffer) != 0:
                 raise OSError(ctypes.get_errno(), "fstatfs")
         finally:
             os.close(descriptor)

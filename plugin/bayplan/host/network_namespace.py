@@ -14,7 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from bayplan.host.cpu_affinity import use_every_cpu
 from bayplan.host.kernelfs import refusal
+from bayplan.host.libc import libc
 
 _CLONE_NEWNET: Final = 0x40000000
 _OWN_NAMESPACES: Final = ("/proc/self/ns/net", "/proc/1/ns/net")
@@ -41,6 +43,7 @@ async def socket_in(path: str, make: Callable[[], socket.socket]) -> socket.sock
     def work() -> None:
         result: socket.socket | None = None
         error: Exception | None = None
+        use_every_cpu()
         try:
             result = _make_inside(path, make)
         except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits for an end
@@ -60,7 +63,7 @@ def _make_inside(path: str, make: Callable[[], socket.socket]) -> socket.socket 
         try:
             if _is_own(os.fstat(descriptor)):
                 return None
-            if _libc().setns(descriptor, _CLONE_NEWNET) != 0:
+            if libc().setns(descriptor, _CLONE_NEWNET) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
         finally:
@@ -76,10 +79,6 @@ def _is_own(status: os.stat_result) -> bool:
             if os.path.samestat(status, os.stat(path)):  # noqa: PTH116
                 return True
     return False
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _close(result: socket.socket | None) -> None:

@@ -5,6 +5,7 @@ nobody has mapped (page cache, files of a tmpfs) stays where it is. Here is what
 when to do it, and for how long, is in `bayplan.host.evacuation`.
 """
 
+import ctypes
 import errno
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Final
 
 from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
+from bayplan.host.libc import libc
 from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
 
@@ -48,15 +50,12 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
             is ending, or this program may use none of *stay* itself; ENOSYS, a kernel without NUMA.
         HostError: the number of the call on this kind of machine is not known.
     """
-    import ctypes  # noqa: PLC0415 - 5 ms, which most daemons never need
-
     where = f"process {pid}"
     machine = os.uname().machine
     if machine not in _NUMBERS:
         raise HostError(
             where, f"its pages cannot be moved: migrate_pages(2) has no known number on {machine}"
         )
-    libc = ctypes.CDLL(None, use_errno=True)
     words = max(leave.mask.bit_length(), stay.mask.bit_length(), 1) // _WORD_BITS + 1
     # The kernel takes one bit less than it is told.
     most = ctypes.c_ulong(words * _WORD_BITS + 1)
@@ -66,8 +65,8 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
         )
         for nodes in (leave, stay)
     ]
-    libc.syscall.restype = ctypes.c_long
-    left = int(libc.syscall(ctypes.c_long(_NUMBERS[machine]), ctypes.c_int(pid), most, *masks))
+    libc().syscall.restype = ctypes.c_long
+    left = int(libc().syscall(ctypes.c_long(_NUMBERS[machine]), ctypes.c_int(pid), most, *masks))
     if left >= 0:
         return left
     number = ctypes.get_errno()
