@@ -23,7 +23,7 @@ GRACE_S: Final = 0.005
 """For so long a commit is waited for without serving the loop. Most take a tenth of that, and being woken
 through the loop makes each a fifth longer; a hung disk stops nothing for longer than this."""
 CHECKPOINT_COMMITS: Final = 150
-"""So many fit into the log before it grows, at some four pages each; then the upkeep is not put off."""
+"""So many fit into the log before it grows, at up to six pages each; then the upkeep is not put off."""
 
 Result = TypeVar("Result")
 
