@@ -177,6 +177,7 @@ class Controller:
         ledger = base.moved(decision.moves).with_entry(entry)
         updates = await self._commit(ledger, decided=container.id, moves=decision.moves)
         self.residents.see(pod, container)
+        self.residents.found.pop(container.id, None)
         self.journal.decided("placed", decision)
         if adjustment.oom_score_adj is not None:
             self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj

@@ -1,18 +1,20 @@
 """Containers that run although nobody decided about them: let through while the daemon was away, or could not
 decide. They are entered as they are, so that they are counted and kept off the exclusive CPUs of others.
 
-NRI lists them, and what could not be recorded then is tried again here. CRI-O's without NRI have bundles, in
-which conmon leaves the id of the first process; where no hook or wrapper ever asked, nothing is looked for.
+NRI lists them, and what could not be recorded then is tried again here. podman's, and CRI-O's without NRI,
+are found in their storage; those of an engine that has neither hook nor wrapper are not looked for.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.oci_entries import met
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.residue import CRIO
 from bayplan.daemon.turns import Turn
@@ -22,13 +24,24 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.nri import Event
 from bayplan.oci.documents import State
+from bayplan.oci.storage import USERDATA, Started, read_storage, started
+from bayplan.service.doctor import Examination
 
 logger = logging.getLogger(__name__)
 
-BUNDLES: Final = "run/containers/storage/overlay-containers"
-"""Where CRI-O has them unless it was told otherwise; the bundles that are known show where else."""
+PODMAN: Final = "libpod"
+"""podman's word for itself in its containers' annotations."""
 
-_BUNDLE: Final = "userdata"
+_ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What one look goes by: the engines whose containers count, and the recorded containers by their ids, as
+    far as they came without NRI."""
+
+    engines: frozenset[str]
+    known: Mapping[str, Origin | None]
 
 
 class Strays:
@@ -47,8 +60,13 @@ class Strays:
         self._in_thread = in_thread
         self._turn = turn
         self._verify_soon = verify_soon
-        self._passed_over: set[tuple[str, str]] = set()
-        """Bundles, with what is in their pidfile, that are not of a container to be entered."""
+        self._passed_over: set[Started] = set()
+        """Those that are not of a container to be entered."""
+        self._installed: frozenset[str] = frozenset()
+        """The engines that are set up to ask us."""
+        self._asked: bool | None = None
+        """Whether anybody had asked when that was looked up."""
+        self._searched: frozenset[str] = frozenset()
 
     async def look(self) -> None:
         """Look once, and enter what runs without a record.
@@ -60,55 +78,88 @@ class Strays:
         async with self._turn:
             for pod, container in tuple(controller.residents.unrecorded.values()):
                 await controller.state_changed(Event.START_CONTAINER, pod, container)
-        origins = [entry.origin for entry in controller.ledger.entries.values() if entry.origin is not None]
-        if controller.runtime is not None or not (
-            origins or any(name.startswith("oci_") for name in controller.counters)
-        ):
+        known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
+        engines = await self._engines({one.engine for one in known.values() if one is not None})
+        if not engines:
             return
-        known = frozenset(controller.ledger.entries)
-        found = await self._in_thread(partial(self._found, self._directories(origins), known))
-        for arrival in found:
+        search = _Search(engines, known)
+        for arrival in await self._in_thread(partial(self._found, search)):
             async with self._turn:
-                if arrival.container.id in controller.ledger.entries:
-                    continue
-                await controller.enter(arrival.pod, arrival.container, arrival.origin)
-            self._verify_soon()
+                taken = await self._take_in(arrival, search)
+            if taken:
+                self._verify_soon()
 
-    def _directories(self, origins: Collection[Origin]) -> set[Path]:
-        """Where bundles are, as ``.../ID/userdata``."""
-        bundles = [Path(one.bundle) for one in origins if one.engine == CRIO]
-        others = {one.parent.parent for one in bundles if one.name == _BUNDLE}
-        return others | {self._hierarchy.root / BUNDLES}
+    async def _take_in(self, arrival: Arrival, search: _Search) -> bool:
+        """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
+        controller, container = self._controller, arrival.container
+        entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
+        if entry is None and container.id not in search.known:
+            await controller.enter(arrival.pod, container, arrival.origin)
+            return True
+        if entry is None or before is None or entry.origin is not before:
+            return False
+        await controller.amend(met(entry, arrival.origin))
+        extra = {"container": entry.decision.request.name, "container_id": container.id}
+        logger.warning("container was started again without us; what was decided holds", extra=extra)
+        return True
 
-    def _found(self, directories: Collection[Path], known: Collection[str]) -> list[Arrival]:
+    async def _engines(self, recorded: Collection[str]) -> frozenset[str]:
+        """Those whose containers are looked for: not of an engine that is not meant to ask us."""
+        controller = self._controller
+        asked = any(name.startswith("oci_") for name in controller.counters)
+        if self._asked is not asked:
+            # Reading their files takes some milliseconds; what is installed later is heard of when it asks.
+            self._installed = await self._in_thread(partial(_engines_that_ask, self._hierarchy.root))
+            self._asked = asked
+        engines = self._installed.union(recorded, {CRIO} if asked or recorded else ())
+        # Of CRI-O's NRI tells, if it is there.
+        return engines & ({PODMAN, CRIO} if controller.runtime is None else {PODMAN})
+
+    def _found(self, search: _Search) -> list[Arrival]:
+        if search.engines != self._searched:
+            self._passed_over.clear()
+            self._searched = search.engines
         seen, found = set(), []
-        for bundle, pid in _started(directories, known):
-            seen.add((str(bundle), pid))
-            if (str(bundle), pid) in self._passed_over:
+        recorded = [one for one in search.known.values() if one is not None and one.engine == CRIO]
+        bundles = [Path(one.bundle) for one in recorded]
+        elsewhere = {one.parent.parent for one in bundles if one.name == USERDATA}
+        for one in started(read_storage(self._hierarchy.root), elsewhere):
+            if not _is_news(one, search.known):
                 continue
-            try:
-                state = State(bundle.parent.name, str(bundle), int(pid))
-                arrival = oci_host.announced(self._hierarchy, state)
-                if arrival is not None and not oci_host.is_alive(self._hierarchy, arrival.origin):
-                    arrival = None  # a process that ended and whose parent has not asked for it yet
-            except (ValueError, BayplanError) as error:
-                logger.debug("no container", extra={"bundle": str(bundle), "problem": str(error)})
-                arrival = None
-            if arrival is not None and arrival.origin.engine == CRIO:
+            seen.add(one)
+            if one in self._passed_over:
+                continue
+            arrival = self._arrival(one)
+            if arrival is not None and arrival.origin.engine in search.engines:
                 found.append(arrival)
             else:
-                self._passed_over.add((str(bundle), pid))
+                self._passed_over.add(one)
         self._passed_over &= seen
         return found
 
+    def _arrival(self, one: Started) -> Arrival | None:
+        """The container, if it runs."""
+        try:
+            state = State(one.container_id, str(one.bundle), int(one.pid))
+            arrival = oci_host.announced(self._hierarchy, state)
+            if arrival is not None and not oci_host.is_alive(self._hierarchy, arrival.origin):
+                return None  # a process that ended and whose parent has not asked for it yet
+        except (ValueError, BayplanError) as error:
+            logger.debug("no container", extra={"bundle": str(one.bundle), "problem": str(error)})
+            return None
+        return arrival
 
-def _started(directories: Collection[Path], known: Collection[str]) -> Iterator[tuple[Path, str]]:
-    """The bundles of containers that are not *known* and have got a process, with its id as it is told."""
-    for directory in sorted(directories):
-        for bundle in sorted(directory.glob(f"*/{_BUNDLE}")):
-            if bundle.parent.name in known:
-                continue
-            try:
-                yield bundle, (bundle / "pidfile").read_text("ascii", "replace").strip()
-            except OSError:
-                continue
+
+def _is_news(one: Started, known: Mapping[str, Origin | None]) -> bool:
+    """Whether nothing is recorded of it, or another process: podman starts a container again under its id."""
+    if one.container_id not in known:
+        return True
+    origin = known[one.container_id]
+    return origin is not None and origin.container.pid > 0 and str(origin.container.pid) != one.pid
+
+
+def _engines_that_ask(root: Path) -> frozenset[str]:
+    """The engines that hook, precreate or wrapper are installed for."""
+    forms = Examination(root, None).forms
+    asking = {one.engine for one in forms if one.hook or one.precreate or one.wrapper}
+    return frozenset(name for engine, name in _ENGINES.items() if engine in asking)

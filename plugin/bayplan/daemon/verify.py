@@ -301,7 +301,10 @@ def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:
     process = one.first_process
     if process is None or one.amounts.oom_score_adj is None:
         return None
-    return proc.read_oom_score_adj(process, hierarchy.root)
+    try:
+        return proc.read_oom_score_adj(process, hierarchy.root)
+    except AbsentError:
+        return None  # in the host's PID namespace others may outlive it
 
 
 def cgroup_of(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:

@@ -314,3 +314,15 @@ def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy
         }
 
     asyncio.run(scenario())
+
+    def test_what_outlives_the_first_process_is_still_held_to_the_decision(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        (tmp_path / "proc/42/stat").write_text(f"42 (somebody else) S {'0 ' * 18}8 0")
+
+        async def scenario() -> None:
+            await verifier.verify(at_once=True)
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.max").read_text() == str(GIB)
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "100\n"

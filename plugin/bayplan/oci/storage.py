@@ -1,0 +1,72 @@
+"""Where the containers of CRI-O and podman are: in the storage that both use, with their processes' ids.
+
+Each has a directory DRIVER-containers/ID/userdata below the storage's run root. The OCI runtime writes the id
+of the first process there, after its createRuntime hooks. CRI-O has the bundle there too; podman has it below
+the graph root. Containers of users other than root are in storages of their own, which are not looked at.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bayplan.oci.bundle import CONFIG
+
+USERDATA: Final = "userdata"
+_SETTINGS: Final = ("etc/containers/storage.conf", "usr/share/containers/storage.conf")
+"""The first that is there counts, and hides the other."""
+_RUN_ROOT: Final = "/run/containers/storage"
+_GRAPH_ROOT: Final = "/var/lib/containers/storage"
+_CONTAINERS: Final = "*-containers"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Both directories of the storage, as we reach them."""
+
+    run_root: Path
+    graph_root: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container that got a process: its id, its bundle, and what is said of the process's id."""
+
+    container_id: str
+    bundle: Path
+    pid: str
+
+
+def read_storage(root: Path) -> Storage:
+    """The storage of root's containers below *root*; the defaults where its settings cannot be read."""
+    settings: object = {}
+    for path in _SETTINGS:
+        try:
+            settings = tomllib.loads((root / path).read_text("utf-8")).get("storage")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            pass
+        break
+    said = settings if isinstance(settings, dict) else {}
+    return Storage(_at(root, said.get("runroot"), _RUN_ROOT), _at(root, said.get("graphroot"), _GRAPH_ROOT))
+
+
+def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Started]:
+    """The containers that have, or had, a process. *elsewhere* is more that is like DRIVER-containers."""
+    for directory in sorted({*storage.run_root.glob(_CONTAINERS), *elsewhere}):
+        for one in sorted(directory.glob(f"*/{USERDATA}")):
+            try:
+                pid = (one / "pidfile").read_text("ascii", "replace").strip()
+            except OSError:
+                continue
+            container_id = one.parent.name
+            podman = storage.graph_root / directory.name / container_id / USERDATA
+            bundle = podman if not (one / CONFIG).exists() and podman.is_dir() else one
+            yield Started(container_id, bundle, pid)
+
+
+def _at(root: Path, said: object, default: str) -> Path:
+    path = said if isinstance(said, str) and said.startswith("/") else default
+    return root / path.lstrip("/")
