@@ -23,6 +23,7 @@ from bayplan.domain.kubelet.cpu_state import CpuState
 from bayplan.domain.kubelet.cpu_topology import CpuTopology
 from bayplan.domain.kubelet.hints import HintSet, ProviderHints
 from bayplan.domain.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
+from bayplan.domain.kubelet.resources import has_pod_level
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
@@ -181,10 +182,16 @@ class StaticCpuPolicy:
         return self._hints(own, CpuSet(), needed)
 
     def pod_hints(self, state: CpuState, pod: PodSpec) -> ProviderHints:
-        """Where the CPUs of the whole pod could be had, with those that it has already."""
+        """Where the CPUs of the whole pod could be had, with those that it has already. A pod with resources
+        of its own which leaves nothing for the containers that share the rest fits nowhere."""
         needed = pod_exclusive_cpus(pod, self.gates)
         if not needed:
             return None
+        if has_pod_level(pod):
+            try:
+                self.check_shared_pool(pod)
+            except EmptySharedPoolError:
+                return {CPU: HintSet()}
         assigned = CpuSet()
         for container in pod.all_containers:
             own = state.of(pod.uid, container.name)

@@ -16,7 +16,7 @@ def check_shared_pool(pod: PodSpec, wanted: Wanted, gates: FeatureGates) -> None
     """Make sure that *wanted*, the pod's memory, leaves something for those who share.
 
     Raises:
-        EmptyPodSharedPoolError: it does not, or an init container requests more than there is for it.
+        EmptyPodSharedPoolError: it does not.
     """
     who = pod.name or pod.uid
     running: dict[str, int] = {}
@@ -28,15 +28,8 @@ def check_shared_pool(pod: PodSpec, wanted: Wanted, gates: FeatureGates) -> None
             _take(running, own)
             continue
         for name, total in wanted.items():
-            left = total - running.get(name, 0)
-            if not own and left <= 0:
+            if not own and running.get(name, 0) >= total:
                 problem = f"pod has shared init containers but no {name} available for them"
-                raise EmptyPodSharedPoolError(who, problem)
-            if own.get(name, 0) > left:
-                problem = (
-                    f"largest exclusive init container requests {own[name]} of {name}, "
-                    f"but only {left} available"
-                )
                 raise EmptyPodSharedPoolError(who, problem)
     for container in pod.containers:
         own = container_wants(pod, container, gates)

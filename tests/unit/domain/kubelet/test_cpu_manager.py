@@ -305,6 +305,7 @@ def test_a_budget_must_leave_something_to_those_who_share(asked, text):
         static.allocate_pod(started(static), asked, None)
 
     assert raised.value.reason == "EmptyPodSharedPoolError"
+    assert static.pod_hints(started(static), asked) == {CPU: HintSet()}
 
 
 def test_a_budget_too_small_for_its_containers_is_refused():

@@ -1,5 +1,6 @@
 """All managers together: recorded lives of whole machines, and what no record shows."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.vector_sections import Folder
+from bayplan.testing.vector_sections import Folder, MismatchError
 from bayplan.testing.vector_sections.sequences import SECTIONS
 from bayplan.testing.vectors import run
 
@@ -38,6 +39,18 @@ def test_answers_as_kubelet_does(section):
     result = run(section, VECTORS)
     assert result.cases
     assert not result.failures, result.failures[0]
+
+
+def test_where_kubelet_hung_the_rest_of_the_record_does_not_count():
+    """CPUs handed out later, and with them kubelet's state file, depend on an answer that it never gave."""
+    (section,) = SECTIONS
+    case = copy.deepcopy(next(case for case in section.cases(VECTORS) if "cpu" in case))
+    case["final"]["cpu_state_file"] = "{}"
+    with pytest.raises(MismatchError, match="CPU state file"):
+        section.check(case, VECTORS)
+    first = next(operation for operation in case["ops"] if operation["op"] == "admit")
+    first["message"] = "Allocate failed due to zz-hang-balance, which is unexpected"
+    section.check(case, VECTORS)
 
 
 def machine():
