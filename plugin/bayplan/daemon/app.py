@@ -37,7 +37,7 @@ from bayplan.daemon.threads import WorkThread, executor
 from bayplan.daemon.turns import SessionHandler, Turn
 from bayplan.daemon.verify import Expectation, Verifier, expectations
 from bayplan.domain.workload import Container, Pod
-from bayplan.errors import BayplanError, HostError, StateError
+from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
@@ -52,7 +52,7 @@ from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
 from bayplan.service.questions import Question, explaining, rehearsing
 from bayplan.service.views import Snapshot
-from bayplan.state import Store
+from bayplan.state import Store, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -362,9 +362,9 @@ def _hold(directory: Path) -> DirectoryLock:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return DirectoryLock(directory)
     except OSError as error:
-        raise StateError(str(directory), f"cannot be made: {error.strerror}") from error
+        raise unusable(directory, f"cannot be made: {error.strerror}", error.errno) from error
     except HostError as error:
-        raise StateError(error.path, error.problem) from error
+        raise unusable(directory, str(error), getattr(error, "errno", None)) from error
 
 
 async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:

@@ -6,5 +6,6 @@ this package knows SQL or how an entry is written down.
 
 from bayplan.state.step import Step
 from bayplan.state.store import HistoryItem, Store
+from bayplan.state.unusable import unusable
 
-__all__ = ["HistoryItem", "Step", "Store"]
+__all__ = ["HistoryItem", "Step", "Store", "unusable"]

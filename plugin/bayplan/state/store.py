@@ -24,6 +24,7 @@ from bayplan.state.codec import decode_entry
 from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_rows
 from bayplan.state.schema import MIGRATIONS, Migration, read_version
 from bayplan.state.step import Step
+from bayplan.state.unusable import unusable
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Store:
             grow_log(path)
             return cls(path, connection, len(migrations), clock_us, history_limit)
         except (sqlite3.Error, OSError) as error:
-            raise StateError(str(directory), _describe(error)) from error
+            raise unusable(directory, _describe(error), getattr(error, "errno", None)) from error
 
     def entries(self) -> list[Entry]:
         """Everything that is promised now, by container id."""
