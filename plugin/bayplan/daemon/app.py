@@ -43,6 +43,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
@@ -81,6 +82,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """
     # Threads that read sysfs or write logs must not keep the loop from the interpreter for 5 ms at a time.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    give_large_blocks_back()
     return asyncio.run(_serve(settings, read_again))
 
 
