@@ -68,9 +68,9 @@ class OptionGates:
         if maturity is None:
             return f'unknown Topology Manager Policy option: "{name}"'
         if maturity is Maturity.ALPHA and not self.alpha:
-            return f'Topology Manager Policy Alpha-level Options not enabled, but option "{name}" provided'
+            return f'topology manager policy alpha-level options not enabled, but option "{name}" provided'
         if maturity is Maturity.BETA and not self.beta:
-            return f'Topology Manager Policy Beta-level Options not enabled, but option "{name}" provided'
+            return f'topology manager policy beta-level options not enabled, but option "{name}" provided'
         return None
 
 

@@ -10,6 +10,8 @@ from bayplan.domain.kubelet.hints import Demand, Hint, HintSet, OfSize, Region
 from bayplan.domain.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.domain.kubelet.topology_manager import NOT_ALIGNED, TopologyManager, single_node
 from bayplan.domain.kubelet.topology_options import (
+    Maturity,
+    OptionGates,
     Scope,
     TopologyConfigError,
     TopologyOptions,
@@ -216,6 +218,17 @@ def test_every_wrong_option_is_named():
         'the minimum value of "max-allowable-numa-nodes" should not be less than 8',
         'unknown Topology Manager Policy option: "nearest"',
         'bad value for option "prefer-closest-numa-nodes": strconv.ParseBool: parsing "yes": invalid syntax',
+    )
+
+
+@pytest.mark.parametrize("maturity", [Maturity.ALPHA, Maturity.BETA])
+def test_an_option_behind_a_closed_gate_is_refused_in_kubelets_words(maturity):
+    """Not spelled like the CPU Manager's sentence. 1.36 has no such option; kubelet's tests add some."""
+    gates = OptionGates(beta=False, options={"fancy": maturity})
+    with pytest.raises(TopologyConfigError) as raised:
+        TopologyOptions.parse({"fancy": "true"}, gates)
+    assert str(raised.value) == (
+        f'topology manager policy {maturity.value}-level options not enabled, but option "fancy" provided'
     )
 
 
