@@ -4,13 +4,14 @@ Kept light: `bayplan --help` imports nothing but the standard library and what i
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TextIO
 
 from bayplan import __version__
 from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topology, simulate, status, what_if
@@ -54,6 +55,11 @@ _HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
 _INTERRUPTED: Final = 128 + signal.SIGINT
 """What a shell makes of a program that was interrupted."""
 
+_UNREAD: Final = 128 + signal.SIGPIPE
+"""The same of one whose reader has seen enough (head), as most programs end then."""
+
+_UNWRITTEN: Final = "bayplan: the answer cannot be written"
+
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
 _EPILOG: Final = """\
@@ -61,7 +67,8 @@ _EPILOG: Final = """\
   bayplan what-if --memory 40Gi --cpus 8           what would become of such a pod
   bayplan simulate --topology m.toml --trace t.jsonl --engine exact --engine kubelet
 
-Exit status: 0 fine, 1 the daemon could not answer, 2 wrong usage, 3 no daemon answers.
+Exit status: 0 fine, 1 the daemon could not answer or the answer not be written, 2 wrong usage, 3 no daemon
+answers, 141 the reader of a pipe has seen enough.
 Of doctor: 0 nothing is wrong, 1 errors, 4 only warnings.
 Tables are for people; scripts should use --output json, whose fields stay."""
 
@@ -87,29 +94,72 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run bayplan with *argv* (the command line without the program's name); its exit status."""
-    arguments = build_parser().parse_args(argv)
+    """Run bayplan with *argv* (the command line without the program's name); its exit status.
+
+    Raises:
+        SystemExit: help, version or wrong usage was written.
+    """
     try:
-        answer = VERBS[arguments.verb].answer(arguments)
+        return _answered(build_parser().parse_args(argv))
+    except SystemExit:
+        # argparse does not look whether what it has written gets anywhere.
+        _write_error("")
+        if sys.stdout is not None and (status := _write(lambda _: None)):
+            return status
+        raise
     except BayplanError as error:
-        sys.stderr.write(f"bayplan: {harmless(str(error))}\n")
+        _write_error(f"bayplan: {harmless(str(error))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    try:
+
+
+def _answered(arguments: argparse.Namespace) -> int:
+    verb = VERBS[arguments.verb]
+    answer = verb.answer(arguments)
+    color = not arguments.no_color and not os.environ.get("NO_COLOR")
+
+    def write(stream: TextIO) -> None:
         if arguments.output == "json":
-            sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+            stream.write(json.dumps(answer, indent=2) + "\n")
         else:
-            color = not arguments.no_color and not os.environ.get("NO_COLOR")
-            show(VERBS[arguments.verb].blocks(answer), sys.stdout, color=color)
-        sys.stdout.flush()
-    except OSError as error:
-        # Python would complain once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # that is a reader who has seen enough (head)
-            sys.stderr.write(f"bayplan: the answer cannot be written: {error.strerror}\n")
+            show(verb.blocks(answer), stream, color=color)
+
+    return _write(write) or _HEALTH[answer.get("health", "ok")]
+
+
+def _write(write: Callable[[TextIO], None]) -> int:
+    """Have *write* write to standard output, to its end; the exit status, 0 if all went well."""
+    if sys.stdout is None:  # it was closed when Python started
+        _write_error(f"{_UNWRITTEN}: {os.strerror(errno.EBADF)}\n")
         return EXIT_FAILURE
-    return _HEALTH[answer.get("health", "ok")]
+    try:
+        write(sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return _UNREAD
+    except OSError as error:
+        _discard(sys.stdout)
+        _write_error(f"{_UNWRITTEN}: {error.strerror}\n")
+        return EXIT_FAILURE
+    return 0
+
+
+def _write_error(text: str) -> None:
+    """Write *text* to standard error; if nobody can read it, the exit status is all that is left."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Lead what *stream* still holds nowhere: Python would complain once more while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:

@@ -316,24 +316,63 @@ def test_the_version_names_the_python(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"bayplan {__version__} (python {python})\n"
 
 
-def test_a_reader_that_leaves_early_is_no_traceback(daemon: "Daemon") -> None:
-    command = f'"{sys.executable}" -m bayplan.cli.main status --admin-socket "{daemon.path}" | true'
-    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert finished.stderr == ""
-
-
 HEAVY = {"rich", "yaml", "google.protobuf", "sqlite3", "asyncio", "msgspec", "grpc", "pyroute2", "logging"}
 
 
-@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("metrics",)])
-def test_an_answer_that_does_not_fit_on_the_disk_is_one_sentence(
-    daemon: "Daemon", words: tuple[str, ...]
+WRITTEN = "bayplan: the answer cannot be written: "
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status", "complaint"),
+    [
+        (">&-", 1, f"{WRITTEN}Bad file descriptor\n"),
+        (">/dev/full", 1, f"{WRITTEN}No space left on device\n"),
+        (">&3", 141, ""),
+        (">&- 2>&-", 1, ""),
+        (">/dev/full 2>/dev/full", 1, ""),
+        (">&3 2>&3", 141, ""),
+    ],
+    ids=["closed", "full", "nobody reads", "both closed", "both full", "nobody reads either"],
+)
+@pytest.mark.parametrize(
+    "words", ["status", "status --json", "nodes", "metrics", "log-level", "doctor", "--help"]
+)
+def test_an_answer_that_cannot_be_written_is_one_sentence_at_most(
+    daemon: "Daemon", words: str, redirected: str, status: int, complaint: str
 ) -> None:
-    command = [sys.executable, "-m", "bayplan.cli.main", *words, "--admin-socket", str(daemon.path)]
-    with Path("/dev/full").open("w") as full:
-        finished = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert finished.returncode == 1
-    assert finished.stderr == "bayplan: the answer cannot be written: No space left on device\n"
+    if words == "--help" and ">&-" in redirected:
+        return  # argparse then writes to standard error
+    ended = redirected_to(redirected, words, daemon.path)
+    assert (ended.returncode, ended.stderr) == (status, complaint)
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "2>&3", ">&- 2>&-"])
+@pytest.mark.parametrize(("words", "status"), [("status", 3), ("explain x", 3), ("what-if", 2), ("dance", 2)])
+def test_an_error_that_nobody_can_read_keeps_its_exit_status(
+    tmp_path: Path, words: str, status: int, redirected: str
+) -> None:
+    ended = redirected_to(redirected, words, tmp_path / "missing.sock")
+    assert (ended.returncode, ended.stderr) == (status, "")
+
+
+def redirected_to(redirected: str, words: str, socket_path: Path) -> subprocess.CompletedProcess[str]:
+    """bayplan as a shell starts it with such redirections; its descriptor 3 is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = f'exec "{sys.executable}" -m bayplan.cli.main {words} --admin-socket "{socket_path}"'
+    # With it Python has no buffer, and argparse swallows what goes wrong with the help.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    try:
+        return subprocess.run(
+            ["bash", "-c", f"exec 3>&{writer}; {command} {redirected}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=[writer],
+            env=environment,
+        )
+    finally:
+        os.close(writer)
 
 
 def test_help_imports_nothing_heavy() -> None:
