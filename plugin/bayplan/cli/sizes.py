@@ -1,11 +1,11 @@
 """The sizes of one pod on a command line, as the manifest that they stand for."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from bayplan.errors import ConfigError, Problem, excerpt
-from bayplan.quantity import whole_number
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.quantity import parse_bytes, parse_milli_cpus, whole_number
 from bayplan.service.protocol import MAX_PODS
 
 _QOS: Final = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestEffort")}
@@ -42,22 +42,35 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The manifest; None if no size was given.
 
     Raises:
-        ConfigError: an option is not what it should be.
+        ConfigError: options are not what they should be; all of them are named.
     """
     # The command starts with this module for every verb.
     from bayplan.domain.manifest import sizes_manifest  # noqa: PLC0415
 
     given = (arguments.memory, arguments.memory_limit, arguments.cpus, arguments.hugepages, arguments.qos)
-    if not any(given):
+    if all(one is None for one in given):
         return None
+    amounts = (
+        ("--memory", arguments.memory, parse_bytes),
+        ("--memory-limit", arguments.memory_limit, parse_bytes),
+        ("--cpus", arguments.cpus, parse_milli_cpus),
+    )
+    problems = [*_problems(amounts)]
+    hugepages = _pairs("--hugepages", arguments.hugepages, "SIZE=AMOUNT, like 2Mi=64Mi", problems)
+    for size, amount in hugepages.items():
+        pages = (("--hugepages: SIZE", size, _page_size), ("--hugepages: AMOUNT", amount, parse_bytes))
+        problems += _problems(pages)
+    annotations = _pairs("--annotation", arguments.annotation, "KEY=VALUE", problems)
+    if problems:
+        raise ConfigError("command line", tuple(problems))
     return sizes_manifest(
         arguments.name or "pod",
         memory=arguments.memory,
         memory_limit=arguments.memory_limit,
         cpus=arguments.cpus,
-        hugepages=_pairs("--hugepages", arguments.hugepages, "SIZE=AMOUNT, like 2Mi=64Mi"),
+        hugepages=hugepages,
         qos=_QOS[arguments.qos] if arguments.qos else None,
-        annotations=_pairs("--annotation", arguments.annotation, "KEY=VALUE"),
+        annotations=annotations,
     )
 
 
@@ -80,11 +93,32 @@ def _count(text: str) -> int:
     return count
 
 
-def _pairs(option: str, texts: Sequence[str] | None, expected: str) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts or ()]
-    problems = tuple(
-        Problem(option, repr("".join(pair)), expected) for pair in pairs if not (pair[0] and pair[1])
-    )
-    if problems:
-        raise ConfigError("command line", problems)
-    return {key: value for key, _, value in pairs}
+def _problems(amounts: Iterable[tuple[str, str | None, Callable[[str], int]]]) -> Iterator[Problem]:
+    """What is wrong with options, each with its text, if it was given, and its parser."""
+    for option, text, parse in amounts:
+        try:
+            if text is not None:
+                parse(text)
+        except ParseError as error:
+            yield Problem(option, repr(excerpt(error.found)), error.expected)
+
+
+def _page_size(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    if not size_bytes:
+        raise ParseError("huge page size", text, "a size such as 2Mi or 1Gi")
+    return size_bytes
+
+
+def _pairs(
+    option: str, texts: Sequence[str] | None, expected: str, problems: list[Problem]
+) -> dict[str, str]:
+    """The pairs in *texts*; those that are none become *problems*."""
+    pairs = {}
+    for text in texts or ():
+        key, _, value = text.partition("=")
+        if key and value:
+            pairs[key] = value
+        else:
+            problems.append(Problem(option, repr(excerpt(text)), expected))
+    return pairs

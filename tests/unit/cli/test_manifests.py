@@ -62,3 +62,38 @@ def test_a_number_of_pods_that_nobody_rehearses(capsys: Capture, count: str) -> 
     assert "--count: found" in said
     assert "expected a number from 1 to 200" in said
     assert len(said) < 2000
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--memory", "4Gib"], ["--memory: found '4Gib', expected a Kubernetes quantity such as 512Mi"]),
+        (["--memory", ""], ["--memory: found ''"]),
+        (["--memory=-1"], ["--memory: found '-1', expected a quantity from 0"]),
+        (["--cpus", "two"], ["--cpus: found 'two'"]),
+        (["--hugepages", "2Mi"], ["--hugepages: found '2Mi', expected SIZE=AMOUNT"]),
+        (["--hugepages", "2Qi=4Mi"], ["--hugepages: SIZE: found '2Qi'"]),
+        (["--hugepages", "0=4Mi"], ["--hugepages: SIZE: found '0', expected a size such as 2Mi"]),
+        (
+            [
+                *("--memory", "9" * 5000, "--memory-limit", "much", "--cpus", "1,5", "--annotation", "a"),
+                *("--hugepages", "2Mi=some", "--hugepages", "big=1Gi", "--hugepages", "=", "--name", "a/b"),
+            ],
+            [
+                *("--memory: found '999", "--memory-limit: found 'much'", "--cpus: found '1,5'"),
+                *("--hugepages: AMOUNT: found 'some'", "--hugepages: SIZE: found 'big'"),
+                *("--hugepages: found '='", "--annotation: found 'a'"),
+            ],
+        ),
+    ],
+)
+def test_sizes_that_are_none_are_named_all_at_once_and_nobody_is_asked(
+    tmp_path: Path, capsys: Capture, words: list[str], wrong: list[str]
+) -> None:
+    assert main(["what-if", *words, "--admin-socket", str(tmp_path / "none.sock")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bayplan: command line: ")
+    for one in wrong:
+        assert one in said
+    assert said.count(", expected ") == len(wrong)
+    assert len(said) < 2000
