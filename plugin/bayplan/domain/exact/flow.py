@@ -5,7 +5,10 @@ does not depend on the order of the changes; which node carries what does (`witn
 Invariant: on every node the carried bytes and the free ones sum to its capacity, and neither is negative.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import pairwise
+from operator import or_
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -22,20 +25,130 @@ def crosses(one: int, other: int) -> bool:
     return shared != 0 and shared not in (one, other)
 
 
-class Flow:
+class _Loads:
+    """What nodes carry of which sets, and how it moves where something else is to have its place.
+
+    ``free`` and ``carried`` map nodes to bytes, and to bytes by set. ``onward`` has for a node all nodes that
+    something it carries could move to; where it is missing it is worked out when it is needed. In a trial
+    loads are copied before they change, unless their node is ``owned``, and what is pushed is not carried.
+    """
+
+    __slots__ = ("carried", "free", "onward", "owned")
+
+    def __init__(
+        self,
+        free: Mapping[int, int],
+        carried: Mapping[int, dict[int, int]],
+        onward: Mapping[int, int],
+        owned: set[int] | None = None,
+    ) -> None:
+        self.free, self.carried, self.onward = dict(free), dict(carried), dict(onward)
+        self.owned = owned
+
+    def push(self, nodes: int, amount: int) -> int:
+        """Carry *amount* more for the set *nodes*, moving the load of other sets where that makes room.
+
+        Returns:
+            How much of it could be carried: all that fits, by shortest augmenting paths.
+        """
+        free, left = self.free, amount
+        for node in bits(nodes):
+            part = min(free.get(node, 0), left)
+            if part:
+                free[node] -= part
+                if self.owned is None:
+                    self._load(node, nodes, part)
+                left -= part
+        while left:
+            before, node = self._reached(nodes)
+            if not node:
+                break
+            part, path = min(left, free[node]), [node]
+            while previous := before[node]:
+                movable = sum([load for claimant, load in self.carried[previous].items() if claimant & node])
+                part, node = min(part, movable), previous
+                path.append(node)
+            self._own(path)
+            free[path[0]] -= part
+            for node, previous in pairwise(path):
+                self._move(previous, node, part)
+            if self.owned is None:
+                self._load(path[-1], nodes, part)
+            left -= part
+        return amount - left
+
+    def reached(self, nodes: int) -> int:
+        """All nodes that something on *nodes* could make others move to."""
+        return sum(self._reached(nodes)[0])
+
+    def _reached(self, nodes: int) -> tuple[dict[int, int], int]:
+        """Breadth-first from *nodes*: from a node to every node of a set that it carries a load of.
+
+        Returns:
+            For each node that was reached the node before it, 0 for the first ones; and the first of the
+            others with something free, 0 if there is none.
+        """
+        free, onward, carried = self.free, self.onward, self.carried
+        before = dict.fromkeys(bits(nodes), 0)
+        queue, unseen = list(before), ~nodes
+        for node in queue:
+            ways = onward.get(node)
+            if ways is None:
+                ways = onward[node] = reduce(or_, carried.get(node, ()), 0)
+            ways &= unseen
+            unseen ^= ways
+            while ways:
+                other = ways & -ways
+                ways ^= other
+                before[other] = node
+                if free.get(other):
+                    return before, other
+                queue.append(other)
+        return before, 0
+
+    def _own(self, nodes: Iterable[int]) -> None:
+        if self.owned is None:
+            return
+        for node in nodes:
+            if node not in self.owned:
+                self.carried[node] = self.carried[node].copy()
+                self.owned.add(node)
+
+    def _move(self, node: int, other: int, amount: int) -> None:
+        """Have *other* carry so much of the load of *node*, whichever sets it is of."""
+        for claimant, load in [(one, load) for one, load in self.carried[node].items() if one & other]:
+            part = min(amount, load)
+            self._load(node, claimant, -part)
+            self._load(other, claimant, part)
+            amount -= part
+            if not amount:
+                break
+
+    def _load(self, node: int, claimant: int, difference_bytes: int) -> None:
+        load = self.carried[node]
+        before = load.get(claimant, 0)
+        after = before + difference_bytes
+        if after:
+            load[claimant] = after
+        else:
+            del load[claimant]
+        if not before or not after:
+            self.onward.pop(node, None)
+
+
+class Flow(_Loads):
     """What is claimed on each set, and how it is spread over the nodes.
 
     ``unmet`` is what the nodes of a set cannot carry: only of claims that were there before they could be
     refused (found containers, capacity that went away).
     """
 
-    __slots__ = ("capacity", "carried", "claimed", "crossings", "free", "slack", "unmet", "wide")
+    __slots__ = ("capacity", "claimed", "crossings", "slack", "unmet", "wide")
 
     def __init__(self, capacity: Mapping[int, int]) -> None:
         """*capacity* maps nodes (masks with one bit) to bytes; other nodes have none."""
+        super().__init__(capacity, {node: {} for node in capacity}, {})
         self.capacity = dict(capacity)
-        self.free = dict(capacity)
-        self.carried: dict[int, dict[int, int]] = {node: {} for node in capacity}
         self.claimed: dict[int, int] = {}
         self.unmet: dict[int, int] = {}
         # What is left of a set once all claims within it are kept: for each node and each set that is
@@ -49,8 +162,8 @@ class Flow:
         """An independent flow with the same claims."""
         twin = Flow.__new__(Flow)
         twin.capacity = self.capacity
-        twin.free = dict(self.free)
-        twin.carried = {node: dict(load) for node, load in self.carried.items()}
+        carried = {node: dict(load) for node, load in self.carried.items()}
+        _Loads.__init__(twin, self.free, carried, self.onward)
         twin.claimed, twin.unmet = dict(self.claimed), dict(self.unmet)
         twin.slack, twin.wide, twin.crossings = dict(self.slack), set(self.wide), self.crossings
         return twin
@@ -101,7 +214,7 @@ class Flow:
 
     def trial(self) -> "Trial":
         """What else could be carried, to try out."""
-        return Trial(self.free, self.carried)
+        return Trial(self)
 
     def cut(self, nodes: int, wanted_bytes: int) -> int:
         """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.
@@ -111,7 +224,7 @@ class Flow:
         """
         trial = self.trial()
         trial.push(nodes, wanted_bytes)
-        return sum(_reached(trial.free, trial.carried, nodes)[0])
+        return trial.reached(nodes)
 
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""
@@ -136,7 +249,7 @@ class Flow:
     def carry(self, nodes: int, amount: int) -> None:
         """Carry *amount* more for the set *nodes*, and note what they cannot. By itself, for a flow that is
         only asked what its nodes carry: what is claimed and what is left of each set does not follow."""
-        missing = amount - _push(self.free, self.carried, nodes, amount)
+        missing = amount - self.push(nodes, amount)
         if missing:
             self.unmet[nodes] = self.unmet.get(nodes, 0) + missing
 
@@ -150,7 +263,7 @@ class Flow:
             if not left or load is None or nodes not in load:
                 continue
             part = min(left, load[nodes])
-            _carry(load, nodes, -part)
+            self._load(node, nodes, -part)
             self.free[node] += part
             left -= part
         for waiting, lacking in list(self.unmet.items()):
@@ -158,97 +271,20 @@ class Flow:
             self.carry(waiting, lacking)
 
 
-class Trial:
+class Trial(_Loads):
     """What else a flow could carry, tried out beside it.
 
     The loads of the flow move, and take room from each other as they would. What is pushed is not carried
     itself: it may start on every node it was pushed for and never moves on.
     """
 
-    __slots__ = ("carried", "free")
+    __slots__ = ()
 
-    def __init__(self, free: Mapping[int, int], carried: Mapping[int, dict[int, int]]) -> None:
-        self.free = dict(free)
-        # The loads themselves are copied as they change.
-        self.carried = dict(carried)
+    def __init__(self, loads: _Loads) -> None:
+        super().__init__(loads.free, loads.carried, loads.onward, set())
 
     def copy(self) -> "Trial":
         """An independent trial with the same loads."""
-        return Trial(self.free, self.carried)
-
-    def push(self, nodes: int, amount: int) -> int:
-        """How much of *amount* fits on *nodes* beside everything that is there, and push that."""
-        return _push(self.free, self.carried, nodes, amount, trial=True)
-
-
-def _push(
-    free: dict[int, int], carried: dict[int, dict[int, int]], nodes: int, amount: int, *, trial: bool = False
-) -> int:
-    """Carry *amount* more for the set *nodes*, moving the load of other sets where that makes room.
-
-    A *trial* changes *free* and *carried*, but not the loads in it, and does not carry what is asked for:
-    no load of *nodes* itself is ever moved, so that this changes no answer.
-
-    Returns:
-        How much of it could be carried: all that fits, by shortest augmenting paths.
-    """
-    left = amount
-    for node in bits(nodes):
-        part = min(free.get(node, 0), left)
-        if part:
-            free[node] -= part
-            if not trial:
-                _carry(carried[node], nodes, part)
-            left -= part
-    while left:
-        parents, found = _reached(free, carried, nodes)
-        if not found:
-            break
-        part, node = min(left, free[found]), found
-        while (step := parents[node]) is not None:
-            part, node = min(part, carried[step[0]][step[1]]), step[0]
-        free[found] -= part
-        node = found
-        while (step := parents[node]) is not None:
-            if trial:
-                carried[node], carried[step[0]] = dict(carried[node]), dict(carried[step[0]])
-            _carry(carried[node], step[1], part)
-            _carry(carried[step[0]], step[1], -part)
-            node = step[0]
-        if not trial:
-            _carry(carried[node], nodes, part)
-        left -= part
-    return amount - left
-
-
-def _reached(
-    free: Mapping[int, int], carried: Mapping[int, Mapping[int, int]], nodes: int
-) -> tuple[dict[int, tuple[int, int] | None], int]:
-    """Breadth-first from *nodes*: from a node to every node of a set that it carries a load of.
-
-    Returns:
-        For each node that was reached the node before it and the set whose load would move on, None for the
-        first ones; and the first node with something free, 0 if there is none.
-    """
-    parents: dict[int, tuple[int, int] | None] = dict.fromkeys(bits(nodes))
-    queue, seen = list(parents), {nodes}
-    for node in queue:
-        if free.get(node, 0):
-            return parents, node
-        for claimant in carried.get(node, ()):
-            if claimant in seen:
-                continue
-            seen.add(claimant)
-            for other in bits(claimant):
-                if other not in parents:
-                    parents[other] = (node, claimant)
-                    queue.append(other)
-    return parents, 0
-
-
-def _carry(load: dict[int, int], claimant: int, difference_bytes: int) -> None:
-    after = load.get(claimant, 0) + difference_bytes
-    if after:
-        load[claimant] = after
-    else:
-        del load[claimant]
+        assert self.owned is not None
+        self.owned.clear()
+        return Trial(self)
