@@ -145,8 +145,8 @@ def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> N
     node.podman.remove_everything()
     node.forms.install()
     awake = threading.Timer(5, node.bayplan.resume)
-    awake.start()
     started = time.monotonic()
+    awake.start()
     placed = node.podman.run(node.forms.engine(form, runtime), asked)
     awake.join()
     assert time.monotonic() - started >= 5

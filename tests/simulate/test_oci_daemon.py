@@ -32,7 +32,7 @@ class Daemon:
         self.oci, self.admin = directory / "oci.sock", directory / "admin.sock"
         self._argv = [
             *(sys.executable, "-m", "bayplan.daemon.main", "--reserved-cpus", "0"),
-            *("--oci-socket", str(self.oci), "--admin-socket", str(self.admin)),
+            *("--oci-socket", str(self.oci), "--admin-socket", str(self.admin), "--oci-deadline", "30s"),
             *("--state-dir", str(directory / "state"), "--nri-socket", str(directory / "nri.sock")),
         ]
         self._log = (directory / "log").open("wb")
@@ -140,7 +140,7 @@ def test_a_killed_daemon_comes_back_to_what_the_kernel_has(
             container_id, announced = containers.create(number)
             hook = subprocess.Popen(
                 [
-                    *(sys.executable, "-IS", str(HOOK), "--socket", str(daemon.oci)),
+                    *(sys.executable, "-IS", str(HOOK), "--socket", str(daemon.oci), "--timeout", "60"),
                     *("--on-failure", "refuse", "createRuntime"),
                 ],
                 stdin=subprocess.PIPE,

@@ -82,6 +82,8 @@ class Forms:
 
     def said(self, words: str) -> list[str]:
         """The lines with these words that hook and wrapper have written to the system's log since then."""
+        # What was said a moment ago may still be on its way into the journal.
+        self.guest.run("journalctl", "--sync")
         said = self.guest.run("journalctl", "--boot", "--identifier=bayplan", "--output=cat").stdout
         return [line for line in said.splitlines() if words in line]
 

@@ -167,7 +167,8 @@ def test_every_field_of_the_settings_has_exactly_one_key() -> None:
     assert sum(len(keys) for keys in GROUPS.values()) == len(KEYS)
 
 
-def test_help_names_every_flag_and_its_default() -> None:
+def test_help_names_every_flag_and_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # lines are broken inside of words, on a narrow terminal more often
     text = " ".join(build_parser().format_help().split())
     for key in KEYS.values():
         assert f"--{key.flag} " in text

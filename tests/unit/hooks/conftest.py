@@ -1,5 +1,6 @@
 """The hook and the wrapper as installed programs, with a real daemon, system log and runtime."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ from bayplan.testing.oci_daemon import OciDaemon
 HOOKS = Path(__file__).parents[3] / "hooks"
 PATIENCE = "60"
 """Seconds; a loaded machine must not turn an answer into a failure."""
+PIPE_BYTES = 4096
+"""At least so much fits into a pipe, however many there are."""
 
 RUNTIME = """\
 #!/bin/sh
@@ -131,17 +134,14 @@ class Installation:
         self, *arguments: str, stdin: bytes = b"{}", **options: Any
     ) -> "subprocess.CompletedProcess[bytes]":
         """The hook, with an empty environment as CRI-O nearly gives it."""
-        options = {"input": stdin, "env": {}, "cwd": self.directory} | options
-        return subprocess.run([self.hook, *arguments], capture_output=True, check=False, **options)
+        return _run([self.hook, *arguments], stdin, {"env": {}, "cwd": self.directory} | options)
 
     def run_wrapper(
         self, *arguments: str, shell: str = "", **options: Any
     ) -> "subprocess.CompletedProcess[bytes]":
         argv = [*([shell] if shell else []), str(self.wrapper), *arguments]
         options = {"cwd": self.directory, "env": {"PATH": os.environ["PATH"]}} | options
-        if "stdin" not in options:
-            options.setdefault("input", b"")
-        return subprocess.run(argv, capture_output=True, check=False, **options)
+        return _run(argv, options.pop("input", b""), options)
 
     def make_runtime(self, folder: str, name: str = "runc") -> Runtime:
         """One more runtime, below *folder*."""
@@ -152,6 +152,22 @@ class Installation:
         said |= {name.replace("_", "-"): value for name, value in settings.items()}
         said.setdefault("timeout", PATIENCE)
         self.config.write_text("".join(f"{name} = {value}\n" for name, value in said.items()))
+
+
+def _run(argv: list[Any], stdin: bytes, options: dict[str, Any]) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program to its end. What fits into a pipe is in it before the program starts: those that wait for
+    a fraction of a second only do not wait for this process to write."""
+    with contextlib.ExitStack() as stack:
+        if "stdin" not in options:
+            if len(stdin) <= PIPE_BYTES:
+                reading, writing = os.pipe()
+                stack.callback(os.close, reading)
+                with os.fdopen(writing, "wb") as pipe:
+                    pipe.write(stdin)
+                options = options | {"stdin": reading}
+            else:
+                options = options | {"input": stdin}
+        return subprocess.run(argv, capture_output=True, check=False, **options)
 
 
 @pytest.fixture(scope="session", autouse=True)
