@@ -163,7 +163,9 @@ def go_side(adaptation: Path) -> Iterator[Callable[..., GoSide]]:
         def start(*flags: str) -> GoSide:
             # A socket's path is short; pytest's directories are not.
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            return stack.enter_context(contextlib.closing(GoSide(adaptation, directory, *flags)))
+            # It gives a plugin 2 s by itself, which is not what is tested, and short on a busy machine.
+            patient = ("-request-timeout", f"{PATIENCE_S}s", *flags)
+            return stack.enter_context(contextlib.closing(GoSide(adaptation, directory, *patient)))
 
         yield start
 

@@ -89,7 +89,7 @@ def requests_of(plugin, method: str) -> list[Request]:
 
 
 def test_registration(session, script, nri_version):
-    _, plugin = session("-pods", "3", "-containers", "6")
+    _, plugin = session("-pods", "3", "-containers", "6", "-request-timeout", "2s")
     configure, synchronize = plugin.requests[:2]
     assert (configure.service, configure.method) == ("nri.pkg.api.v1alpha1.Plugin", "Configure")
     assert 0 < configure.timeout_ns <= 2_000_000_000
@@ -256,7 +256,7 @@ def test_a_plugin_that_does_not_answer_is_hung_up_on(session, script):
 
 def test_a_plugin_that_stops_reading_gets_everything_when_it_goes_on(session, script):
     script.answers["CreateContainer"] = adjustment(10)
-    runtime, plugin = session("-request-timeout", "60s")
+    runtime, plugin = session()
     plugin.pause()
     number = runtime.start("CreateContainer", pod="p", id="c", padding=4_000_000)
     # It is many times what a socket holds: the runtime is inside its write now, whatever its timeout.

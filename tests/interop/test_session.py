@@ -8,11 +8,13 @@ import pytest
 
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.errors import PlacementError
-from bayplan.nri import Event, Identity, Runtime, Session, UnixSocket
+from bayplan.nri import Event, Identity, Patience, Runtime, Session, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
 
 pytestmark = pytest.mark.interop
 
+# A busy machine makes no late answer of ours.
+PATIENT = Patience(answer_s=60.0)
 OTHER = Update("other", cpuset_cpus=CpuSet((0, 1)))
 STATE_EVENTS = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
@@ -80,10 +82,11 @@ class Recorder:
 
 
 @contextlib.asynccontextmanager
-async def served(runtime):
+async def served(runtime, patience):
     """A session that the runtime asks, and its handler."""
     handler = Recorder()
-    session = Session(handler, Identity("bayplan", "90"), UnixSocket(str(runtime.socket)))
+    endpoint = UnixSocket(str(runtime.socket))
+    session = Session(handler, Identity("bayplan", "90"), endpoint, patience=patience)
     running = asyncio.create_task(session.run())
     assert (await asyncio.to_thread(runtime.notice))["error"] == ""
     # Synchronized is not yet listed: events pass the plugin by until one arrives.
@@ -94,9 +97,9 @@ async def served(runtime):
     await running
 
 
-def run(scenario, runtime):
+def run(scenario, runtime, patience=PATIENT):
     async def main():
-        async with served(runtime) as (session, handler):
+        async with served(runtime, patience) as (session, handler):
 
             async def do(method, **fields):
                 return await asyncio.to_thread(runtime.do, method, **fields)
@@ -174,4 +177,4 @@ def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_
         assert created["response"]["adjust"]["linux"]["resources"]["cpu"]["mems"] == "0-1"
         assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
 
-    run(scenario, go_side())
+    run(scenario, go_side(), Patience())

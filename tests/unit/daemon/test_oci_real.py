@@ -31,6 +31,8 @@ def created() -> Iterator[tuple[Hierarchy, str, int]]:
     hierarchy, path = Hierarchy.detect(), f"/bayplan-test-oci-{os.getpid()}-{ID}"
     directories = [Path(mount + path) for mount in sorted(set(hierarchy.mounts.values()))]
     process = subprocess.Popen(["sleep", "600"])
+    # Where these tests may not run themselves, a container may.
+    os.sched_setaffinity(process.pid, range(os.sysconf("SC_NPROCESSORS_CONF")))
     with contextlib.ExitStack() as stack:
         for directory in directories:
             if hierarchy.unified:
