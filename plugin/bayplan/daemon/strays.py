@@ -99,8 +99,9 @@ class Strays:
         if entry is None or before is None or entry.origin is not before:
             return False
         await controller.amend(met(entry, arrival.origin))
-        extra = {"container": entry.decision.request.name, "container_id": container.id}
-        logger.warning("container was started again without us; what was decided holds", extra=extra)
+        if before.container.pid:
+            extra = {"container": entry.decision.request.name, "container_id": container.id}
+            logger.warning("container was started again without us; what was decided holds", extra=extra)
         return True
 
     async def _engines(self, recorded: Collection[str]) -> frozenset[str]:
@@ -151,11 +152,12 @@ class Strays:
 
 
 def _is_news(one: Started, known: Mapping[str, Origin | None]) -> bool:
-    """Whether nothing is recorded of it, or another process: podman starts a container again under its id."""
+    """Whether nothing is recorded of it, or not this process: wrapper and precreate come before there is one,
+    and podman starts a container again under its id."""
     if one.container_id not in known:
         return True
     origin = known[one.container_id]
-    return origin is not None and origin.container.pid > 0 and str(origin.container.pid) != one.pid
+    return origin is not None and str(origin.container.pid) != one.pid
 
 
 def _engines_that_ask(root: Path) -> frozenset[str]:

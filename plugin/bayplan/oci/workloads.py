@@ -27,6 +27,8 @@ _SANDBOXES: Final = frozenset({"sandbox", "podsandbox"})
 _SANDBOX_IDS: Final = (f"{_CRIO}SandboxID", f"{_CONTAINERD}sandbox-id")
 _POD_RESOURCES: Final = ("pod-linux-resources.crio.io", f"{_CRIO}PodLinuxResources")
 _MANAGER: Final = "io.container.manager"
+_PODMAN: Final = "libpod"
+_IN_PODMANS_POD: Final = re.compile(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
 _ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
 _SYSTEMD_FIELDS: Final = 3
 _UNLIMITED_HUGEPAGES: Final = 1 << 63
@@ -34,9 +36,17 @@ _UNLIMITED_HUGEPAGES: Final = 1 << 63
 
 
 def is_sandbox(spec: Spec) -> bool:
-    """Whether it is a pod's own container (pause, infra), which is nobody's work."""
+    """Whether it is a pod's own container (pause, infra), which is nobody's work.
+
+    podman does not mark its own: in the pod's cgroup it is the one that names no container as the pod's.
+    """
     annotations = spec.annotations or {}
-    return any(annotations.get(key) in _SANDBOXES for key in _TYPES)
+    if any(annotations.get(key) in _SANDBOXES for key in _TYPES):
+        return True
+    if annotations.get(_MANAGER) != _PODMAN or sandbox_id(spec):
+        return False
+    path = spec.linux.cgroups_path if spec.linux is not None else None
+    return _IN_PODMANS_POD.search(path or "") is not None
 
 
 def sandbox_id(spec: Spec) -> str:

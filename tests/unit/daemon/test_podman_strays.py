@@ -97,7 +97,8 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
                 owner, container("x", owner, memory_bytes=MIB, milli_cpus=1000)
             )
             held = ledger()["x"].decision.placement.exclusive_cpus
-            node.create(cgroups_path, child=child)
+            in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
+            node.create(cgroups_path, child=child, **in_pod)
             node.created()
             looking = strays(one, node)
             await looking.look()
@@ -187,6 +188,11 @@ def of_conmon(node: PodmanNode) -> None:
     (node.root / "proc/42/cgroup").write_text(f"0::/machine.slice/libpod-conmon-{ID}.scope\n")
 
 
+def of_a_pods_own_container(node: PodmanNode) -> None:
+    node.create(f"machine-libpod_pod_{POD}.slice:libpod:{ID}")
+    node.created()
+
+
 def of_an_engine_that_is_not_set_up(node: PodmanNode) -> None:
     (node.root / HOOKS / "90-bayplan.json").unlink()
     node.create()
@@ -195,7 +201,15 @@ def of_an_engine_that_is_not_set_up(node: PodmanNode) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [stopped, of_the_last_boot, without_spec, with_half_a_spec, of_conmon, of_an_engine_that_is_not_set_up],
+    [
+        stopped,
+        of_the_last_boot,
+        without_spec,
+        with_half_a_spec,
+        of_conmon,
+        of_a_pods_own_container,
+        of_an_engine_that_is_not_set_up,
+    ],
 )
 def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[PodmanNode], Any]) -> None:
     async def scenario() -> None:
@@ -288,5 +302,34 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             assert node.shown(container_path(SYSTEMD), "cpuset.mems") == (
                 str(decided.decision.placement.mems),
             )
+
+    asyncio.run(scenario())
+
+
+def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_to_the_decision(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        node = PodmanNode(tmp_path / "node")
+        async with desk(tmp_path, hierarchy=node.hierarchy) as one:
+            node.create()
+            question = "\0".join((str(node.bundle(ID)), ID, "/usr/bin/crun", "")).encode()
+            assert (await one.ask("create", question))[0] == "ok"
+            # Let through while the daemon was away, podman has made the spec anew.
+            node.create()
+            node.created()
+            controller = one.around.controller
+            looking = Strays(controller, node.hierarchy, here, one.turn, one.around.verify_soon)
+            await looking.look()
+            origin = one.entries[ID].origin
+            assert origin is not None
+            assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
+            residents = controller.residents
+            wanted = expectations(
+                MACHINE, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
+            )
+            repair(node.hierarchy, compare(node.hierarchy, wanted))
+            assert node.oom_score_adj(42) == -997
+            assert residents.found == {}
 
     asyncio.run(scenario())

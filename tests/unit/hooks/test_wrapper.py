@@ -282,23 +282,36 @@ def test_a_failing_daemon_is_handled_as_configured(
         assert installed.system_log.lines() == [f"<28>bayplan: {name} of c1: {words}; let through"]
 
 
+LIBPOD = {"io.container.manager": "libpod"}
+IN_POD = {**LIBPOD, "io.kubernetes.cri-o.SandboxID": "5a" * 32}
+ID = "c1" * 32
+IN_PODMANS_POD = f"machine-libpod_pod_{ID}.slice:libpod:{ID}"
+
+
 @pytest.mark.parametrize(
-    ("annotations", "is_refused"),
+    ("annotations", "cgroups_path", "is_refused"),
     [
-        ({"io.kubernetes.cri-o.ContainerType": "sandbox"}, False),
-        ({"io.kubernetes.cri.container-type": "sandbox"}, False),
-        ({"io.kubernetes.docker.type": "podsandbox"}, False),
-        ({"io.kubernetes.cri-o.ContainerType": "container"}, True),
-        ({}, True),
-        (None, True),
-        (["io.kubernetes.cri-o.ContainerType", "sandbox"], True),
+        ({"io.kubernetes.cri-o.ContainerType": "sandbox"}, "", False),
+        ({"io.kubernetes.cri.container-type": "sandbox"}, "", False),
+        ({"io.kubernetes.docker.type": "podsandbox"}, "", False),
+        ({"io.kubernetes.cri-o.ContainerType": "container"}, "", True),
+        ({}, "", True),
+        (None, "", True),
+        (["io.kubernetes.cri-o.ContainerType", "sandbox"], "", True),
+        (LIBPOD, IN_PODMANS_POD, False),
+        (LIBPOD, f"/libpod_parent/{ID}/libpod-{ID}", False),
+        (IN_POD, IN_PODMANS_POD, True),
+        (LIBPOD, f"machine.slice:libpod:{ID}", True),
+        (LIBPOD, f"/libpod_parent/libpod-{ID}", True),
+        ({}, IN_PODMANS_POD, True),
     ],
 )
 def test_a_pods_own_container_is_not_refused_for_want_of_a_daemon(
-    installed: "Installation", runtime: "Runtime", annotations: Any, is_refused: bool
+    installed: "Installation", runtime: "Runtime", annotations: Any, cgroups_path: str, is_refused: bool
 ) -> None:
     installed.configure(runtime.path, on_failure="refuse")
-    (installed.directory / "config.json").write_text(json.dumps({"annotations": annotations}))
+    spec = {"annotations": annotations, "linux": {"cgroupsPath": cgroups_path}}
+    (installed.directory / "config.json").write_text(json.dumps(spec))
     finished = installed.run_wrapper("create", "--bundle", str(installed.directory), "c1")
     assert runtime.ran is not is_refused
     assert (finished.returncode == 1) is is_refused

@@ -150,6 +150,21 @@ def test_podman_and_docker_outside_and_inside_of_pods(annotations: dict[str, str
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        f"machine-libpod_pod_{SANDBOX}.slice:libpod:{CONTAINER}",
+        f"/libpod_parent/{SANDBOX}/libpod-{CONTAINER}",
+    ],
+)
+def test_a_pods_own_container_of_podmans_is_the_one_without_the_pods_id(path: str) -> None:
+    assert is_sandbox(read({"io.container.manager": "libpod"}, path))
+    assert not is_sandbox(read(PODMAN_IN_POD, path))
+    assert not is_sandbox(read({}, path))
+    assert not is_sandbox(read(PODMAN, f"machine.slice:libpod:{CONTAINER}"))
+    assert not is_sandbox(read(PODMAN, f"/libpod_parent/libpod-{CONTAINER}"))
+
+
+@pytest.mark.parametrize(
     ("path", "expected", "parent"),
     [
         (f"machine.slice:libpod:{CONTAINER}", CONTAINER, "machine.slice"),
