@@ -22,6 +22,7 @@ from bayplan.sets import CpuSet
 from bayplan.state import Store
 from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.machines import machine
+from bayplan.testing.plugin import UNHURRIED
 from bayplan.testing.runtime import FakeRuntime
 from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
@@ -100,7 +101,8 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon
         verify_soon=lambda: None,
     )
     await controller.restore()
-    session = Session(controller, Identity("bayplan", "90"), UnixSocket(str(directory / "nri.sock")))
+    endpoint = UnixSocket(str(directory / "nri.sock"))
+    session = Session(controller, Identity("bayplan", "90"), endpoint, patience=UNHURRIED)
     daemon = Daemon(controller, recorder, session)
     try:
         await runtime.synchronized()

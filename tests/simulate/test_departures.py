@@ -20,6 +20,7 @@ from bayplan.testing.controllers import controlled
 from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.oci_node import OciNode
 from bayplan.testing.pages import CgroupPages
+from bayplan.testing.plugin import UNHURRIED
 from bayplan.testing.runtime import FakeRuntime
 from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
@@ -92,7 +93,8 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
         )
         handler = SessionHandler(controller, turn, one.verify_soon)
         endpoint = UnixSocket(str(directory / "nri.sock"))
-        session = Session(handler, Identity("bayplan", "90"), endpoint, jitter=lambda: 0.0)
+        identity = Identity("bayplan", "90")
+        session = Session(handler, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)
         tasks = [
             asyncio.create_task(session.run()),
             asyncio.create_task(narrowing.follow(one.room_due, pause_s=0)),

@@ -22,6 +22,7 @@ from bayplan.service.admin import AdminServer
 from bayplan.service.questions import explaining, rehearsing
 from bayplan.testing.controllers import controlled
 from bayplan.testing.flavors import CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from bayplan.testing.plugin import UNHURRIED
 from bayplan.testing.runtime import FakeRuntime, OperationError
 from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
@@ -58,7 +59,8 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
             admin_socket, lambda: snapshot_of(controller, 0, ()), lambda _: "info", questions=questions
         )
         await admin.start()
-        session = Session(controller, Identity("bayplan", "90"), UnixSocket(str(socket)), jitter=lambda: 0.0)
+        identity, endpoint = Identity("bayplan", "90"), UnixSocket(str(socket))
+        session = Session(controller, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)
         running = asyncio.create_task(session.run())
         try:
             await runtime.synchronized()

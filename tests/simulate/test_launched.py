@@ -28,7 +28,7 @@ async def test_serves_on_descriptor_3_and_ends_with_the_runtime(flavor):
     )
     theirs.close()
     os.close(silent)
-    runtime = FakeRuntime(flavor, registration_timeout_s=60.0, request_timeout_s=60.0)
+    runtime = FakeRuntime(flavor)
     await asyncio.get_running_loop().create_unix_connection(runtime.accept, sock=ours)
     plugin = await runtime.synchronized()
     assert str(plugin) == "07-pin"

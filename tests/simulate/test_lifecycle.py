@@ -17,7 +17,7 @@ from bayplan.testing.flavors import (
     CONTAINERD_2_3,
     CONTAINERD_2_4,
 )
-from bayplan.testing.plugin import RecordingHandler, serving
+from bayplan.testing.plugin import UNHURRIED, RecordingHandler, serving
 from bayplan.testing.runtime import FakeRuntime, OperationError
 from bayplan.testing.workloads import GUARANTEED, make_container, make_pod
 
@@ -245,7 +245,7 @@ class TestOthers:
             return Adjustment(), ()
 
         early.on_create, late.on_create = pin, look
-        session = Session(early, Identity("early", "10"), UnixSocket(str(path)))
+        session = Session(early, Identity("early", "10"), UnixSocket(str(path)), patience=UNHURRIED)
         running = asyncio.create_task(session.run())
         async with serving(late, UnixSocket(str(path))):
             await runtime.synchronized(2)

@@ -10,6 +10,8 @@ from bayplan.nri import Clock, Endpoint, Event, Identity, Patience, Runtime, Ses
 Creation = tuple[Adjustment, Sequence[Update]]
 
 IDENTITY = Identity("bayplan", "90")
+UNHURRIED = Patience(answer_s=60.0)
+"""For sessions on the real clock: a disk that takes a second for a commit makes no answer late."""
 
 
 class RecordingHandler:
@@ -123,12 +125,13 @@ async def serving(
     clock: Clock | None = None,
     patience: Patience | None = None,
 ) -> AsyncIterator[Session]:
-    """A session that runs until the end of the block, with delays that are the same each time."""
+    """A session that runs until the end of the block, with delays that are the same each time. On the real
+    clock it is in no hurry, unless *patience* says otherwise."""
     session = Session(
         handler,
         IDENTITY,
         endpoint,
-        patience=patience if patience is not None else Patience(),
+        patience=patience or (UNHURRIED if clock is None else Patience()),
         clock=clock,
         jitter=lambda: 0.0,
     )

@@ -56,6 +56,9 @@ _CONTAINER_EVENTS: Final[dict[Event, tuple[str, _ContainerEvent]]] = {
 _FATAL: Final = {Event.RUN_POD_SANDBOX, Event.START_CONTAINER}
 """Events that fail when a plugin answers with an error; elsewhere the error is logged."""
 
+_UNHURRIED_S: Final = 61.0
+"""Longer than a plugin of the tests takes for an answer by its own deadline."""
+
 
 class OperationError(Exception):
     """The runtime could not do what its user asked for. The text is what the user sees."""
@@ -64,7 +67,8 @@ class OperationError(Exception):
 class FakeRuntime(Reception):
     """One runtime, with any number of plugins. Restart it with `stop` and `listen`; it remembers what runs.
 
-    *clock* measures its timeouts; *objects_per_message* cuts a Synchronize smaller than its size asks for;
+    *clock* measures its timeouts, NRI's own unless others are given. On the real clock they are so long that
+    a busy machine keeps to them. *objects_per_message* cuts a Synchronize smaller than its size asks for;
     with *reply_late* the reply to a registration comes after Configure. ``deadlocked`` becomes true when a
     plugin did what freezes this flavor for good.
     """
@@ -74,16 +78,16 @@ class FakeRuntime(Reception):
         flavor: Flavor = CONTAINERD_2_2,
         *,
         clock: Clock | None = None,
-        request_timeout_s: float = 2.0,
-        registration_timeout_s: float = 5.0,
+        request_timeout_s: float | None = None,
+        registration_timeout_s: float | None = None,
         objects_per_message: int | None = None,
         reply_late: bool = False,
     ) -> None:
         super().__init__(
             flavor,
             clock,
-            request_timeout_s,
-            registration_timeout_s,
+            request_timeout_s or (2.0 if clock is not None else _UNHURRIED_S),
+            registration_timeout_s or (5.0 if clock is not None else _UNHURRIED_S),
             objects_per_message,
             reply_late=reply_late,
         )
