@@ -13,6 +13,7 @@ from bayplan.domain.exact.books import Books
 from bayplan.domain.exact.branching import Branching
 from bayplan.domain.exact.criteria import Question, overlapping_sets
 from bayplan.domain.exact.effort import Effort
+from bayplan.domain.exact.lookup import Lookup
 from bayplan.domain.exact.nearness import FAR
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.policy import Policy
@@ -92,16 +93,16 @@ def puzzle(draw: random.Random) -> Puzzle:
     if not draw.randrange(3):
         amounts[PAGES] = draw.randint(1, 2 * width) * 2 * MIB
     hints = tuple(NodeSet(draw.sample(ids, 2)).mask for _ in range(draw.choice([0, 0, 1, 2])))
+    site = Site(machine)
     question = Question(
-        Site(machine),
-        books,
+        site,
         amounts,
         {resource: books.rooms_by_node(resource) for resource in amounts},
         draw.choice([0, 0, draw.randint(1, 2 * width)]),
         {1 << node: draw.randint(0, 3) for node in ids},
         hints,
         hints,
-        books.claimed_sets(),
+        Lookup(books, site.positions if draw.randrange(2) else None),
         Effort(),
     )
     return Puzzle(question, ground.mask, core.mask, width, ids, claims)

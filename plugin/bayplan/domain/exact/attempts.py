@@ -43,15 +43,15 @@ class Attempt:
     def reachable(self, loose: Books) -> Iterator[int]:
         """Those with room on *loose*, the books as if all others had moved over as far as they may; if there
         are too many to look at each, one of the others as well if none of the good ones has room."""
-        question, area, found = self.question, self.area, False
+        question, area, found = self.question.on(loose), self.area, False
         for nodes in self.targets():
-            if loose.fits(nodes, question.amounts):
+            if question.lookup.fits(nodes, question.amounts):
                 found = True
                 yield nodes
         width = min(area.widest, area.ground.bit_count())
         if found or area.exactly or not question.site.too_many(area.ground, width):
             return
-        nodes = Branching(question.on(loose), area.ground, 0, width).any_set()
+        nodes = Branching(question, area.ground, 0, width).any_set(at_all=True)
         if nodes:
             yield nodes
 

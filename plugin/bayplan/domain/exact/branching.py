@@ -22,9 +22,10 @@ Limit = tuple[int, int]
 
 QUICK_BRANCHES: Final = 64
 """After so many branches it pays to ask in every branch what each of the rest would add there."""
-_NODES_A_STEP: Final = 16
-_FLOWS_A_STEP: Final = 4
-"""A branch costs a step for so many nodes that are left in it, and one for so many that are asked anew."""
+_STEPS_OF_A_BRANCH: Final = 40
+_STEPS_OF_A_NODE: Final = 1
+_SETS_A_STEP: Final = 16
+"""What a branch costs beside its flows, each node that is left in it, and to see what is crossed."""
 
 
 @dataclass(slots=True)
@@ -56,14 +57,17 @@ class Branching:
         self.effort, self.pairs = question.effort, question.site.pairs
         self.nearness = question.site.nearness(ground, width)
         self.demands = demands_of(question)
-        self.crossable = Crossable(question.claimed, ground, width)
+        self.crossable = Crossable(question.lookup.claimed, ground, width)
         self.limit: Limit | None = None
         self.branches = 0
 
-    def any_set(self) -> int:
-        """A set that fits, roomy nodes first; 0 if there is none."""
+    def any_set(self, *, at_all: bool = False) -> int:
+        """A set that fits, roomy nodes first; 0 if there is none. *at_all*: then nothing else would fit."""
         self.limit = None
-        self.effort.begin_proof()
+        if at_all:
+            self.effort.begin_refusal()
+        else:
+            self.effort.begin_proof()
         return next(self._leaves(), 0)
 
     def better_sets(self, limit: Limit) -> Iterator[int]:
@@ -71,6 +75,7 @@ class Branching:
         self.limit = limit
         self.effort.begin_improvement()
         for nodes in self._leaves():
+            self.effort.take(len(self.question.lookup.claimed) // _SETS_A_STEP)
             found = overlapping_sets(self.question, nodes), self.question.site.distance(nodes)
             if found < self.limit:
                 self.limit = found
@@ -91,7 +96,10 @@ class Branching:
             if not node:
                 stack.pop()
                 continue
-            if not self.effort.take(1 + (len(branch.rest) - branch.position) // _NODES_A_STEP):
+            left = len(branch.rest) - branch.position
+            if not self.effort.take(
+                _STEPS_OF_A_BRANCH + _STEPS_OF_A_NODE * left * (1 if self.limit is None else 2)
+            ):
                 return
             child = self._with_node(branch, node)
             if child is not None:
@@ -107,10 +115,10 @@ class Branching:
         # Ties are broken by this order, so that equal nodes are tried with the roomiest first.
         rest = sorted(
             bits(self.ground & ~self.core),
-            key=lambda node: (*(-demand.gains.get(node, 0) for demand in self.demands), node),
+            key=lambda node: (*(-demand.most.get(node, 0) for demand in self.demands), node),
         )
         near = {node: sum(self.pairs[node][other] for other in bits(self.core)) for node in rest}
-        gains = tuple(demand.gains for demand in self.demands)
+        gains = tuple(Gains(demand.most) for demand in self.demands)
         distance = self.question.site.distance(self.core)
         return self._branch(self.core, holdings, gains, rest, near, distance, crossings)
 
@@ -142,13 +150,14 @@ class Branching:
         included, rest, row = branch.included | node, branch.rest[branch.position :], self.pairs[node]
         holdings = tuple([holding.with_node(node) for holding in branch.holdings])
         gains = branch.gains
-        if self.branches > self.quick_branches:
-            changed = self.crossable.neighbours.get(node, 0)
-            self.effort.take(sum(1 for other in rest if other & changed) // _FLOWS_A_STEP)
+        self.effort.take(sum([holding.steps for holding in holdings]))
+        if self.branches > self.quick_branches and len(rest) >= branch.missing - 1 > 0:
+            # What the rest added before bounds what it adds now: that may already be too little.
+            rest = self._useful(holdings, gains, rest, branch.missing - 1)
             gains = tuple(
-                holding.gains_of(rest, changed, known)
-                for holding, known in zip(holdings, branch.gains, strict=True)
+                holding.gains_of(rest, before) for holding, before in zip(holdings, gains, strict=True)
             )
+            self.effort.take(sum([each.steps for each in gains]))
         near = {other: branch.near[other] + row[other] for other in rest}
         crossings = branch.crossings.including(self.crossable.sets_of[node])
         distance = branch.distance + branch.near[node]
@@ -173,10 +182,7 @@ class Branching:
             if far or not done or any(not hint & included for hint in self.question.hard_hints):
                 return None
             return _Branch(included, 0, holdings, gains, rest, near, distance, crossings, 0)
-        for holding, each in zip(holdings, gains, strict=True):
-            if len(rest) < missing:
-                return None
-            rest = holding.useful(rest, missing, each)
+        rest = self._useful(holdings, gains, rest, missing)
         if self.limit is not None:
             rest, crossings = self._uncrossed(rest, near, distance, crossings, self.limit)
         reachable = included | sum(rest)
@@ -187,6 +193,17 @@ class Branching:
         rest = self._in_order(holdings, gains, rest, near, missing, crossings)
         excluded = self.ground & ~included & ~sum(rest)
         return _Branch(included, missing, holdings, gains, rest, near, distance, crossings, excluded)
+
+    @staticmethod
+    def _useful(
+        holdings: tuple[Holding, ...], gains: tuple[Gains, ...], rest: Sequence[int], missing: int
+    ) -> Sequence[int]:
+        """Those of *rest* that a set of *missing* of them may contain that has all that is asked for."""
+        for holding, each in zip(holdings, gains, strict=True):
+            if len(rest) < missing:
+                break
+            rest = holding.useful(rest, missing, each)
+        return rest
 
     def _uncrossed(
         self,
@@ -201,8 +218,7 @@ class Branching:
         while True:
             kept = []
             for node in rest:
-                crossed = crossings.including(sets_of[node]).crossed
-                if (crossed, distance + near[node]) < limit:
+                if (crossings.crossed_with(sets_of[node]), distance + near[node]) < limit:
                     kept.append(node)
                 else:
                     crossings = crossings.excluding(sets_of[node])
@@ -244,18 +260,19 @@ class Branching:
         nearby, sets_of = self.nearness.nearby, self.crossable.sets_of
         if self.limit is None and len(lacking) == 1:
             _, only = lacking[0]
-            return sorted(rest, key=lambda node: -only.get(node, 0))
+            return sorted(rest, key=lambda node: -only.adds.get(node, 0))
         if self.limit is None and lacking:
             return sorted(
-                rest, key=lambda node: -sum([min(1.0, each.get(node, 0) / lack) for lack, each in lacking])
+                rest,
+                key=lambda node: -sum([min(1.0, each.adds.get(node, 0) / lack) for lack, each in lacking]),
             )
         far = {node: 2 * near[node] + nearby[node][missing - 1] for node in rest}
         if self.limit is None or not self.limit[0]:
             return sorted(rest, key=far.__getitem__)
 
         def crossing(node: int) -> tuple[int, int, int]:
-            after = crossings.including(sets_of[node])
-            return after.crossed, after.begun, far[node]
+            sets = sets_of[node]
+            return crossings.crossed_with(sets), crossings.begun_with(sets), far[node]
 
         return sorted(rest, key=crossing)
 
@@ -266,7 +283,7 @@ class Branching:
 
         They are at the same distances, in the same sets with promises and close to the same devices.
         """
-        haves = [demand.own() for demand in self.demands]
+        haves = [demand.own for demand in self.demands]
         alike: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
         for node in bits(self.ground):
             close = sum(1 << n for n, nodes in enumerate(self.question.hard_hints) if nodes & node)

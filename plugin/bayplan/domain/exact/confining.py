@@ -38,6 +38,7 @@ from bayplan.domain.exact.claiming import (
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import crosses
+from bayplan.domain.exact.lookup import Lookup
 from bayplan.domain.exact.moves import make_room, measured, moves_to, with_all_wider
 from bayplan.domain.exact.reasons import amounts_text, chosen, overlap, unproven_best
 from bayplan.domain.exact.search import Area, Found, search
@@ -75,7 +76,7 @@ class Confining:
         self.free_cpus = exclusive_candidates(self.machine, self.policy, ledger) if count else CpuSet()
         self.cpus = count if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
-        self.effort = Effort(site.max_steps)
+        self.effort, self.lookup = Effort(site.max_steps), Lookup(books, site.positions)
         self.notes: list[Reason] = []
 
     def decide(self) -> Decision:
@@ -161,14 +162,13 @@ class Confining:
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
         question = Question(
             self.site,
-            self.books,
             amounts,
             {resource: self.books.rooms_by_node(resource) for resource in amounts},
             cpus,
             self.site.free_cpus(self.free_cpus) if cpus else {},
             every_hint,
             every_hint if self.strict else required,
-            self.books.claimed_sets(),
+            self.lookup,
             self.effort,
         )
         widest = widest_allowed(self.site, self.books, ground.nodes, amounts, cpus)

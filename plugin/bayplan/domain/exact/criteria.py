@@ -10,7 +10,8 @@ from typing import Final
 
 from bayplan.domain.exact.books import Amounts, Books
 from bayplan.domain.exact.effort import Effort
-from bayplan.domain.exact.flow import bits, crosses
+from bayplan.domain.exact.flow import bits
+from bayplan.domain.exact.lookup import Lookup
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.topology import MEMORY
 
@@ -24,20 +25,24 @@ class Question:
 
     ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
     set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
-    close to; the set must touch all ``hard_hints``. ``claimed`` are the sets of several nodes with promises.
-    ``effort`` is what the search may take, and has taken.
+    close to; the set must touch all ``hard_hints``.
+    ``lookup`` has the answers about these books. ``effort`` is what the search may take, and has taken.
     """
 
     site: Site
-    books: Books
     amounts: Amounts
     rooms: Mapping[str, Mapping[int, int]]
     cpus: int
     free_cpus: Mapping[int, int]
     hints: tuple[int, ...]
     hard_hints: tuple[int, ...]
-    claimed: tuple[int, ...]
+    lookup: Lookup
     effort: Effort
+
+    @property
+    def books(self) -> Books:
+        """All promises."""
+        return self.lookup.books
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -58,9 +63,8 @@ class Question:
         """The same question of other *books*."""
         return replace(
             self,
-            books=books,
             rooms={resource: books.rooms_by_node(resource) for resource in self.amounts},
-            claimed=books.claimed_sets(),
+            lookup=Lookup(books, self.site.positions),
         )
 
     def cpus_on(self, nodes: int) -> int:
@@ -70,9 +74,7 @@ class Question:
 
 def overlapping_sets(question: Question, nodes: int) -> int:
     """How many sets with promises cross *nodes*."""
-    if not nodes & (nodes - 1):
-        return 0  # a single node lies within every set that it shares a node with
-    return sum([crosses(nodes, other) for other in question.claimed])
+    return question.lookup.crossed(nodes)
 
 
 def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape

@@ -6,8 +6,6 @@ them. Invariant: `crossed` never falls as nodes are included or excluded.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 from bayplan.domain.exact.flow import bits
 
@@ -16,7 +14,7 @@ class Crossable:
     """The sets that some set of *width* nodes of *ground* could cross. ``sets_of`` has for each node a bit
     for each of these that it is in."""
 
-    __slots__ = ("neighbours", "sets_of", "start")
+    __slots__ = ("sets_of", "start")
 
     def __init__(self, claimed: Iterable[int], ground: int, width: int) -> None:
         # No set of this ground crosses one that contains all of it, or has one node.
@@ -30,7 +28,6 @@ class Crossable:
             1 << n for n, nodes in enumerate(crossable) if nodes & ~ground or nodes.bit_count() > width
         )
         self.start = Crossings(0, around, apart)
-        self.neighbours = _neighbours(crossable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +44,13 @@ class Crossings:
         """How many sets are crossed whatever is chosen."""
         return (self.touched & ~self.around & self.apart).bit_count()
 
-    @property
-    def begun(self) -> int:
-        """How many sets have to be chosen as a whole, or are crossed."""
-        return (self.touched & ~self.around).bit_count()
+    def crossed_with(self, sets: int) -> int:
+        """How many are crossed whatever is chosen beside a node that is in *sets*."""
+        return ((self.touched | sets) & ~(self.around & sets) & self.apart).bit_count()
+
+    def begun_with(self, sets: int) -> int:
+        """How many sets have to be chosen as a whole, or are crossed, with a node that is in *sets*."""
+        return ((self.touched | sets) & ~(self.around & sets)).bit_count()
 
     def including(self, sets: int) -> "Crossings":
         """With a node included that is in *sets*."""
@@ -59,13 +59,3 @@ class Crossings:
     def excluding(self, sets: int) -> "Crossings":
         """With a node excluded that is in *sets*."""
         return Crossings(self.touched, self.around, self.apart | sets)
-
-
-def _neighbours(sets: Iterable[int]) -> dict[int, int]:
-    """For each node all nodes that sets with promises connect it with: only what those add can change when
-    it is included."""
-    groups: list[int] = []
-    for nodes in sets:
-        tied = [group for group in groups if group & nodes]
-        groups = [*(group for group in groups if not group & nodes), reduce(or_, tied, nodes)]
-    return {node: group for group in groups for node in bits(group)}

@@ -6,27 +6,32 @@ submodular: a node never adds more to a set than it added to a part of that set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bayplan.domain.exact.criteria import Question
-from bayplan.domain.exact.flow import Flow, Trial
+from bayplan.domain.exact.lookup import AnyTrial
 
-Gains = Mapping[int, int]
-"""For each node a bound of what it adds."""
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """For each node a bound of what it ``adds`` to a set. Where that was worked out, it is what it adds, and
+    ``seen`` has the nodes whose loads it depends on. ``steps`` is what it cost."""
+
+    adds: Mapping[int, int]
+    seen: Mapping[int, int] = field(default_factory=dict)
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """So much of something that a set must have. ``gains`` bounds what each node adds to any set; without a
-    *flow* it is what each node adds."""
+    """So much of something that a set must have. ``most`` bounds what each node adds to any set; without a
+    *trial* it is what each node adds. ``own`` is what each has for itself once the claims within it are
+    kept."""
 
     target: int
-    gains: Gains
-    flow: Flow | None = None
-
-    def own(self) -> Gains:
-        """What each node has for itself once the claims within it are kept."""
-        return self.gains if self.flow is None else self.flow.slack
+    most: Mapping[int, int]
+    own: Mapping[int, int]
+    trial: AnyTrial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,17 @@ class Holding:
 
     demand: Demand
     held: int
-    trial: Trial | None
+    trial: AnyTrial | None
 
     @classmethod
     def none(cls, demand: Demand) -> "Holding":
         """What no nodes have."""
-        return cls(demand, 0, None if demand.flow is None else demand.flow.trial())
+        return cls(demand, 0, None if demand.trial is None else demand.trial.copy())
+
+    @property
+    def steps(self) -> int:
+        """What the last node cost."""
+        return 0 if self.trial is None else self.trial.steps
 
     @property
     def lacking(self) -> int:
@@ -53,18 +63,26 @@ class Holding:
         if lacking <= 0:
             return self
         if self.trial is None:
-            return Holding(self.demand, self.held + min(lacking, self.demand.gains.get(node, 0)), None)
+            return Holding(self.demand, self.held + min(lacking, self.demand.most.get(node, 0)), None)
         trial = self.trial.copy()
         return Holding(self.demand, self.held + trial.push(node, lacking), trial)
 
-    def gains_of(self, nodes: Iterable[int], changed: int, known: Gains) -> Gains:
-        """What each of *nodes* adds: worked out for those among *changed*, and as *known* for the others."""
-        if self.trial is None:
-            return known
-        return {
-            node: self.with_node(node).held - self.held if node & changed else known.get(node, 0)
-            for node in nodes
-        }
+    def gains_of(self, nodes: Iterable[int], before: Gains) -> Gains:
+        """What each of *nodes* adds, worked out anew for those to which the last node made a difference.
+        *before* is what they added until then."""
+        trial, lacking = self.trial, self.lacking
+        if trial is None or lacking <= 0:
+            return Gains(before.adds, before.seen)
+        adds, seen, steps = {}, {}, 0
+        for node in nodes:
+            # No node adds more than before: once that much has gone through, nothing else need be tried.
+            most, depends_on = min(lacking, before.adds.get(node, 0)), before.seen.get(node)
+            if depends_on is None or depends_on & trial.touched:
+                tried = trial.copy()
+                most, depends_on = tried.push(node, most), tried.seen
+                steps += tried.steps
+            adds[node], seen[node] = most, depends_on
+        return Gains(adds, seen, steps)
 
     def useful(self, nodes: Sequence[int], missing: int, gains: Gains) -> Sequence[int]:
         """Those of *nodes* that a set of *missing* of them may contain that reaches the target, if each adds
@@ -72,7 +90,7 @@ class Holding:
         lacking = self.lacking
         if lacking <= 0:
             return nodes
-        adds = [gains.get(node, 0) for node in nodes]
+        adds = [gains.adds.get(node, 0) for node in nodes]
         most = sorted(adds, reverse=True)
         least = lacking - sum(most[: missing - 1])
         if most[missing - 1] < least:
@@ -87,9 +105,14 @@ class Holding:
 def demands_of(question: Question) -> list[Demand]:
     """Everything that *question* asks of a set, apart from devices."""
     demands = [
-        Demand(amount_bytes, question.rooms[resource], question.books.flow(resource))
+        Demand(
+            amount_bytes,
+            question.rooms[resource],
+            question.books.flow(resource).slack,
+            question.lookup.trial(resource),
+        )
         for resource, amount_bytes in question.amounts.items()
     ]
     if question.cpus:
-        demands.append(Demand(question.cpus, question.free_cpus))
+        demands.append(Demand(question.cpus, question.free_cpus, question.free_cpus))
     return demands

@@ -2,16 +2,24 @@
 
 from typing import Final
 
-MAX_STEPS: Final = 20_000
-"""Steps of one decision, some 70 us each: the runtime gives a plugin up after 2 s by default."""
-_SHARE_OF_IMPROVEMENTS: Final = 8
+MAX_STEPS: Final = 600_000
+"""Steps of one decision, about a microsecond each: the daemon answers within 1 s, whatever happens.
+
+Every part of a search is counted by what it was measured to take: branches and the nodes left in them, the
+nodes that a flow looks at and the loads it moves, the sets that are looked at one by one. It must not depend
+on how the flows came to be, which is why a search starts its own (`Lookup.trial`).
+"""
+_SHARE_OF_REFUSALS: Final = 7 / 8
+_SHARE_OF_PROOFS: Final = 1 / 2
+_SHARE_OF_A_WIDTH: Final = 1 / 6
 
 
 class Effort:
     """The steps that are left for one question.
 
-    To prove that nothing fits may take half of what is left each time, so that others get their share; to
-    prove that nothing is better an eighth. ``ended``: a proof was given up.
+    Of what is left each time the proof that nothing fits at all may take seven eighths, other proofs (that
+    nothing fits on so few nodes, or is better) half, and to look at the sets of a width one by one a sixth.
+    ``ended``: a proof was given up.
     """
 
     __slots__ = ("_until", "ended", "most", "spent")
@@ -22,13 +30,22 @@ class Effort:
         self.ended = False
         self._until = most
 
+    def begin_refusal(self) -> None:
+        """Start to look for anything that fits at all."""
+        self._until = self.spent + self._share(_SHARE_OF_REFUSALS)
+
     def begin_proof(self) -> None:
-        """Start to look for anything that fits."""
-        self._until = self.spent + max(0, self.most - self.spent + 1) // 2
+        """Start to look for anything that fits on so many nodes."""
+        self._until = self.spent + self._share(_SHARE_OF_PROOFS)
 
     def begin_improvement(self) -> None:
         """Start to look for something better."""
-        self._until = self.spent + max(0, self.most - self.spent + 1) // _SHARE_OF_IMPROVEMENTS
+        self._until = self.spent + self._share(_SHARE_OF_PROOFS)
+
+    @property
+    def for_a_width(self) -> int:
+        """What it may take to look at the sets of a width one by one."""
+        return self._share(_SHARE_OF_A_WIDTH)
 
     def rest(self) -> "Effort":
         """What is left for another question of the same decision."""
@@ -41,3 +58,6 @@ class Effort:
             self.ended = True
             return False
         return True
+
+    def _share(self, part: float) -> int:
+        return int(max(0, self.most - self.spent) * part)

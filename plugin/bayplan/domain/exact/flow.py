@@ -9,6 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
 from operator import or_
+from typing import Final
+
+# What parts of a flow cost in steps, as measured.
+_STEPS_OF_A_PUSH: Final = 5
+_STEPS_OF_A_SEARCH: Final = 2
+_NODES_A_STEP: Final = 4
+_STEPS_OF_A_MOVE: Final = 3
+_LOADS_A_STEP: Final = 16
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -31,9 +39,11 @@ class _Loads:
     ``free`` and ``carried`` map nodes to bytes, and to bytes by set. ``onward`` has for a node all nodes that
     something it carries could move to; where it is missing it is worked out when it is needed. In a trial
     loads are copied before they change, unless their node is ``owned``, and what is pushed is not carried.
+    ``seen`` are the nodes that the last push depended on, ``touched`` those it changed, ``steps`` is what it
+    cost (see `Effort`).
     """
 
-    __slots__ = ("carried", "free", "onward", "owned")
+    __slots__ = ("carried", "free", "onward", "owned", "seen", "steps", "touched")
 
     def __init__(
         self,
@@ -44,6 +54,7 @@ class _Loads:
     ) -> None:
         self.free, self.carried, self.onward = dict(free), dict(carried), dict(onward)
         self.owned = owned
+        self.seen = self.touched = self.steps = 0
 
     def push(self, nodes: int, amount: int) -> int:
         """Carry *amount* more for the set *nodes*, moving the load of other sets where that makes room.
@@ -52,10 +63,12 @@ class _Loads:
             How much of it could be carried: all that fits, by shortest augmenting paths.
         """
         free, left = self.free, amount
+        self.seen, self.touched, self.steps = nodes, 0, _STEPS_OF_A_PUSH
         for node in bits(nodes):
             part = min(free.get(node, 0), left)
             if part:
                 free[node] -= part
+                self.touched |= node
                 if self.owned is None:
                     self._load(node, nodes, part)
                 left -= part
@@ -71,7 +84,9 @@ class _Loads:
             self._own(path)
             free[path[0]] -= part
             for node, previous in pairwise(path):
+                self.steps += _STEPS_OF_A_MOVE + len(self.carried[previous]) // _LOADS_A_STEP
                 self._move(previous, node, part)
+            self.touched |= sum(path)
             if self.owned is None:
                 self._load(path[-1], nodes, part)
             left -= part
@@ -90,7 +105,7 @@ class _Loads:
         """
         free, onward, carried = self.free, self.onward, self.carried
         before = dict.fromkeys(bits(nodes), 0)
-        queue, unseen = list(before), ~nodes
+        queue, unseen, found = list(before), ~nodes, 0
         for node in queue:
             ways = onward.get(node)
             if ways is None:
@@ -102,9 +117,14 @@ class _Loads:
                 ways ^= other
                 before[other] = node
                 if free.get(other):
-                    return before, other
+                    found = other
+                    break
                 queue.append(other)
-        return before, 0
+            if found:
+                break
+        self.seen |= ~unseen
+        self.steps += _STEPS_OF_A_SEARCH + len(before) // _NODES_A_STEP
+        return before, found
 
     def _own(self, nodes: Iterable[int]) -> None:
         if self.owned is None:
@@ -215,6 +235,13 @@ class Flow(_Loads):
     def trial(self) -> "Trial":
         """What else could be carried, to try out."""
         return Trial(self)
+
+    def afresh(self) -> "Trial":
+        """What else could be carried, with loads that do not depend on the order of the changes."""
+        loads = _Loads(self.capacity, {node: {} for node in self.capacity}, {})
+        for nodes in sorted(self.claimed, key=lambda each: (each.bit_count(), each)):
+            loads.push(nodes, self.claimed[nodes])
+        return Trial(loads)
 
     def cut(self, nodes: int, wanted_bytes: int) -> int:
         """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.

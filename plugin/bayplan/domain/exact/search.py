@@ -20,6 +20,8 @@ KEPT: Final = 3
 """How many sets that fit a decision lists."""
 KEPT_OBSTACLES: Final = 2
 """How many sets that do not fit it lists beside them."""
+_STEPS_OF_A_SET: Final = 3
+"""What it costs to look at a set, beside what is asked of the books."""
 _FEW: Final = 64
 """So many sets are looked at for a runner-up that nobody needs."""
 
@@ -76,13 +78,15 @@ class _Search:
             enough = self.clean > 0
             if enough and len(rows) > _FEW:
                 break
-            self._look_at(rows)
+            many = not self._look_at(rows) or many
             if many and not enough:
                 if not self.fitting and at_worst is None:
                     at_worst = self._at_worst(area)
                     if not at_worst and not self.question.effort.ended:
                         break
-                self._branch(area, width)
+                # Where the last width was given up already, it would be given up again.
+                if self.fitting or at_worst or width < _last_width(area):
+                    self._branch(area, width)
             if enough or self.clean > 1:
                 break
         if not self.fitting and at_worst:
@@ -96,11 +100,11 @@ class _Search:
         """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
         that one proof does for all widths."""
         question, width = self.question, _last_width(area)
-        if not question.plausible(area.ground) or not question.books.fits(area.ground, question.amounts):
+        if not question.plausible(area.ground) or not question.lookup.fits(area.ground, question.amounts):
             return 0
         if width == area.ground.bit_count():
             return area.ground
-        return Branching(question, area.ground, area.core, width).any_set()
+        return Branching(question, area.ground, area.core, width).any_set(at_all=True)
 
     def _branch(self, area: Area, width: int) -> None:
         """Look for what is better than all that was found, among the sets of *width* nodes."""
@@ -117,12 +121,20 @@ class _Search:
             for by_criteria, _, _ in self.fitting
         )
 
-    def _look_at(self, rows: Sequence[int]) -> None:
+    def _look_at(self, rows: Sequence[int]) -> bool:
+        """Whether it did not take too much to look at all of *rows*."""
         question, last_rank = self.question, None
-        for nodes in rows:
+        effort, lookup = question.effort, question.lookup
+        spent, most = effort.spent, effort.spent + effort.for_a_width
+        begun, complete = lookup.steps, True
+        for number, nodes in enumerate(rows):
+            effort.spent = spent + lookup.steps - begun + number * _STEPS_OF_A_SET
+            if effort.spent > most:
+                complete = False
+                break
             if self._hopeless(nodes):
                 continue
-            if not question.plausible(nodes) or not question.books.fits(nodes, question.amounts):
+            if not question.plausible(nodes) or not lookup.fits(nodes, question.amounts):
                 if len(self.obstacles) < KEPT_OBSTACLES:
                     self.obstacles.append(nodes)
                 continue
@@ -137,6 +149,7 @@ class _Search:
                 self.fallback = min(self.fallback or crossed_and_width, crossed_and_width)
             else:
                 self.clean, last_rank = self.clean + 1, rank
+        return complete
 
     def _hopeless(self, nodes: int) -> bool:
         """Whether *nodes* cross more sets than one that fits already, or as many and are wider. To know

@@ -13,6 +13,7 @@ from typing import Final
 from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.flow import bits
 from bayplan.domain.exact.nearness import Nearness, rows_on
+from bayplan.domain.exact.tables import MOST_NODES, Positions
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
@@ -23,13 +24,16 @@ node by adding the nearest ones, the roomiest nodes, and what `branching` finds.
 
 _MAX_REMEMBERED: Final = 1 << 16
 """Distances of so many sets are kept."""
+_FEW_PAIRS: Final = 4
+"""To go through the distances of all nodes costs as much as to look up so many pairs for each of them."""
 _GROWN_PAIRS: Final = 1 << 20
 """So many pairs of nodes are looked at for the sets grown from each node; on machines with hundreds of nodes
 not every node is tried."""
 
 
 class Site:
-    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts."""
+    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts.
+    ``positions`` are those of all nodes in tables, None if they are too many."""
 
     def __init__(
         self, machine: Machine, max_combinations: int = MAX_COMBINATIONS, max_steps: int = MAX_STEPS
@@ -43,6 +47,7 @@ class Site:
             1 << one: dict(zip(masks, map(add, there, back), strict=True))
             for (one, there), back in zip(away.items(), zip(*away.values(), strict=True), strict=True)
         }
+        self.positions = Positions(masks) if len(masks) <= MOST_NODES else None
         self._ranked: dict[tuple[int, int], list[int]] = {}
         self._nearness: dict[int, Nearness] = {}
         self._initiators = {
@@ -54,13 +59,25 @@ class Site:
         """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
         found = self._distances.get(nodes)
         if found is None:
-            rows = rows_on(self.pairs, nodes).values()
-            # Each pair is in two rows, and each node's distance from itself in one.
-            found = (sum(map(sum, rows)) - sum([row[index] for index, row in enumerate(rows)])) // 2
+            found = self._summed(nodes)
             if len(self._distances) >= _MAX_REMEMBERED:
                 self._distances.clear()
             self._distances[nodes] = found
         return found
+
+    def _summed(self, nodes: int) -> int:
+        count = nodes.bit_count()
+        if count * count <= _FEW_PAIRS * len(self.pairs):
+            members = [node for node in bits(nodes) if node in self.pairs]
+            return sum(
+                [
+                    sum(map(self.pairs[node].__getitem__, members[:index]))
+                    for index, node in enumerate(members)
+                ]
+            )
+        rows = rows_on(self.pairs, nodes).values()
+        # Each pair is in two rows, and each node's distance from itself in one.
+        return (sum(map(sum, rows)) - sum([row[index] for index, row in enumerate(rows)])) // 2
 
     def remote_initiators(self, nodes: int) -> int:
         """How many of *nodes* have initiators, none of which is among *nodes*, or no CPUs to begin with."""

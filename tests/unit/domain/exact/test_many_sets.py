@@ -1,6 +1,9 @@
 """Machines with more sets of nodes than are looked at one by one: found where it fits, refused where it does
 not, and said where the search was given up."""
 
+import random
+import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -174,3 +177,44 @@ def test_exclusive_cpus_decide_as_memory_does() -> None:
     more = replace(asking(5 * GIB), exclusive_cpus=20)
     refused = ExactEngine().decide(hardware, RESTRICTED, ledger, more)
     assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+
+
+def crossing_promises(nodes: int, sets: int, largest: int) -> list[tuple[list[int], int]]:
+    """Promises on random sets that cross each other, some 5 of 6 GiB in all."""
+    draw = random.Random(nodes)
+    return [
+        (draw.sample(range(nodes), draw.randint(2, largest)), draw.randint(1, 4) * GIB // sets)
+        for _ in range(sets)
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "sets"), [(14, 600), (24, 300)])
+def test_hundreds_of_crossing_sets_are_no_more_work_than_a_decision_may_take(nodes: int, sets: int) -> None:
+    """Counted in calls of functions: 1000000 of them are about what `MAX_STEPS` stands for."""
+    claims = [(some, 8 * amount) for some, amount in crossing_promises(nodes, sets, 8)]
+    hardware, ledger = machine(nodes, memory_bytes=3 * GIB), promised(claims)
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda _frame, event, _arg: calls.update([event]))
+    try:
+        refused = decide(hardware, ledger, 3 * (nodes - 7) * GIB)
+    finally:
+        sys.setprofile(None)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+    assert calls["call"] < 1_000_000
+
+
+def test_the_order_in_which_others_came_makes_no_difference() -> None:
+    """Not even to where a search ends, although which node carries what depends on it."""
+    claims = crossing_promises(20, 60, 5)
+    hardware, draw = machine(20, memory_bytes=GIB // 4), random.Random(0)
+    ledger, answers = promised(claims), set()
+    for _ in range(4):
+        entries = draw.sample(list(ledger.entries.values()), len(ledger.entries))
+        engine = ExactEngine(max_steps=20_000)
+        for known in (len(entries) // 2, len(entries)):
+            decision = engine.decide(
+                hardware, BEST_EFFORT, Ledger.of(entries[:known]), asking(2 * GIB, f"wide-{known}")
+            )
+        answers.add((decision.explanation(), str(decision.placement.mems), tuple(codes(decision))))
+    ((_, _, found),) = answers
+    assert SEARCH_ENDED in found
