@@ -53,6 +53,92 @@ def test_where_kubelet_hung_the_rest_of_the_record_does_not_count():
     section.check(case, VECTORS)
 
 
+def written_pod(uid, milli_cpus, gib):
+    amounts = {"cpu_milli": milli_cpus, "memory": gib * GIB}
+    own = {"name": "c", "requests": amounts, "limits": amounts, "sidecar": False}
+    return {"uid": uid, "qos": "Guaranteed", "init": [], "containers": [own]}
+
+
+def written_operation(held, *nodes, cpus=None, **rest):
+    """One operation of a record, with the books after it: what each pod holds as (nodes, GiB), and of each
+    node the number of assignments, the group, and GiB reserved of 8."""
+    return {
+        **rest,
+        "cpu_after": {
+            "assignments": {} if cpus is None else {"single": {"c": cpus}},
+            "default": "0-3" if cpus is None else "0,2-3",
+        },
+        "mem_after": {
+            "assignments": {uid: {"c": [["memory", where, gib * GIB]]} for uid, (where, gib) in held.items()},
+            "nodes": {
+                str(node): [count, group, {"memory": [gib * GIB, (8 - gib) * GIB]}]
+                for node, (count, group, gib) in enumerate(nodes)
+            },
+        },
+    }
+
+
+def written_admission(pod, hint, *books, **rest):
+    words = {"admit": True, "reason": "", "message": "", "affinity": {"c": hint}}
+    return written_operation(*books, op="admit", pod=pod, **words, **rest)
+
+
+def test_kubelets_contradiction_may_show_after_it_is_over():
+    """A container bound to one node of a group, which has all of the machine's CPUs: when the group goes,
+    kubelet takes that container's memory for the group's, and only then are its groups right again."""
+    small, single = ([0, 1], 2), ([0], 1)
+    tables = {"systemReserved": 0, "allocatable": 8 * GIB, "reserved": 0, "free": 8 * GIB}
+    distances = {"hugepages_kb": {}, "distances": [10, 10]}
+    case = {
+        "machine": {
+            "nodes": [
+                {"id": 0, "memory": 9 * GIB, "cores": [[0, 0, [cpu]] for cpu in range(4)], **distances},
+                {"id": 1, "memory": 8 * GIB, "cores": [], **distances},
+            ],
+        },
+        "tm": {"policy": "best-effort", "scope": "container", "options": {}},
+        "cpu": {
+            "options": {},
+            "num_reserved": 1,
+            "reserved_list": "0",
+            "reserved_effective": "0",
+            "initial": {"assignments": {}, "default": "0-3"},
+        },
+        "memory": {
+            "reserved": {"0": {"memory": GIB}, "1": {}},
+            "initial_tables": {
+                "0": {"memory": {**tables, "total": 9 * GIB, "systemReserved": GIB}},
+                "1": {"memory": {**tables, "total": 8 * GIB}},
+            },
+        },
+        "ops": [
+            written_admission(
+                written_pod("wide", 500, 12), [[0, 1], True],
+                {"wide": ([0, 1], 12)}, (1, [0, 1], 8), (1, [0, 1], 4),
+            ),
+            written_admission(
+                written_pod("small", 500, 2), [[0, 1], False],
+                {"wide": ([0, 1], 12), "small": small}, (2, [0, 1], 8), (2, [0, 1], 6),
+            ),
+            written_operation({"small": small}, (1, [0, 1], 0), (1, [0, 1], 2), op="remove_pod", uid="wide"),
+            written_admission(
+                written_pod("single", 1000, 1), [[0], False],
+                {"small": small, "single": single}, (2, [0], 1), (1, [0, 1], 2), cpus="1",
+            ),
+            written_operation(
+                {"single": single}, (1, [0], 0), (0, [1], 1), cpus="1", op="remove_pod", uid="small"
+            ),
+        ],
+        "final": {},
+    }  # fmt: skip
+    (section,) = SECTIONS
+    section.check(case, VECTORS)
+    del case["ops"][2:]
+    case["ops"][1]["mem_after"]["nodes"]["1"][2]["memory"] = [5 * GIB, 3 * GIB]
+    with pytest.raises(MismatchError, match="nodes"):
+        section.check(case, VECTORS)
+
+
 def machine():
     """Four nodes with 4 CPUs (2 cores) and 8 GiB each; of the first, 1 GiB and CPUs 0 and 1 are reserved."""
     cpus = [Cpu(cpu, cpu & ~1, 0, cpu // CPUS_PER_NODE, None) for cpu in range(NODES * CPUS_PER_NODE)]
