@@ -139,6 +139,65 @@ def test_kubelets_contradiction_may_show_after_it_is_over():
         section.check(case, VECTORS)
 
 
+@pytest.mark.parametrize(
+    ("options", "reserved", "first", "second", "same"),
+    [
+        ({"distribute-cpus-across-numa": "true"}, "0", "4-7", "1", True),
+        ({"distribute-cpus-across-numa": "true"}, "0", "6-7", "1", False),
+        ({}, "0", "4-7", "1", False),
+        ({"distribute-cpus-across-numa": "true"}, "4-7", "0-3", "", True),
+        ({"distribute-cpus-across-numa": "true"}, "0-1,6-7", "2-5", "", True),
+        ({}, "4-7", "0-3", "", False),
+    ],
+)
+def test_cpus_spread_over_four_nodes_may_be_others(options, reserved, first, second, same):
+    """So may those of the pod's next container then, on however many nodes, and the reserved ones."""
+    given = {name: cpus for name, cpus in (("first", first), ("second", second)) if cpus}
+    amounts = [
+        {"name": name, "requests": wants, "limits": wants, "sidecar": False}
+        for name, cpus in given.items()
+        for wants in [{"cpu_milli": len(CpuSet.parse(cpus)) * 1000, "memory": GIB}]
+    ]
+    left = CpuSet(range(8))
+    for cpus in given.values():
+        left -= CpuSet.parse(cpus)
+    words = {"admit": True, "reason": "", "message": "", "affinity": {name: [None, False] for name in given}}
+    case = {
+        "machine": {
+            "nodes": [
+                {
+                    "id": node, "memory": GIB, "hugepages_kb": {}, "distances": [10] * 8,
+                    "cores": [[0, 0, [node]]],
+                }
+                for node in range(8)
+            ],
+        },
+        "tm": {"policy": "none", "scope": "container", "options": {}},
+        "cpu": {
+            "options": options,
+            "num_reserved": len(CpuSet.parse(reserved)),
+            "reserved_list": "",
+            "reserved_effective": reserved,
+            "initial": {"assignments": {}, "default": "0-7"},
+        },
+        "ops": [
+            {
+                "op": "admit",
+                "pod": {"uid": "pod", "qos": "Guaranteed", "init": [], "containers": amounts},
+                **words,
+                "cpu_after": {"assignments": {"pod": given}, "default": str(left)},
+            },
+        ],
+        "final": {},
+    }  # fmt: skip
+    (section,) = SECTIONS
+    if same:
+        section.check(case, VECTORS)
+    else:
+        with pytest.raises(MismatchError, match="CPUs"):
+            section.check(case, VECTORS)
+
+
 def machine():
     """Four nodes with 4 CPUs (2 cores) and 8 GiB each; of the first, 1 GiB and CPUs 0 and 1 are reserved."""
     cpus = [Cpu(cpu, cpu & ~1, 0, cpu // CPUS_PER_NODE, None) for cpu in range(NODES * CPUS_PER_NODE)]
