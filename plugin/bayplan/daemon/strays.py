@@ -37,8 +37,8 @@ _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What one look goes by: the engines whose containers count, and the recorded containers by their ids, as
-    far as they came without NRI."""
+    """What one look goes by: the engines whose containers count, and the recorded containers' origins by
+    their ids, None for those that came over NRI."""
 
     engines: frozenset[str]
     known: Mapping[str, Origin | None]
@@ -67,6 +67,8 @@ class Strays:
         self._asked: bool | None = None
         """Whether anybody had asked when that was looked up."""
         self._searched: frozenset[str] = frozenset()
+        self._has_nri = True
+        """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
 
     async def look(self) -> None:
         """Look once, and enter what runs without a record.
@@ -112,9 +114,12 @@ class Strays:
             # Reading their files takes some milliseconds; what is installed later is heard of when it asks.
             self._installed = await self._in_thread(partial(_engines_that_ask, self._hierarchy.root))
             self._asked = asked
+        had_nri, self._has_nri = self._has_nri, controller.runtime is not None
         engines = self._installed.union(recorded, {CRIO} if asked or recorded else ())
-        # Of CRI-O's NRI tells, if it is there.
-        return engines & ({PODMAN, CRIO} if controller.runtime is None else {PODMAN})
+        if self._has_nri or (had_nri and not asked and not recorded):
+            # NRI tells of CRI-O's, if it is there; it may be about to connect.
+            engines -= {CRIO}
+        return engines & {CRIO, PODMAN}
 
     def _found(self, search: _Search) -> list[Arrival]:
         if search.engines != self._searched:

@@ -1,6 +1,7 @@
 """Containers that run without a record: entered as they are, where CRI-O made them and NRI lists none."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,5 +153,32 @@ def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> Non
             await strays(one, node).look()
             assert set(one.controller.ledger.entries) == {ID}
             one.controller.connected(runtime("0.12.0"))
+
+    asyncio.run(scenario())
+
+
+def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_but_nri_comes_first(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        node = OciNode(tmp_path / "root")
+        started(node)
+        hooks = node.root / "usr/share/containers/oci/hooks.d"
+        hooks.mkdir(parents=True)
+        definition = {"hook": {"path": "/usr/libexec/bayplan/oci-hook"}, "stages": ["createRuntime"]}
+        (hooks / "90-bayplan.json").write_text(json.dumps(definition))
+        (node.root / "etc/crio").mkdir(parents=True)
+        async with controlled(tmp_path / "state") as one:
+            looking = strays(one, node)
+            await looking.look()
+            one.controller.disconnected("for now")
+            await looking.look()
+            one.controller.connected(runtime("0.12.0"))
+            await looking.look()
+            one.controller.disconnected("for good")
+            await looking.look()
+            assert one.controller.ledger.entries == {}
+            await looking.look()
+            assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())
