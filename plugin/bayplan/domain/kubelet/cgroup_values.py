@@ -203,12 +203,11 @@ def memory_high_bytes(
 
 
 def memory_protection(settings: MemoryQos, qos: QosClass, request_bytes: int) -> dict[str, int]:
-    """The request as memory.min of a Guaranteed or memory.low of a Burstable pod or container, under
-    TieredReservation."""
+    """The request as memory.min of a Guaranteed or memory.low of any other pod or container, under
+    TieredReservation. The class BestEffort has requests where pod-level resources of zero made it so."""
     if settings.reservation is not MemoryReservationPolicy.TIERED or request_bytes <= 0:
         return {}
-    file = {QosClass.GUARANTEED: MEMORY_MIN, QosClass.BURSTABLE: MEMORY_LOW}.get(qos)
-    return {} if file is None else {file: request_bytes}
+    return {MEMORY_MIN if qos is QosClass.GUARANTEED else MEMORY_LOW: request_bytes}
 
 
 def swap_behavior(

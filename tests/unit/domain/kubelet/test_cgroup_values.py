@@ -150,6 +150,17 @@ def test_memory_qos_without_a_factor_does_not_throttle():
     assert pod_values(PodSpec("p", (alone,)), node, GATES).unified == {"memory.low": str(MIB)}
 
 
+def test_requests_under_pod_level_resources_of_zero_are_protected_all_the_same():
+    """Those make the class BestEffort, and kubelet asks only whether it is Guaranteed."""
+    alone = ContainerSpec("c", {"memory": MIB})
+    node = NodeSettings(64 << 30, 60 << 30, memory_qos=MemoryQos(None, MemoryReservationPolicy.TIERED))
+    pod = PodSpec("p", (alone,), resources=PodLevelResources({"cpu": 0}))
+    values = pod_values(pod, node, GATES)
+    assert (values.cpu_shares, values.unified) == (2, {"memory.low": str(MIB)})
+    low = {"memory.low": str(MIB), "memory.oom.group": "1"}
+    assert container_values(pod, alone, node, GATES).unified == low
+
+
 def test_an_unlimited_init_container_after_a_limited_sidecar_passes_for_limited():
     sizes = {"memory": 2 * MIB}
     sidecar = ContainerSpec("s", {"memory": MIB}, sizes, restartable=True)
