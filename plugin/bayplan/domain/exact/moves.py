@@ -8,6 +8,7 @@ policy or has a memory policy. As few as suffice, the smallest first; none if it
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Final
 
 from bayplan.domain.decision import Claim, Move
@@ -151,25 +152,33 @@ def _fewest(books: Books, movers: Sequence[_Mover], nodes: int, amounts: Amounts
     """One mover if one suffices, the smallest such; else the fewest of the largest, without those that are
     not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
     by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
-    room = books.room(nodes, amounts)
-    lacking = without(amounts, room)
+    lacking = without(amounts, books.room(nodes, amounts))
+    if _too_small(movers, lacking):
+        return []
     for mover in by_size:
         if without(lacking, mover.claim.amounts_bytes):
             continue
         if _works(books, [mover], _widest([mover]), nodes, amounts):
             return [mover]
-    most = range(1, len(by_size) + 1)
+    most = range(1, min(len(by_size), 2 * MAX_MOVES) + 1)
     count = bisect_left(
         most, x=True, key=lambda k: _works(books, by_size[-k:], _widest(by_size[-k:]), nodes, amounts)
     )
     kept = by_size[-most[count] :] if count < len(most) else []
-    if len(kept) > 2 * MAX_MOVES:
-        return kept
     for mover in tuple(kept):
         fewer = [one for one in kept if one is not mover]
         if _works(books, fewer, _widest(fewer), nodes, amounts):
             kept = fewer
     return kept
+
+
+def _too_small(movers: Iterable[_Mover], lacking: Amounts) -> bool:
+    """Whether even the largest that may be moved at once have less than is lacking."""
+    claims = [mover.claim.amounts_bytes for mover in movers]
+    return any(
+        sum(nlargest(MAX_MOVES, [claim.get(resource, 0) for claim in claims])) < amount_bytes
+        for resource, amount_bytes in lacking.items()
+    )
 
 
 def _widest(movers: Iterable[_Mover]) -> dict[str, NodeSet]:

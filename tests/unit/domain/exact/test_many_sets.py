@@ -193,14 +193,29 @@ def test_hundreds_of_crossing_sets_are_no_more_work_than_a_decision_may_take(nod
     """Counted in calls of functions: 1000000 of them are about what `MAX_STEPS` stands for."""
     claims = [(some, 8 * amount) for some, amount in crossing_promises(nodes, sets, 8)]
     hardware, ledger = machine(nodes, memory_bytes=3 * GIB), promised(claims)
+    refused, calls = counted(hardware, ledger, 3 * (nodes - 7) * GIB)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+    assert calls < 1_000_000
+
+
+def test_more_moves_than_a_decision_may_have_are_not_worked_out() -> None:
+    draw = random.Random(1)
+    claims = [(draw.sample(range(16), draw.randint(1, 3)), 16 * GIB * 8 // 10 // 300) for _ in range(300)]
+    hardware, ledger = machine(16, memory_bytes=GIB), promised(claims, flexible=frozenset(range(300)))
+    refused, calls = counted(hardware, ledger, 3 * GIB)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
+    assert calls < 500_000
+
+
+def counted(hardware: Machine, ledger: Ledger, memory_bytes: int) -> tuple[Decision, int]:
+    """A decision, and how many calls of functions it took."""
     calls: Counter[str] = Counter()
     sys.setprofile(lambda _frame, event, _arg: calls.update([event]))
     try:
-        refused = decide(hardware, ledger, 3 * (nodes - 7) * GIB)
+        decision = decide(hardware, ledger, memory_bytes)
     finally:
         sys.setprofile(None)
-    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room"])
-    assert calls["call"] < 1_000_000
+    return decision, calls["call"]
 
 
 def test_the_order_in_which_others_came_makes_no_difference() -> None:
