@@ -17,7 +17,7 @@ from testbed.scenario import Wanted  # noqa: E402
 from testbed.topology import TWO_NODES  # noqa: E402
 
 ARTIFACTS = HERE / "artifacts"
-SCENARIO_LIMIT_S = 600
+SCENARIO_LIMIT_S = 1200
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
 BY_NAME_ONLY = frozenset({"test_real_kubelet.py", "test_crio.py", "test_crio_faults.py"})
 
