@@ -189,13 +189,16 @@ def config_text(version: str, *, nri: bool = True) -> str:
 
 
 def _nri_table(*, nri: bool) -> str:
-    """NRI's table. A plugin that containerd launches has 5 s by default, of which emulation takes most."""
+    """NRI's table. By default a plugin that containerd launches has 5 s, of which emulation takes most, and
+    2 s for an answer, which a busy machine may take.
+    """
     return f"""
 [plugins."io.containerd.nri.v1.nri"]
   disable = {str(not nri).lower()}
   disable_connections = false
   socket_path = "{NRI_SOCKET}"
   plugin_registration_timeout = "60s"
+  plugin_request_timeout = "20s"
 """
 
 
