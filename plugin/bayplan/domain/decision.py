@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from bayplan.quantity import format_bytes
+from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -287,7 +287,13 @@ class Shortage:
             names = ", ".join(holder.name for holder in self.holders)
             others = f" and {self.more_holders} more" if self.more_holders else ""
             text += f"{format_bytes(self.promised_bytes)} are promised to {names}{others}; "
-        return f"{text}you asked for {format_bytes(self.asked_bytes)} there"
+        text += f"you asked for {format_bytes(self.asked_bytes)} there"
+        lacking_bytes = self.promised_bytes + self.asked_bytes - self.capacity_bytes
+        shown = [self.promised_bytes, self.asked_bytes, self.capacity_bytes]
+        promised, asked, capacity = (parse_quantity(format_bytes(amount)) for amount in shown)
+        # Rounded, it may look as if it fitted: a node may have some pages less than 4Gi.
+        hidden = lacking_bytes > 0 and promised + asked <= capacity
+        return f"{text}, {format_bytes(lacking_bytes)} too much" if hidden else text
 
 
 class Outcome(enum.Enum):

@@ -1,7 +1,7 @@
 """The sentence about a minimum cut: what a human reads in a refusal."""
 
 from bayplan.domain.decision import Holder, Shortage
-from bayplan.quantity import GIB
+from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 
 
@@ -29,3 +29,16 @@ def test_a_shortage_counts_the_holders_it_does_not_name() -> None:
 def test_a_request_larger_than_the_nodes_needs_nobody_in_the_way() -> None:
     shortage = Shortage("memory", NodeSet([0]), GIB, 0, 2 * GIB)
     assert shortage.sentence() == "node 0 holds 1Gi; you asked for 2Gi there"
+
+
+def test_a_shortage_that_rounding_would_hide_is_said() -> None:
+    short = Shortage("memory", NodeSet([0]), 4 * GIB - 4096, 0, 4 * GIB)
+    assert short.sentence() == "node 0 holds 4.00Gi; you asked for 4Gi there, 4Ki too much"
+    beside = Shortage(
+        "memory", NodeSet([0]), 16 * GIB - 100 * MIB, 10 * GIB, 6 * GIB, (holder("a", 10 * GIB),)
+    )
+    assert beside.sentence().endswith("10Gi are promised to a; you asked for 6Gi there")
+    hardly = Shortage("memory", NodeSet([0]), 16 * GIB - 5, 10 * GIB, 6 * GIB, (holder("a", 10 * GIB),))
+    assert hardly.sentence().endswith("you asked for 6Gi there, 5 too much")
+    enormous = Shortage("memory", NodeSet([0]), GIB, 0, 2**63 - 1)
+    assert enormous.sentence().endswith("you asked for 8.00Ei there")

@@ -247,9 +247,10 @@ class Flow(_Loads):
         """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.
 
         It is the same for every maximum flow: the nodes that can be reached from *nodes* once all that fits
-        was added. Everything that loads them is claimed within them.
+        was added. Everything that loads them is claimed within them. Where claims are unmet already it depends
+        on which they are, so that the loads have to be those of any order.
         """
-        trial = self.trial()
+        trial = self.afresh() if self.unmet else self.trial()
         trial.push(nodes, wanted_bytes)
         return trial.reached(nodes)
 

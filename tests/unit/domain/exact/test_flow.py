@@ -106,3 +106,15 @@ def test_a_set_of_unknown_nodes_has_no_room() -> None:
     flow = flow_of([1, 0, 0, 0, 0])
     assert flow.room(1 << 40, 1) == 0
     assert flow.cut(1 << 40, 1) == 1 << 40
+
+
+def test_the_cut_does_not_depend_on_the_order_of_claims_that_are_too_many() -> None:
+    wide, narrow = (0b11, 6), (0b01, 4)
+    cuts = set()
+    for claims in ([wide, narrow], [narrow, wide]):
+        flow = flow_of([4, 4, 0, 0, 0])
+        for mask, size in [*claims, (0b10, 2)]:
+            flow.change(mask, size)
+        assert flow.unmet
+        cuts.add(flow.cut(0b01, 6))
+    assert cuts == {0b01}
