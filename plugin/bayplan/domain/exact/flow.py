@@ -247,8 +247,8 @@ class Flow(_Loads):
         """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.
 
         It is the same for every maximum flow: the nodes that can be reached from *nodes* once all that fits
-        was added. Everything that loads them is claimed within them. Where claims are unmet already it depends
-        on which they are, so that the loads have to be those of any order.
+        was added. Everything that loads them is claimed within them. Where claims are unmet already it
+        depends on which they are: then the loads are taken as they are in a fixed order.
         """
         trial = self.afresh() if self.unmet else self.trial()
         trial.push(nodes, wanted_bytes)
