@@ -7,7 +7,7 @@ paid for them. Answers and costs depend on the claims alone, never on the order 
 from typing import Final
 
 from bayplan.domain.exact.books import Amounts, Books
-from bayplan.domain.exact.flow import Trial, crosses
+from bayplan.domain.exact.flow import Flow, Trial, crosses
 from bayplan.domain.exact.tables import (
     Positions,
     Table,
@@ -21,6 +21,7 @@ AnyTrial = Trial | TableTrial
 
 # What answers cost in steps, as measured; the price of a table is by its items, for each node.
 _LEAST_PRICE: Final = 2000
+_NEVER: Final = 1 << 62
 _ITEMS_A_STEP: Final = 25
 _STEPS_OF_A_FLOW: Final = 20
 _SETS_A_STEP_OF_A_FLOW: Final = 2
@@ -31,11 +32,14 @@ class Lookup:
     """The answers for one decision, from *books* as they are. ``steps`` is what they cost, see `Effort`."""
 
     __slots__ = (
+        "_costs",
         "_crossed",
+        "_crossing_cost",
+        "_crossing_left",
+        "_left",
         "_positions",
         "_price",
         "_rooms",
-        "_spent",
         "_trials",
         "books",
         "claimed",
@@ -45,30 +49,33 @@ class Lookup:
     def __init__(self, books: Books, positions: Positions | None) -> None:
         """*positions* are those of all nodes, None if they are too many for tables."""
         self.books, self.claimed, self.steps = books, books.claimed_sets(), 0
-        self._positions = positions
-        self._price = _LEAST_PRICE
+        self._positions, self._price = positions, _NEVER
         if positions is not None:
             self._price = max(_LEAST_PRICE, positions.sets * len(positions.nodes) // _ITEMS_A_STEP)
-        # What was spent without a table: by resource, and under "" for crossed sets.
-        self._spent: dict[str, int] = {}
+        # By resource what an answer costs without a table, and what may be spent until there is one.
+        self._costs: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self._rooms: dict[str, Table] = {}
+        self._crossing_cost = 1 + len(self.claimed) // _SETS_A_STEP
+        self._crossing_left = self._price
         self._crossed: Table | None = None
         self._trials: dict[str, AnyTrial] = {}
 
     def fits(self, nodes: int, amounts: Amounts) -> bool:
         """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
         for resource, amount_bytes in amounts.items():
-            flow, table = self.books.flow(resource), self._rooms.get(resource)
+            table = self._rooms.get(resource)
             if table is not None and self._positions is not None:
                 room_bytes = table[self._positions.of(nodes)]
             else:
+                flow = self.books.flow(resource)
                 room_bytes = flow.room(nodes, amount_bytes)
-                cost = 1 + len(flow.claimed) // _SETS_A_STEP
-                if flow.crossings or flow.unmet:
-                    # Whether it really took a flow depends on which node carries what.
-                    cost += _STEPS_OF_A_FLOW + len(flow.claimed) // _SETS_A_STEP_OF_A_FLOW
-                if self._pays(resource, cost) and self._positions is not None:
+                cost = self._costs.get(resource) or self._begin(resource, flow)
+                self.steps += cost
+                self._left[resource] -= cost
+                if self._left[resource] < 0 and self._positions is not None:
                     self._rooms[resource] = room_table(flow, self._positions)
+                    self.steps += self._price
             if room_bytes < amount_bytes:
                 return False
         return True
@@ -79,8 +86,11 @@ class Lookup:
             return 0  # a single node lies within every set that it shares a node with
         if self._crossed is not None and self._positions is not None:
             return self._crossed[self._positions.of(nodes)]
-        if self._pays("", 1 + len(self.claimed) // _SETS_A_STEP) and self._positions is not None:
+        self.steps += self._crossing_cost
+        self._crossing_left -= self._crossing_cost
+        if self._crossing_left < 0 and self._positions is not None:
             self._crossed = crossing_table(self.claimed, self._positions)
+            self.steps += self._price
         return sum([crosses(nodes, other) for other in self.claimed])
 
     def trial(self, resource: str) -> AnyTrial:
@@ -101,11 +111,11 @@ class Lookup:
             self._trials[resource] = found
         return found.copy()
 
-    def _pays(self, what: str, cost: int) -> bool:
-        """Account for *cost*; whether a table would have paid by now."""
-        self.steps += cost
-        spent = self._spent[what] = self._spent.get(what, 0) + cost
-        if self._positions is None or spent <= self._price:
-            return False
-        self.steps += self._price
-        return True
+    def _begin(self, resource: str, flow: Flow) -> int:
+        """What each answer about *resource* costs. Whether one really takes a flow depends on which node
+        carries what, so that all count alike."""
+        cost = 1 + len(flow.claimed) // _SETS_A_STEP
+        if flow.crossings or flow.unmet:
+            cost += _STEPS_OF_A_FLOW + len(flow.claimed) // _SETS_A_STEP_OF_A_FLOW
+        self._costs[resource], self._left[resource] = cost, self._price
+        return cost

@@ -124,12 +124,11 @@ class _Search:
     def _look_at(self, rows: Sequence[int]) -> bool:
         """Whether it did not take too much to look at all of *rows*."""
         question, last_rank = self.question, None
-        effort, lookup = question.effort, question.lookup
-        spent, most = effort.spent, effort.spent + effort.for_a_width
-        begun, complete = lookup.steps, True
-        for number, nodes in enumerate(rows):
-            effort.spent = spent + lookup.steps - begun + number * _STEPS_OF_A_SET
-            if effort.spent > most:
+        lookup, complete = question.lookup, True
+        begun, most = lookup.steps, lookup.steps + question.effort.for_a_width
+        for nodes in rows:
+            lookup.steps += _STEPS_OF_A_SET
+            if lookup.steps - _STEPS_OF_A_SET > most:
                 complete = False
                 break
             if self._hopeless(nodes):
@@ -149,6 +148,7 @@ class _Search:
                 self.fallback = min(self.fallback or crossed_and_width, crossed_and_width)
             else:
                 self.clean, last_rank = self.clean + 1, rank
+        question.effort.spent += lookup.steps - begun
         return complete
 
     def _hopeless(self, nodes: int) -> bool:
