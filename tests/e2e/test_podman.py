@@ -201,6 +201,20 @@ def test_a_full_disk_costs_no_decision(node: Node) -> None:
     node.bayplan.start_again()
     assert_agreement(node, kept)
 
+    # Started on it, the daemon says what is in the way, and has lost nothing when it is gone.
+    node.bayplan.stop()
+    node.guest.run("sh", "-c", f"cat /dev/zero >{FILLER}", check=False)
+    for mode, code in (("rw", "ENOSPC"), ("ro", "EROFS")):
+        node.guest.run("mount", "-o", f"remount,{mode}", STATE_DIRECTORY)
+        ended = node.bayplan.start_refused(*PATIENT)
+        assert (ended.exit_code, ended.stderr.count("Traceback")) == (1, 0)
+        (said,) = (line for line in ended.stderr.splitlines() if f"state store {STATE_DIRECTORY}: " in line)
+        assert f"({code})" in said
+    node.guest.run("mount", "-o", "remount,rw", STATE_DIRECTORY)
+    node.bayplan.empty_disk()
+    node.bayplan.start_again()
+    assert_agreement(node, kept)
+
 
 @on_systemd(TWO_NODES)
 @pytest.mark.usefixtures("small_disk")
