@@ -103,11 +103,14 @@ def test_a_container_is_in_its_place_before_it_starts_and_after(node: Node, form
 @pytest.mark.parametrize("form", FORMS)
 def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) -> None:
     node.forms.install()
-    node.bayplan.start(*PATIENT)
+    node.bayplan.start("--log-level", "debug", *PATIENT)
     for runtime in RUNTIMES:
         running = node.podman.run(
             node.forms.engine(form, runtime), Asked(f"{form}-{runtime}", memory="300m", cpus=1)
         )
+        if form == "hook":
+            # Only from then on systemd has it right.
+            node.bayplan.await_log(f'"the runtime knows what was set", "container_id": "{running}"')
         placed = node.view(running).placement
         scope = node.view(running).cgroup.removesuffix("/container").rsplit("/", 1)[1]
         node.guest.run("systemctl", "daemon-reload")
