@@ -337,10 +337,25 @@ def test_killed_hooks_and_a_restarted_daemon_leave_ledger_and_kernel_agreed(node
     assert {one: node.view(one).placement for one in placed} == placed
     other = node.podman.run(node.forms.engine("hook", "crun"), Asked("later", memory="200m", cpus=1))
     assert node.view(other).cpus_allowed.isdisjoint(placed[exclusive].cpus)
-    # What ended while the daemon was away is released when it comes back.
+    # What ended while the daemon was away is released when it comes back; what came meanwhile, with a hook
+    # that let it through or with none, is found; what was started again is back in its place.
     node.bayplan.kill()
     node.podman.remove(exclusive)
+    through = node.podman.run(node.forms.engine("hook", "crun"), Asked("through", memory="100m", cpus=1))
+    unasked = node.podman.run(Engine("runc", "cgroupfs"), Asked("unasked", memory="100m"))
+    placement = node.view(other).placement
+    node.podman.stop(other)
+    node.podman.start(other)
+    for one in (through, unasked, other):
+        assert node.view(one).placement[:2] == EVERYWHERE
     node.bayplan.start_again()
+    node.bayplan.await_known({*survivors, other, through, unasked})
+    assert {one["id"] for one in node.bayplan.status()["unmanaged"]} == {through, unasked}
+    await_placement(node, other)
+    assert node.view(other).placement == placement
+    for one in (through, unasked):
+        await_off(node, one, placement.cpus)
+    node.podman.remove(through, unasked)
     node.bayplan.await_known({*survivors, other})
 
 
@@ -354,6 +369,14 @@ def await_placement(node: Node, container_id: str) -> None:
         found = differences(entry, node.view(container_id), every_node)
         if not found:
             return
+        assert time.monotonic() < deadline, found
+        time.sleep(1)
+
+
+def await_off(node: Node, container_id: str, cpus: frozenset[int]) -> None:
+    """Wait until the kernel has the container on other CPUs."""
+    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    while found := node.view(container_id).cpus_allowed & cpus:
         assert time.monotonic() < deadline, found
         time.sleep(1)
 
