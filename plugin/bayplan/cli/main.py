@@ -4,12 +4,11 @@ Kept light: `bayplan --help` imports nothing but the standard library and what i
 """
 
 import argparse
-import errno
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
@@ -18,6 +17,7 @@ from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topol
 from bayplan.cli.render import Block, harmless, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.service.protocol import DEFAULT_SOCKET
+from bayplan.streams import write_answer, write_error
 
 
 class Verb(Protocol):
@@ -49,16 +49,13 @@ _MODULES: Final[tuple[Verb, ...]] = (
 )
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 
+_PROGRAM: Final = "bayplan"
+
 _HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
 """Exit statuses of answers that say how well something is."""
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 """What a shell makes of a program that was interrupted."""
-
-_UNREAD: Final = 128 + signal.SIGPIPE
-"""The same of one whose reader has seen enough (head), as most programs end then."""
-
-_UNWRITTEN: Final = "bayplan: the answer cannot be written"
 
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
@@ -76,7 +73,7 @@ Tables are for people; scripts should use --output json, whose fields stay."""
 def build_parser() -> argparse.ArgumentParser:
     """The parser of bayplan's command line. The options are understood before and after the verb."""
     parser = argparse.ArgumentParser(
-        prog="bayplan",
+        prog=_PROGRAM,
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -103,12 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _answered(build_parser().parse_args(argv))
     except SystemExit:
         # argparse does not look whether what it has written gets anywhere.
-        _write_error("")
-        if sys.stdout is not None and (status := _write(lambda _: None)):
+        write_error("")
+        if sys.stdout is not None and (status := write_answer(_PROGRAM, lambda _: None)):
             return status
         raise
     except BayplanError as error:
-        _write_error(f"bayplan: {harmless(str(error))}\n")
+        write_error(f"{_PROGRAM}: {harmless(str(error))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -125,41 +122,7 @@ def _answered(arguments: argparse.Namespace) -> int:
         else:
             show(verb.blocks(answer), stream, color=color)
 
-    return _write(write) or _HEALTH[answer.get("health", "ok")]
-
-
-def _write(write: Callable[[TextIO], None]) -> int:
-    """Have *write* write to standard output, to its end; the exit status, 0 if all went well."""
-    if sys.stdout is None:  # it was closed when Python started
-        _write_error(f"{_UNWRITTEN}: {os.strerror(errno.EBADF)}\n")
-        return EXIT_FAILURE
-    try:
-        write(sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard(sys.stdout)
-        return _UNREAD
-    except OSError as error:
-        _discard(sys.stdout)
-        _write_error(f"{_UNWRITTEN}: {error.strerror}\n")
-        return EXIT_FAILURE
-    return 0
-
-
-def _write_error(text: str) -> None:
-    """Write *text* to standard error; if nobody can read it, the exit status is all that is left."""
-    if sys.stderr is None:
-        return
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    """Lead what *stream* still holds nowhere: Python would complain once more while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return write_answer(_PROGRAM, write) or _HEALTH[answer.get("health", "ok")]
 
 
 def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:

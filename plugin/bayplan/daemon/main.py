@@ -5,11 +5,11 @@ Errors end here, as one message without a traceback and the exit status of their
 
 import argparse
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from bayplan.daemon import logs
 from bayplan.daemon.config import load_settings, resolve_policy
@@ -20,8 +20,11 @@ from bayplan.daemon.settings import Settings
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.quantity import format_bytes
+from bayplan.streams import write_answer, write_error
 
 logger = logging.getLogger(__name__)
+
+_PROGRAM: Final = "baypland"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,17 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = _load(arguments)
         if arguments.check_config:
-            sys.stdout.write(check(settings))
-            sys.stdout.flush()
-            return 0
+            findings = check(settings)
+            return write_answer(_PROGRAM, lambda stream: stream.write(findings))
     except BayplanError as error:
-        sys.stderr.write(f"baypland: {error}\n")
+        write_error(f"{_PROGRAM}: {error}\n")
         return error.exit_code
-    except OSError as error:
-        # Only writing raises it. Python would complain once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"baypland: the answer cannot be written: {error.strerror}\n")
-        return EXIT_FAILURE
     return _run(settings, lambda: _load(arguments))
 
 

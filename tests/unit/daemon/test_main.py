@@ -1,5 +1,7 @@
 """baypland from the outside: what it says about wrong configurations, and how it exits."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -124,14 +126,14 @@ def test_check_config_on_this_machine(capsys: Capture, tmp_path: Path) -> None:
     assert "node 999" in capsys.readouterr().err
 
 
-def test_an_answer_that_does_not_fit_on_the_disk_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("redirected", "why"), [(">/dev/full", errno.ENOSPC), (">&-", errno.EBADF)])
+def test_an_answer_that_cannot_be_written_is_one_sentence(tmp_path: Path, redirected: str, why: int) -> None:
     empty = tmp_path / "empty.toml"
     empty.touch()
-    command = [sys.executable, "-m", "bayplan.daemon.main", "--check-config", "--config", str(empty)]
-    with Path("/dev/full").open("w") as full:
-        finished = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    command = f'exec "{sys.executable}" -m bayplan.daemon.main --check-config --config "{empty}" {redirected}'
+    finished = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert finished.returncode == 1
-    assert finished.stderr == "baypland: the answer cannot be written: No space left on device\n"
+    assert finished.stderr == f"baypland: the answer cannot be written: {os.strerror(why)}\n"
 
 
 def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Path) -> None:

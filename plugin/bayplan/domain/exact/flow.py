@@ -314,5 +314,6 @@ class Trial(_Loads):
     def copy(self) -> "Trial":
         """An independent trial with the same loads."""
         assert self.owned is not None
+        # Both have the same loads from now on, so that neither may change them in place.
         self.owned.clear()
         return Trial(self)

@@ -1,0 +1,52 @@
+"""Standard output and error of our programs: they may be closed, full, or read by nobody any more.
+
+An answer that gets nowhere ends in an exit status and at most one sentence, never in a traceback. Logs have
+a stream of their own (`bayplan.daemon.logs`).
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from bayplan.errors import EXIT_FAILURE
+
+EXIT_UNREAD: Final = 128 + signal.SIGPIPE
+"""What a shell makes of a program whose reader has seen enough (head), as most programs end then."""
+
+
+def write_answer(program: str, write: Callable[[TextIO], object]) -> int:
+    """Have *write* write to standard output, to its end; the exit status, 0 if all went well. A complaint
+    names *program*."""
+    if sys.stdout is None:  # it was closed when Python started
+        write_error(f"{program}: the answer cannot be written: {os.strerror(errno.EBADF)}\n")
+        return EXIT_FAILURE
+    try:
+        write(sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return EXIT_UNREAD
+    except OSError as error:
+        _discard(sys.stdout)
+        write_error(f"{program}: the answer cannot be written: {error.strerror}\n")
+        return EXIT_FAILURE
+    return 0
+
+
+def write_error(text: str) -> None:
+    """Write *text* to standard error; if nobody can read it, the exit status is all that is left."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Lead what *stream* still holds nowhere: Python would complain once more while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
