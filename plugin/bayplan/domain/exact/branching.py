@@ -23,9 +23,8 @@ Limit = tuple[int, int]
 QUICK_BRANCHES: Final = 64
 """After so many branches it pays to ask in every branch what each of the rest would add there."""
 _STEPS_OF_A_BRANCH: Final = 40
-_STEPS_OF_A_NODE: Final = 1
 _SETS_A_STEP: Final = 16
-"""What a branch costs beside its flows, each node that is left in it, and to see what is crossed."""
+"""What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
 
 
 @dataclass(slots=True)
@@ -64,16 +63,13 @@ class Branching:
     def any_set(self, *, at_all: bool = False) -> int:
         """A set that fits, roomy nodes first; 0 if there is none. *at_all*: then nothing else would fit."""
         self.limit = None
-        if at_all:
-            self.effort.begin_refusal()
-        else:
-            self.effort.begin_proof()
+        self.effort.begin_proof(at_all=at_all)
         return next(self._leaves(), 0)
 
     def better_sets(self, limit: Limit) -> Iterator[int]:
         """Sets that fit and are better than *limit*, each better than those before."""
         self.limit = limit
-        self.effort.begin_improvement()
+        self.effort.begin_proof()
         for nodes in self._leaves():
             self.effort.take(len(self.question.lookup.claimed) // _SETS_A_STEP)
             found = overlapping_sets(self.question, nodes), self.question.site.distance(nodes)
@@ -96,9 +92,9 @@ class Branching:
             if not node:
                 stack.pop()
                 continue
-            left = len(branch.rest) - branch.position
+            steps_of_a_node = 1 if self.limit is None else 2
             if not self.effort.take(
-                _STEPS_OF_A_BRANCH + _STEPS_OF_A_NODE * left * (1 if self.limit is None else 2)
+                _STEPS_OF_A_BRANCH + steps_of_a_node * (len(branch.rest) - branch.position)
             ):
                 return
             child = self._with_node(branch, node)

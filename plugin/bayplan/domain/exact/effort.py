@@ -31,17 +31,9 @@ class Effort:
         self.ended = False
         self._until = most
 
-    def begin_refusal(self) -> None:
-        """Start to look for anything that fits at all."""
-        self._until = self.spent + self._share(_SHARE_OF_REFUSALS)
-
-    def begin_proof(self) -> None:
-        """Start to look for anything that fits on so many nodes."""
-        self._until = self.spent + self._share(_SHARE_OF_PROOFS)
-
-    def begin_improvement(self) -> None:
-        """Start to look for something better."""
-        self._until = self.spent + self._share(_SHARE_OF_PROOFS)
+    def begin_proof(self, *, at_all: bool = False) -> None:
+        """Start to look for what fits on so many nodes or is better; *at_all*: for anything that fits."""
+        self._until = self.spent + self._share(_SHARE_OF_REFUSALS if at_all else _SHARE_OF_PROOFS)
 
     @property
     def for_a_width(self) -> int:
