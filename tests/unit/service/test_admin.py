@@ -211,14 +211,7 @@ def test_only_the_owner_may_connect(path: Path, snapshot: Snapshot) -> None:
 
 
 @pytest.mark.root
-def test_another_user_is_turned_away_even_with_access(tmp_path: Path, snapshot: Snapshot) -> None:
-    directory = tmp_path / "open"
-    directory.mkdir()
-    for one in (directory, *directory.parents):
-        mode = stat.S_IMODE(one.stat().st_mode)
-        if mode & 0o055 != 0o055:
-            one.chmod(mode | 0o055)
-
+def test_another_user_is_turned_away_even_with_access(open_directory: Path, snapshot: Snapshot) -> None:
     async def scenario(server: AdminServer, path: Path) -> None:
         path.chmod(0o666)
         client = (
@@ -233,7 +226,7 @@ def test_another_user_is_turned_away_even_with_access(tmp_path: Path, snapshot: 
         assert answer["kind"] == "Error"
         assert "65534" in answer["message"]
 
-    serve(directory / "admin.sock", lambda: snapshot, scenario)
+    serve(open_directory / "admin.sock", lambda: snapshot, scenario)
 
 
 def test_the_file_goes_when_the_server_goes(path: Path, snapshot: Snapshot) -> None:

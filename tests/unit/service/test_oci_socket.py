@@ -181,13 +181,8 @@ def test_only_the_owner_may_connect_and_the_file_goes_with_the_server(path: Path
 
 
 @pytest.mark.root
-def test_another_user_is_turned_away_even_with_access(tmp_path: Path) -> None:
-    directory, daemon = tmp_path / "open", Daemon()
-    directory.mkdir()
-    for one in (directory, *directory.parents):
-        mode = stat.S_IMODE(one.stat().st_mode)
-        if mode & 0o055 != 0o055:
-            one.chmod(mode | 0o055)
+def test_another_user_is_turned_away_even_with_access(open_directory: Path) -> None:
+    daemon = Daemon()
 
     async def scenario(server: OciServer, path: Path) -> None:
         path.chmod(0o666)  # noqa: ASYNC240
@@ -202,7 +197,7 @@ def test_another_user_is_turned_away_even_with_access(tmp_path: Path) -> None:
         assert output.startswith(b"error ")
         assert b"user 65534 may not ask" in output
 
-    serve(directory / "oci.sock", daemon, scenario)
+    serve(open_directory / "oci.sock", daemon, scenario)
     assert daemon.asked == []
 
 
