@@ -10,13 +10,11 @@ import pytest
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.turns import SessionHandler, Turn
-from bayplan.daemon.verify import expectations
 from bayplan.host.cgroup_paths import container_path
 from bayplan.host.evacuation import Bounds, evacuate
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import CpuSet
-from bayplan.testing.controllers import controlled
+from bayplan.testing.controllers import controlled, here
 from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.oci_node import OciNode
 from bayplan.testing.pages import CgroupPages
@@ -76,20 +74,11 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
     async with controlled(directory / "state", nri=None) as one:
         controller, turn, done = one.controller, Turn(), asyncio.Event()
 
-        def expected():
-            residents = controller.residents
-            return expectations(
-                controller.machine, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
-            )
-
-        async def here(work):
-            return work()
-
         def moved(cgroup, leave, stay, bounds, huge_pages):
             return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=kernel.pages.migrate)
 
         narrowing = Narrowing(
-            controller, turn, kernel.node.hierarchy, expected, here, done.set, Bounds(30, GIB), moved
+            controller, turn, kernel.node.hierarchy, one.expectations, here, done.set, Bounds(30, GIB), moved
         )
         handler = SessionHandler(controller, turn, one.verify_soon)
         endpoint = UnixSocket(str(directory / "nri.sock"))

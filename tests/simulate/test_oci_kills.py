@@ -5,9 +5,7 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -15,19 +13,14 @@ from bayplan.daemon.residue import Residue
 from bayplan.errors import UnavailableError
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
+from bayplan.testing.controllers import here
 from bayplan.testing.oci_desks import Desk, desk
 from bayplan.testing.oci_node import guaranteed, spec
-
-Result = TypeVar("Result")
 
 HOOK = Path(__file__).parents[2] / "hooks" / "oci-hook"
 STARTS = 30
 LATEST_KILL_S = 0.06
 """About what the hook takes on a busy machine: kills come before, while and after the daemon works."""
-
-
-async def here(work: Callable[[], Result]) -> Result:
-    return work()
 
 
 def nobody() -> dict[str, bool]:

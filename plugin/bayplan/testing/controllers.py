@@ -1,13 +1,15 @@
 """A controller with a real store on a machine of two nodes, for tests of what is built around it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
@@ -16,7 +18,13 @@ from bayplan.nri import Capabilities, Event, Runtime, Version
 from bayplan.state import Store
 from bayplan.testing.machines import machine
 
+Result = TypeVar("Result")
 MACHINE = machine(2, cpus_per_node=4)
+
+
+async def here(work: Callable[[], Result]) -> Result:
+    """Do *work* at once, where the daemon has a thread for it."""
+    return work()
 
 
 class Controlled:
@@ -44,6 +52,17 @@ class Controlled:
     def verify_soon(self) -> None:
         """Count it."""
         self.verifications += 1
+
+    def expectations(self) -> list[Expectation]:
+        """What the kernel should have of every container."""
+        controller, residents = self.controller, self.controller.residents
+        return expectations(
+            controller.machine,
+            controller.policy.withheld_cpus,
+            controller.ledger,
+            residents.pods,
+            residents.containers.values(),
+        )
 
 
 def runtime(nri: str) -> Runtime:

@@ -10,7 +10,6 @@ from typing import Final
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.oci_runtime import Persuader
 from bayplan.daemon.turns import Turn
-from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.ledger import Entry
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
@@ -82,19 +81,10 @@ async def desk(
     node = OciNode(directory / "root")
     kernel = hierarchy or node.hierarchy
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
-        turn, controller = Turn(), around.controller
-
-        def expected() -> list[Expectation]:
-            residents = controller.residents
-            return expectations(
-                controller.machine,
-                controller.policy.withheld_cpus,
-                controller.ledger,
-                residents.pods,
-                residents.containers.values(),
-            )
-
-        one = OciDesk(controller, turn, kernel, expected, around.verify_soon, rules, persuader)
+        turn = Turn()
+        one = OciDesk(
+            around.controller, turn, kernel, around.expectations, around.verify_soon, rules, persuader
+        )
         server = OciServer(directory / "oci.sock", one.serve)
         await server.start()
         try:

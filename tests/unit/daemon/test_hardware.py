@@ -23,7 +23,7 @@ from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.controllers import Controlled, controlled, here
 from bayplan.testing.machines import container, machine, pod
 
 PATIENCE_S = 20
@@ -73,10 +73,6 @@ class FakeHost:
             tuple(node for node in MACHINE.nodes if node.id != gone),
             tuple(cpu for cpu in MACHINE.cpus if cpu.node_id != gone),
         )
-
-
-async def here(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 class Bench:

@@ -12,7 +12,6 @@ import pytest
 
 from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.turns import Turn
-from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Container, ContainerState, Pod, Resources, Update
@@ -22,7 +21,7 @@ from bayplan.host.evacuation import Bounds, Evacuation, evacuate
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.controllers import Controlled, controlled, here
 from bayplan.testing.machines import container, machine, pod
 from bayplan.testing.oci_node import OciNode
 from bayplan.testing.pages import CgroupPages
@@ -48,7 +47,6 @@ class Around:
     narrowing: Narrowing
     node: OciNode
     pages: CgroupPages
-    expected: Callable[[], list[Expectation]]
     meanwhile: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
     """What happens while pages are moved, once each."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,12 +81,6 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
     async with controlled(tmp_path / "state", nri=nri) as one:
         controller = one.controller
 
-        def expected() -> list[Expectation]:
-            residents = controller.residents
-            return expectations(
-                controller.machine, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
-            )
-
         def moved(
             cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
         ) -> Evacuation:
@@ -116,9 +108,9 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
 
         turn = Turn()
         narrowing = Narrowing(
-            controller, turn, node.hierarchy, expected, in_thread, verify_soon, BOUNDS, moved
+            controller, turn, node.hierarchy, one.expectations, in_thread, verify_soon, BOUNDS, moved
         )
-        made = Around(one, narrowing, node, pages, expected)
+        made = Around(one, narrowing, node, pages)
         yield made
 
 
@@ -394,14 +386,11 @@ def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
             await widened(it.one)
             await it.one.controller.stop_container(LATE_POD, LATE)
 
-            async def here(work: Callable[[], Result]) -> Result:
-                return work()
-
             narrowing = Narrowing(
                 it.one.controller,
                 Turn(),
                 it.node.hierarchy,
-                it.expected,
+                it.one.expectations,
                 here,
                 it.one.verify_soon,
                 BOUNDS,

@@ -10,7 +10,7 @@ import pytest
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.strays import PODMAN, Strays
 from bayplan.daemon.turns import Turn
-from bayplan.daemon.verify import compare, expectations, repair
+from bayplan.daemon.verify import compare, repair
 from bayplan.domain.decision import Outcome
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form
@@ -18,7 +18,7 @@ from bayplan.domain.workload import Pod
 from bayplan.host.cgroup_paths import container_path
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from bayplan.testing.controllers import MACHINE, Controlled, controlled
+from bayplan.testing.controllers import Controlled, controlled, here
 from bayplan.testing.machines import container, pod
 from bayplan.testing.oci_desks import desk
 from bayplan.testing.oci_node import OciNode, guaranteed, spec
@@ -29,10 +29,6 @@ POD = "5a" * 32
 SYSTEMD = f"machine.slice:libpod:{ID}"
 HOOKS = "usr/share/containers/oci/hooks.d"
 DEFINITION = '{"hook": {"path": "/usr/libexec/bayplan/oci-hook"}, "stages": ["createRuntime"]}'
-
-
-async def here(work: Callable[[], Result]) -> Result:
-    return work()
 
 
 class PodmanNode(OciNode):
@@ -91,19 +87,18 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
     async def scenario() -> None:
         node = PodmanNode(tmp_path / "root")
         async with controlled(tmp_path / "state", nri=nri) as one:
-            ledger = lambda: one.controller.ledger.entries  # noqa: E731
             owner = pod("g")
             await one.controller.create_container(
                 owner, container("x", owner, memory_bytes=MIB, milli_cpus=1000)
             )
-            held = ledger()["x"].decision.placement.exclusive_cpus
+            held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
             in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
             node.create(cgroups_path, child=child, **in_pod)
             node.created()
             looking = strays(one, node)
             await looking.look()
             await looking.look()
-            entry = ledger()[ID]
+            entry = one.controller.ledger.entries[ID]
             assert (entry.decision.outcome, entry.told_cpus) == (Outcome.ADOPTED, CpuSet(range(8)) - held)
             origin = entry.origin
             assert origin is not None
@@ -115,11 +110,11 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             assert one.controller.counters["found_containers"] == one.verifications == 1
 
             async def release(gone: Entry) -> None:
-                await one.controller.stop_container(Pod(ID), gone.origin.container)  # type: ignore[union-attr]
+                await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
 
             node.end(42)
             await Residue(one.controller, node.hierarchy, here, release, dict).look()
-            assert set(ledger()) == {"x"}
+            assert set(one.controller.ledger.entries) == {"x"}
             assert one.controller.residents.found == {}
 
     asyncio.run(scenario())
@@ -293,11 +288,7 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             assert entry.decision == decided.decision
             assert entry.origin is not None
             assert (entry.origin.container.pid, one.around.verifications) == (77, 1)
-            residents = controller.residents
-            wanted = expectations(
-                MACHINE, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
-            )
-            repair(node.hierarchy, compare(node.hierarchy, wanted))
+            repair(node.hierarchy, compare(node.hierarchy, one.around.expectations()))
             assert node.oom_score_adj(77) == -997
             assert node.shown(container_path(SYSTEMD), "cpuset.mems") == (
                 str(decided.decision.placement.mems),
@@ -324,12 +315,8 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
             origin = one.entries[ID].origin
             assert origin is not None
             assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
-            residents = controller.residents
-            wanted = expectations(
-                MACHINE, CpuSet(), controller.ledger, residents.pods, residents.containers.values()
-            )
-            repair(node.hierarchy, compare(node.hierarchy, wanted))
+            repair(node.hierarchy, compare(node.hierarchy, one.around.expectations()))
             assert node.oom_score_adj(42) == -997
-            assert residents.found == {}
+            assert controller.residents.found == {}
 
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -15,17 +15,12 @@ from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Container
 from bayplan.errors import UnavailableError
 from bayplan.quantity import GIB
-from bayplan.testing.controllers import Controlled, controlled
+from bayplan.testing.controllers import Controlled, controlled, here
 from bayplan.testing.machines import container, pod
 from bayplan.testing.oci_node import OciNode
 
-Result = TypeVar("Result")
 OWNER = pod("g", QosClass.GUARANTEED)
 PATH = "/kubepods/podg/crio-x"
-
-
-async def here(work: Callable[[], Result]) -> Result:
-    return work()
 
 
 class Clock:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,19 +14,14 @@ from bayplan.daemon.turns import Turn
 from bayplan.domain.decision import Outcome
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from bayplan.testing.controllers import Controlled, controlled, runtime
+from bayplan.testing.controllers import Controlled, controlled, here, runtime
 from bayplan.testing.machines import container, pod
 from bayplan.testing.oci_desks import CRIO as ANNOTATIONS
 from bayplan.testing.oci_node import OciNode, guaranteed, spec
 
-Result = TypeVar("Result")
 ID = "c1" * 32
 PATH = f"/kubepods/pod1/crio-{ID}"
 MADE_BY_CRIO = {**ANNOTATIONS, "io.container.manager": CRIO}
-
-
-async def here(work: Callable[[], Result]) -> Result:
-    return work()
 
 
 def started(node: OciNode, container_id: str = ID, pid: int = 42, **annotations: str) -> Path:

@@ -1,10 +1,8 @@
 """Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,9 +16,8 @@ from bayplan.domain.workload import Adjustment, Container, Pod
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.controllers import here
 from bayplan.testing.machines import container, machine, pod
-
-Result = TypeVar("Result")
 
 FILES = {
     "cgroup.procs": "",
@@ -51,10 +48,6 @@ def expectation(name: str, cpus: str, mems: str | None = None) -> Expectation:
     nodes = None if mems is None else NodeSet.parse(mems)
     one = Container(name, "p", cgroups_path=f"/kubepods/{name}")
     return Expectation(one, "", f"default/p/{name}", CpuSet.parse(cpus), nodes)
-
-
-async def here(work: Callable[[], Result]) -> Result:
-    return work()
 
 
 def written(hierarchy: Hierarchy) -> tuple[str, str]:
