@@ -6,7 +6,8 @@ XDG_CACHE_HOME ?= $(HOME)/.cache
 export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 # setup.sh puts there what it had to fetch.
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
-UV_RUN := uv run --quiet --frozen
+# The programs of the environment that setup.sh makes from requirements.lock.
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 # As in setup.sh: certificates that only the system has.
 ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
@@ -22,7 +23,7 @@ endif
 endif
 
 .PHONY: help setup install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
-.PHONY: bench-oci proto clean
+.PHONY: bench-oci proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -46,45 +47,51 @@ run: ## run the plugin against the live NRI socket, else show it at work in a vi
 	@packaging/dev/run.sh $(ARGS)
 
 test: setup-e2e lint ## lint, then all tests: unit, property, simulated runtime, interop, virtual machines
-	$(UV_RUN) pytest
+	$(RUN) pytest
 
 unit: setup ## the tests that need neither root nor a virtual machine
-	$(UV_RUN) pytest -m "not e2e and not interop and not root"
+	$(RUN) pytest -m "not e2e and not interop and not root"
 
 e2e: setup-e2e ## only the tests in virtual machines
-	$(UV_RUN) pytest -m e2e
+	$(RUN) pytest -m e2e
 
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, in a virtual machine
-	$(UV_RUN) pytest tests/e2e/test_real_kubelet.py
+	$(RUN) pytest tests/e2e/test_real_kubelet.py
 
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
-	$(UV_RUN) pytest tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+	$(RUN) pytest tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
-	$(UV_RUN) ruff format --check .
-	$(UV_RUN) ruff check .
-	$(UV_RUN) mypy
-	$(UV_RUN) mypy hooks/oci-hook
-	$(UV_RUN) lint-imports
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) mypy hooks/oci-hook
+	$(RUN) lint-imports
 	proto/generate.sh --check
 
 format: setup ## let ruff format and fix
-	$(UV_RUN) ruff format .
-	$(UV_RUN) ruff check --fix .
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
 
 bench: setup-go ## what a creation, a Synchronize and a decision cost, and how well pods fit, as tables
-	$(UV_RUN) python tests/bench/creation.py
-	$(UV_RUN) python -m bayplan.testing.bench
-	$(UV_RUN) python tests/bench/merge.py
-	$(UV_RUN) python tests/bench/admission.py
-	$(UV_RUN) python tests/bench/replay.py
-	$(UV_RUN) python tests/bench/hook.py
+	$(RUN) python tests/bench/creation.py
+	$(RUN) python -m bayplan.testing.bench
+	$(RUN) python tests/bench/merge.py
+	$(RUN) python tests/bench/admission.py
+	$(RUN) python tests/bench/replay.py
+	$(RUN) python tests/bench/hook.py
 
 bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a virtual machine
-	$(UV_RUN) python tests/e2e/start_overhead.py $(ARGS)
+	$(RUN) python tests/e2e/start_overhead.py $(ARGS)
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
 
+# Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.
+lock: setup ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade takes the newest versions
+	mkdir -p build && sed '/^managed = false$$/d' pyproject.toml >build/pyproject.toml
+	uv pip compile build/pyproject.toml --quiet --group build/pyproject.toml:dev --universal --generate-hashes \
+		--no-emit-index-url --no-annotate --no-header $(ARGS) --output-file requirements.lock
+
 clean: ## remove what builds and tests left in the tree (the cache of images stays)
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist tests/e2e/artifacts
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist tests/e2e/artifacts

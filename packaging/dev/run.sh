@@ -20,9 +20,9 @@ if served; then
 		echo "run: baypland needs root to see containers' processes and cgroups: run this as root" >&2
 		exit 1
 	fi
-	echo "run: baypland on $socket; end it with Ctrl-C, see it with: uv run bayplan status"
-	exec uv run --quiet --frozen baypland --nri-socket "$socket" "$@"
+	echo "run: baypland on $socket; end it with Ctrl-C, see it with: .venv/bin/bayplan status"
+	exec .venv/bin/baypland --nri-socket "$socket" "$@"
 fi
 echo "run: nothing serves $socket here; showing bayplan in a virtual machine"
 packaging/dev/setup.sh run
-exec uv run --quiet --frozen python tests/e2e/demo.py "$@"
+exec .venv/bin/python tests/e2e/demo.py "$@"

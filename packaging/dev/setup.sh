@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up a bare Debian or Ubuntu machine for developing and testing bayplan; safe to run again, fast when all is there.
 #
-#   setup.sh test   uv, the locked Python environment (.venv)
+#   setup.sh test   uv, the locked Python environment (.venv, from requirements.lock)
 #   setup.sh go     test, and Go
 #   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e    run, and the other containerd versions, and the machine with systemd and podman
@@ -142,26 +142,26 @@ ensure_go() {
 }
 
 setup_test() {
-	local said
 	ensure_uv
 	# What the OCI hook's first line names.
 	[ -x /usr/bin/python3 ] || install_packages python3
 	cd "$here"
-	# With `uv run` the environment is the project's own, whatever else is active.
-	unset VIRTUAL_ENV
-	if said=$(uv sync --quiet --frozen --all-groups 2>&1) || sync_from_mirror; then return; fi
-	printf '%s\n' "$said" | tail -n 15 >&2
-	fail "the Python environment could not be made: is the Python package index reachable?"
+	ensure_environment
 }
 
-# The lock says where the public index keeps each file. Another index has the same files, with the same hashes, elsewhere.
-sync_from_mirror() {
-	[ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] || return 1
-	local locked=$cache/locked-requirements.txt
-	uv export --quiet --frozen --all-groups --no-emit-project --no-header --output-file "$locked" >/dev/null &&
-		uv venv --quiet --allow-existing .venv &&
-		VIRTUAL_ENV=$here/.venv uv pip install --quiet --require-hashes --requirement "$locked" &&
-		VIRTUAL_ENV=$here/.venv uv pip install --quiet --no-deps --editable .
+# .venv has exactly what the lock says, and this tree. The stamp is written last: without it an environment is unfinished.
+ensure_environment() {
+	local stamp=.venv/locked wanted unreachable="is the Python package index reachable?"
+	wanted=$(printf '%s\n' "$here" && cat requirements.lock pyproject.toml plugin/bayplan/__init__.py)
+	if .venv/bin/python -c "" 2>/dev/null && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+	rm -f "$stamp"
+	.venv/bin/python -c "" 2>/dev/null ||
+		quietly "the Python environment .venv could not be made" uv venv --quiet --clear --python ">=3.11" .venv
+	quietly "the locked Python packages could not be installed: $unreachable" \
+		uv pip sync --quiet --python .venv --require-hashes requirements.lock
+	quietly "this tree could not be installed into .venv" \
+		uv pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	printf '%s\n' "$wanted" >"$stamp"
 }
 
 # The arguments are the containerd versions; none: those of the tests.
@@ -177,7 +177,7 @@ setup_machines() {
 	install_packages "${missing[@]}"
 	setup_test
 	ensure_go
-	(cd "$here" && uv run --quiet --frozen python tests/e2e/prepare.py "$@")
+	"$here/.venv/bin/python" "$here/tests/e2e/prepare.py" "$@"
 }
 
 setup_c() {

@@ -1,6 +1,6 @@
 """A million operations of the `exact` engine against brute force: hidden overcommit, wrong refusals.
 
-Run by hand: ``uv run python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED] [SECONDS]``. Every machine is
+Run by hand: ``.venv/bin/python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED] [SECONDS]``. Every machine is
 random (2 to 10 nodes), and every disagreement is printed with the seed that shows it again. Two of three
 trials leave the engine as good as no sets to enumerate, one of them always under `restricted`.
 """

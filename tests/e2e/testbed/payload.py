@@ -8,7 +8,9 @@ runs; the wheel is built from the tree each time and the disk made anew when it 
 import configparser
 import os
 import shutil
+import sys
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from testbed.qemu import LIBRARY
 from testbed.shell import build_command
 
 PROJECT = Path(__file__).parents[3]
+LOCK = PROJECT / "requirements.lock"
 GUEST_PYTHON = "3.13"
 GUEST_PLATFORM = "x86_64-manylinux_2_40"
 LAUNCHER = """#!/usr/bin/python3 -s
@@ -41,11 +44,12 @@ def uv_program() -> str:
 def payload_disk() -> Path:
     """The disk with this tree's wheel, installed."""
     with tempfile.TemporaryDirectory(prefix="bayplan-wheel-") as scratch:
-        uv_args = ["build", "--quiet", "--wheel", "--out-dir", scratch, PROJECT]
-        build_command("The wheel of this tree", [uv_program(), *uv_args])
+        # The build system is locked like all else, and in this environment.
+        argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", scratch]
+        build_command("The wheel of this tree", argv, cwd=PROJECT)
         wheel = next(Path(scratch).glob("*.whl"), None)
         if wheel is None:
-            raise BuildError("The wheel of this tree", "uv build --wheel", "no wheel was written")
+            raise BuildError("The wheel of this tree", "hatchling build", "no wheel was written")
         # Not the archive's own hash: it would follow the files' times.
         with zipfile.ZipFile(wheel) as archive:
             contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
@@ -56,29 +60,18 @@ def payload_disk() -> Path:
 
 def _dependencies() -> Path:
     """A directory with the locked dependencies, compiled for the guest's Python."""
-    argv = [uv_program(), "export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--no-header"]
-    locked = build_command("The list of locked dependencies", argv, cwd=PROJECT)
+    wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
 
     def build(path: Path) -> None:
         path.mkdir()
-        requirements = path.parent / "requirements.txt"
-        requirements.write_text(locked)
-        argv = [
-            uv_program(),
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            path,
-            "--link-mode",
-            "copy",
-        ]
-        argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM, "-r", requirements]
-        build_command("The dependencies for the guest", argv)
+        argv = [uv_program(), "pip", "install", "--quiet", "--target", path, "--link-mode", "copy"]
+        argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM]
+        argv += ["--require-hashes", "--requirements", "pyproject.toml", "--constraints", LOCK.name]
+        build_command("The dependencies for the guest", argv, cwd=PROJECT)
         _compile(path)
 
-    return artefact("dependencies", {"locked": locked, "python": GUEST_PYTHON, "format": 2}, build)
+    recipe = {"wanted": wanted, "locked": LOCK.read_text(), "python": GUEST_PYTHON, "format": 3}
+    return artefact("dependencies", recipe, build)
 
 
 def _install(wheel: Path, dependencies: Path, path: Path) -> None:
