@@ -1,5 +1,6 @@
-"""requirements.lock has every package that pyproject.toml asks for and what these depend on, with hashes only, and
-this environment was made from it.
+"""requirements.lock has every package that pyproject.toml asks for and what these depend on, with hashes.
+
+This environment was made from it.
 """
 
 import re
