@@ -12,7 +12,8 @@ from collections import Counter
 
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.policy import TopologyPolicy
-from bayplan.testing.exact_oracle import BrokenPromiseError, Trial
+from bayplan.testing.exact_errors import KINDS, BrokenPromiseError
+from bayplan.testing.exact_oracle import Trial
 
 OPERATIONS = 1_000_000
 STEPS = 100
@@ -45,7 +46,7 @@ def main(operations: int = OPERATIONS, seed: int = 0, seconds: int = 24 * 3600) 
             print(f"{counts['operations']} operations, {sum(broken.values())} disagreements", flush=True)
     for name, count in sorted(counts.items()):
         print(f"{name:20} {count:>9}")
-    for kind in BrokenPromiseError.KINDS:
+    for kind in KINDS:
         print(f"{kind:20} {broken[kind]:>9}")
     print(f"{'seconds':20} {time.monotonic() - started:>9.0f}")
     return 1 if broken else 0

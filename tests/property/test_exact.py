@@ -1,6 +1,7 @@
 """The `exact` engine against brute force: promised twice never, refused what fits never."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import Machine
-from bayplan.testing.exact_oracle import OVERCOMMIT, WRONG_REFUSAL, BrokenPromiseError, Trial
+from bayplan.testing.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
+from bayplan.testing.exact_oracle import Trial
 
 STEPS = 40
 
@@ -83,7 +85,28 @@ class Timid(ExactEngine):
         return Decision(request, Outcome.REFUSED)
 
 
-@pytest.mark.parametrize(("engine", "kind"), [(Careless(), OVERCOMMIT), (Timid(), WRONG_REFUSAL)])
+class LeavesCpusBehind(ExactEngine):
+    """Keeps the CPUs of a running container wherever its memory goes."""
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        decision = super().decide(machine, policy, ledger, request, current)
+        if current is None or len(current.exclusive_cpus) != len(decision.placement.exclusive_cpus):
+            return decision
+        placement = replace(decision.placement, exclusive_cpus=current.exclusive_cpus)
+        return replace(decision, placement=placement)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [(Careless(), OVERCOMMIT), (Timid(), WRONG_REFUSAL), (LeavesCpusBehind(), WRONG_CPUS)],
+)
 def test_brute_force_notices_a_wrong_engine(engine: ExactEngine, kind: str) -> None:
     kinds = set()
     for seed in range(30):

@@ -1,8 +1,8 @@
-"""The promises of the `exact` engine held against brute force: every subset of the nodes, after every
-operation.
+"""The promises of the `exact` engine held against brute force: every subset of the nodes, and every CPU,
+after every operation.
 
-Nothing here knows flows or cuts: what fits is counted anew by `bayplan.testing.subsets`. Used by the property
-tests with small runs, and by tests/bench/oracle.py with a million operations.
+Nothing here knows flows or cuts: what fits is counted anew by `bayplan.testing.subsets`, and CPUs one by one.
+Used by the property tests with small runs, and by tests/bench/oracle.py with a million operations.
 """
 
 import random
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bayplan.domain.decision import Claim, Decision, Interval, Outcome, QosClass, Request
+from bayplan.domain.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.domain.engine import allocatable_bytes
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.exact.reasons import SEARCH_ENDED
@@ -20,26 +20,19 @@ from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY
 from bayplan.sets import NodeSet
+from bayplan.testing.exact_cpus import Cpus
 from bayplan.testing.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
+from bayplan.testing.exact_errors import (
+    OVERCOMMIT,
+    WRONG_CHOICE,
+    WRONG_MOVE,
+    WRONG_PLACE,
+    WRONG_REFUSAL,
+    BrokenPromiseError,
+)
 from bayplan.testing.subsets import Claims, room, rooms_by_subset, slack_by_subset
 
 STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
-
-OVERCOMMIT: Final = "hidden overcommit"
-WRONG_REFUSAL: Final = "wrong refusals"
-WRONG_MOVE: Final = "wrong moves"
-WRONG_PLACE: Final = "wrong places"
-WRONG_CHOICE: Final = "wrong choices"
-
-
-class BrokenPromiseError(AssertionError):
-    """The engine and brute force disagree."""
-
-    KINDS: Final = (OVERCOMMIT, WRONG_REFUSAL, WRONG_MOVE, WRONG_PLACE, WRONG_CHOICE)
-
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
-        self.kind = kind
 
 
 @dataclass
@@ -62,6 +55,8 @@ class Trial:
         self.number = 0
         self.ids = tuple(self.machine.node_ids)
         self.unmet: dict[str, int] = {}
+        self.cpus = Cpus(self.machine)
+        self.aligned: set[str] = set()
         self._read_capacity()
 
     def _read_capacity(self) -> None:
@@ -77,9 +72,13 @@ class Trial:
             BrokenPromiseError: promised twice, refused what fits, or moved what must not move.
         """
         known = sorted(self.ledger.entries)
-        kind = self.random.choices(["arrive", "depart", "resize", "capacity"], [24, 12, 8, 1])[0]
+        kinds = {"arrive": 24, "depart": 12, "resize": 12, "capacity": 1, "policy": 1}
+        kind = self.random.choices(list(kinds), list(kinds.values()))[0]
         if kind == "capacity":
             self.change_capacity()
+        elif kind == "policy":
+            topology = self.topology or self.random.choice(list(TopologyPolicy))
+            self.policy = replace(self.policy, topology=topology)
         elif kind == "arrive" or not known:
             self.arrive()
         elif kind == "depart":
@@ -87,6 +86,7 @@ class Trial:
         else:
             self.resize(self.random.choice(known))
         self.check_promises()
+        self.cpus.check_owners(self.ledger, self.aligned)
         self.counts["operations"] += 1
 
     def arrive(self) -> None:
@@ -96,19 +96,26 @@ class Trial:
         self._answered(request, self.engine.decide(self.machine, self.policy, self.ledger, request), None)
 
     def resize(self, container_id: str) -> None:
-        """A running container asks for another amount."""
+        """A running container asks for another amount of memory, of CPUs, or of both."""
         entry = self.ledger.entries[container_id]
         wanted = draw_amount_bytes(self.random, self.machine)
-        old = entry.decision.request
-        if old.qos is QosClass.BEST_EFFORT:
+        request = entry.decision.request
+        if request.qos is QosClass.BEST_EFFORT:
             return
-        limit = wanted if old.qos is QosClass.GUARANTEED else None
-        request = replace(old, memory=Interval(wanted, wanted, "limit"), memory_limit_bytes=limit)
+        guaranteed = request.qos is QosClass.GUARANTEED
+        parts = self.random.choice([("memory",), ("memory",), ("cpus",), ("memory", "cpus")])
+        if "memory" in parts or not guaranteed:
+            limit = wanted if guaranteed else None
+            request = replace(request, memory=Interval(wanted, wanted, "limit"), memory_limit_bytes=limit)
+        if "cpus" in parts and guaranteed:
+            cpus = self.random.randint(0, 5)
+            request = replace(request, exclusive_cpus=cpus, cpu_milli=1000 * cpus)
         base = self.ledger.without(container_id)
         current = entry.decision.placement
         decision = self.engine.decide(self.machine, self.policy, base, request, current)
         before, self.ledger = self.ledger, base
-        self._answered(request, decision, current.claim)
+        self._answered(request, decision, current)
+        self.counts["resizes"] += 1
         if decision.outcome is Outcome.REFUSED:
             self.ledger = before
 
@@ -130,7 +137,7 @@ class Trial:
         """A node loses memory to the system, or all nodes have theirs again; promises stay."""
         reserved: dict[int, dict[str, int]] = {}
         if not self.policy.reserved_bytes:
-            node = self.random.choice(self.ids)
+            node = self.random.choice(list(self.machine.memory_nodes))
             reserved = {node: {MEMORY: self.random.randint(1, self.machine.node_by_id[node].memory_bytes)}}
         self.policy = replace(self.policy, reserved_bytes=reserved)
         self._read_capacity()
@@ -176,7 +183,7 @@ class Trial:
                         OVERCOMMIT, f"the witness has {amount} {resource} on node {node}"
                     )
 
-    def _answered(self, request: Request, decision: Decision, current: Claim | None) -> None:
+    def _answered(self, request: Request, decision: Decision, current: Placement | None) -> None:
         self.counts[decision.outcome.value] += 1
         self.counts["moves"] += len(decision.moves)
         self.counts["overlapping"] += decision.placement.overlapping
@@ -195,46 +202,87 @@ class Trial:
             raise BrokenPromiseError(WRONG_PLACE, "a placement without a claim")
         if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
             raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
-        if decision.outcome is Outcome.PLACED and current is None and claim.nodes.mask not in allowed:
-            raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
+        self._check_place(request, decision, claim, current, allowed)
+        aligning = self.policy.topology is not TopologyPolicy.NONE
+        self.cpus.check_decision(decision, current, aligning=aligning)
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
         elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED and not given_up:
-            self._check_choice(claim, asked, by_ground)
+            self._check_choice(request, claim, asked, by_ground)
         for move in decision.moves:
             moved = self.ledger.entries[move.container_id].decision.placement.claim
             if moved is None or not moved.flexible or not moved.nodes <= move.after:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} of {moved}")
         self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
+        self.aligned.discard(request.container_id)
+        if aligning and not self.cpus.away(decision.placement):
+            self.aligned.add(request.container_id)
+
+    def _check_place(
+        self,
+        request: Request,
+        decision: Decision,
+        claim: Claim,
+        current: Placement | None,
+        allowed: list[int],
+    ) -> None:
+        """On a set that is allowed, or where it is already, as long as it fits there."""
+        had = None if current is None or current.claim is None else current.claim.nodes
+        if decision.outcome is Outcome.PLACED and claim.nodes != had and claim.nodes.mask not in allowed:
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
+        if had is not None and claim.nodes != had and len(allowed) > 1 and self._fits(request, had.mask):
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} fits on {had} and went to {claim.nodes}")
+
+    def _has_cpus(self, request: Request, mask: int) -> bool:
+        """Whether *request* can have its CPUs near the nodes of *mask*, if that matters."""
+        if self.policy.topology is TopologyPolicy.NONE:
+            return True
+        return len(self.cpus.near(mask, self.ledger)) >= request.exclusive_cpus
+
+    def _fits(self, request: Request, mask: int) -> bool:
+        """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
+        return self._has_cpus(request, mask) and all(
+            room(slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), mask) >= amount
+            for resource, amount in _amounts(request).items()
+        )
 
     def _check_refusal(
-        self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Claim | None
+        self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Placement | None
     ) -> None:
-        """A refusal is wrong if the request fits on an allowed set once all that may become wider are."""
-        if current is not None and all(
-            amount <= current.amounts_bytes.get(resource, 0) for resource, amount in asked.items()
+        """A refusal is wrong if the policy or the request's wish does not call for it, or if the request fits
+        on an allowed set once all that may become wider are."""
+        had = None if current is None else current.claim
+        if had is not None and all(
+            amount <= had.amounts_bytes.get(resource, 0) for resource, amount in asked.items()
         ):
-            raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
-        must_hold = self.policy.topology in STRICT or _required(request)
+            own_cpus = () if current is None else current.exclusive_cpus
+            if request.exclusive_cpus <= len(own_cpus):
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
+        strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
+        if not strict and not _required(request):
+            raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
         # Nobody is moved about where promises cannot be kept as it is.
-        must_hold = must_hold and not any(self.unmet.values())
+        widened = not any(self.unmet.values())
         slacks = {
             resource: slack_by_subset(
-                self._capacity(resource), self._claims(resource, widened=must_hold), self.ids
+                self._capacity(resource), self._claims(resource, widened=widened), self.ids
             )
             for resource in asked
         }
         fits = [
             mask
-            for mask in [*allowed, *([current.nodes.mask] if current is not None else [])]
-            if all(room(slacks[resource], mask) >= amount for resource, amount in asked.items())
+            for mask in [*allowed, *([had.nodes.mask] if had is not None else [])]
+            if self._has_cpus(request, mask)
+            and all(room(slacks[resource], mask) >= amount for resource, amount in asked.items())
         ]
         if fits:
             raise BrokenPromiseError(
                 WRONG_REFUSAL, f"{request} fits on {NodeSet.of_mask(fits[0])} and was refused"
             )
 
-    def _check_choice(self, claim: Claim, asked: Mapping[str, int], by_ground: list[list[int]]) -> None:
+    def _check_choice(
+        self, request: Request, claim: Claim, asked: Mapping[str, int], by_ground: list[list[int]]
+    ) -> None:
         """No set that fits, on the first ground that has one, crosses fewer, is narrower or nearer."""
         rooms = {
             resource: rooms_by_subset(
@@ -247,7 +295,8 @@ class Trial:
             [
                 mask
                 for mask in masks
-                if all(rooms[resource][mask] >= amount for resource, amount in asked.items())
+                if self._has_cpus(request, mask)
+                and all(rooms[resource][mask] >= amount for resource, amount in asked.items())
             ]
             for masks in by_ground
         ]
@@ -319,10 +368,17 @@ class Trial:
         if self.policy.topology is not TopologyPolicy.RESTRICTED:
             return len(ground)
         for width in range(1, len(ground) + 1):
-            if all(
-                sum(sorted((self._capacity(resource).get(node, 0) for node in ground), reverse=True)[:width])
-                >= amount
-                for resource, amount in _amounts(request).items()
+            if (
+                all(
+                    sum(
+                        sorted((self._capacity(resource).get(node, 0) for node in ground), reverse=True)[
+                            :width
+                        ]
+                    )
+                    >= amount
+                    for resource, amount in _amounts(request).items()
+                )
+                and self.cpus.most_on(ground, width) >= request.exclusive_cpus
             ):
                 return width
         return len(ground)

@@ -149,6 +149,30 @@ def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> 
     run(scenario)
 
 
+def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+            small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=2000)
+            adjustment, _ = await one.controller.create_container(GUARANTEED, small)
+            assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
+            full = container("full", GUARANTEED, memory_bytes=800 * MIB, milli_cpus=500)
+            await one.controller.create_container(GUARANTEED, full)
+            updates = await one.controller.update_container(
+                GUARANTEED, small, Resources(memory_limit_bytes=GIB // 2)
+            )
+            assert updates == (
+                Update("full", cpuset_cpus=CpuSet([0, 1, 2, 3, 6, 7])),
+                Update("x", cpuset_cpus=CpuSet([4, 5]), cpuset_mems=NodeSet([1])),
+            )
+            wanted = {each.container.id: each.update for each in one.expectations()}
+            assert wanted["x"].cpuset_cpus == CpuSet([4, 5])
+        async with controlled(tmp_path) as one:
+            placement = one.controller.ledger.entries["x"].decision.placement
+            assert (placement.mems, placement.exclusive_cpus) == (NodeSet([1]), CpuSet([4, 5]))
+
+    run(scenario)
+
+
 def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:

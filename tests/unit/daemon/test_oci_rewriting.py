@@ -248,6 +248,26 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Pa
     run(scenario)
 
 
+def test_an_update_takes_cpus_along_with_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+            for container_id, resources in (
+                (ID, guaranteed(2, 100 * MIB)),
+                (OTHER, guaranteed(1, 800 * MIB)),
+            ):
+                path = f"kubepods.slice:crio:{container_id}"
+                document = spec(path, resources=resources, annotations=CRIO)
+                bundle = one.node.write_spec(container_id, document)
+                assert (await one.ask("create", create_body(bundle, container_id)))[0] == "ok"
+            assert one.entries[ID].told_cpus == CpuSet([1, 2])
+            more = json.dumps({"memory": {"limit": GIB // 2}}).encode()
+            status, text = await one.ask("update", ID.encode() + b"\0" + more)
+            assert (status, json.loads(text)["cpu"]) == ("ok", {"cpus": "4-5", "mems": "1"})
+            assert one.entries[ID].told_cpus == CpuSet([4, 5])
+
+    run(scenario)
+
+
 def test_an_update_of_a_container_that_nobody_knows_passes_unchanged(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with desk(tmp_path) as one:

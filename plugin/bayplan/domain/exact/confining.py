@@ -31,6 +31,7 @@ from bayplan.domain.exact.claiming import (
     Ground,
     claimed_amounts,
     is_bounded,
+    is_confined,
     is_flexible,
     wished_ground,
     without,
@@ -73,7 +74,8 @@ class Confining:
         self.strict = self.policy.topology in STRICT
         aligned = self.policy.topology is not TopologyPolicy.NONE
         count = request.exclusive_cpus
-        self.free_cpus = exclusive_candidates(self.machine, self.policy, ledger) if count else CpuSet()
+        self.own_cpus = CpuSet() if current is None else current.exclusive_cpus
+        self.free_cpus = self._free_cpus() if count else CpuSet()
         self.cpus = count if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
         self.effort, self.lookup = Effort(site.max_steps), Lookup(books, site.positions)
@@ -86,7 +88,7 @@ class Confining:
             return kept
         wished = wished_ground(self.machine, self.request)
         if wished is None and not is_bounded(self.request):
-            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request, self.current))
+            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
         grounds = [*self._of_pod(), *([wished] if wished is not None else [])]
         if is_bounded(self.request) and not any(ground.required for ground in grounds):
             grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
@@ -102,6 +104,7 @@ class Confining:
                 decision = (
                     self._with_moves(attempt)
                     or self._after_all([*passed_over, *self._where_it_is()])
+                    or self._kept(apart=True)
                     or refused(attempt, self.ledger, self.request, self.current)
                 )
             if decision is not None:
@@ -109,25 +112,47 @@ class Confining:
             if ground.why:
                 self.notes.append(not_granted(attempt, self.ledger))
             passed_over.append(attempt)
-        return self._second_best() if is_bounded(self.request) else self._unconfined(passed_over)
+        if is_bounded(self.request):
+            return self._second_best()
+        return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
 
-    def _kept(self) -> Decision | None:
+    def _kept(self, *, apart: bool = False) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
-        was promised (its nodes may have lost memory since, as long as there is some)."""
+        was promised (its nodes may have lost memory since, as long as there is some).
+
+        Its CPUs have to be there too. With *apart* those that it has elsewhere do, if it asks for no more of
+        anything: that is never refused.
+        """
         current = self.current
         if current is None or current.claim is None:
             return None
         nodes = current.claim.nodes
-        same_cpus = len(current.exclusive_cpus) == self.request.exclusive_cpus
-        no_more = not without(self.amounts, current.claim.amounts_bytes)
-        fits = self.books.fits(nodes.mask, self.amounts) or (no_more and nodes <= self.machine.memory_nodes)
-        if not same_cpus or not fits:
-            return None
-        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
-        placement = self._with_witness(replace(current, claim=claim), self.ledger)
-        return Decision(
-            self.request, Outcome.PLACED, placement, (Reason("kept", f"fits where it is, on node {nodes}"),)
+        no_more = (
+            not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
         )
+        if not no_more and (apart or not self.books.fits(nodes.mask, self.amounts)):
+            return None
+        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
+        if (lacking and self.strict) or (cpus != self.own_cpus and not is_confined(self.request)):
+            return None
+        if apart != bool(self.cpus and self._away_from(nodes, cpus)) or (
+            apart and len(cpus) > len(self.own_cpus)
+        ):
+            return None
+        notes = [Reason("kept", f"fits where it is, on node {nodes}")]
+        if apart:
+            notes.append(
+                Reason("apart", f"its CPUs {cpus} are not on node {nodes}, and no others are free there")
+            )
+        if lacking is not None:
+            notes.append(lacking)
+        wished = wished_ground(self.machine, self.request)
+        if wished is not None and not nodes <= wished.nodes:
+            notes.append(Reason("wish-not-granted", wished.why))
+        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
+        placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
+        outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
+        return Decision(self.request, outcome, placement, tuple(notes))
 
     def _of_pod(self) -> Iterator[Ground]:
         """Under the scope pod the nodes that an earlier container of the pod was placed on."""
@@ -178,16 +203,24 @@ class Confining:
         return Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
 
     def _tried(self, attempt: Attempt) -> Decision | None:
-        """The best set of an attempt: for a running container one that contains its nodes if there is one."""
+        """The best set of an attempt, for a running container among those that keep most of its place."""
         if not attempt.area.ground:
             return None
-        found = None
-        if self.current is not None and self.current.claim is not None:
-            core = self.current.claim.nodes.mask
+        for core in self._cores():
             if not core & ~attempt.area.ground:
                 found = search(attempt.question, replace(attempt.area, core=core))
-        found = found or search(attempt.question, attempt.area)
-        return None if found is None else self._placed(attempt, found)
+                if found is not None:
+                    return self._placed(attempt, found)
+        return None
+
+    def _cores(self) -> list[int]:
+        """What a set should contain, the best first: the nodes of a running container, or at least those of
+        its CPUs, so that they need not change."""
+        if self.current is None or self.current.claim is None:
+            return [0]
+        nodes = self.current.claim.nodes
+        with_cpus = self.site.nodes_near(self.own_cpus) if self.cpus else NodeSet()
+        return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
 
     def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
@@ -239,17 +272,31 @@ class Confining:
             setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]))
         return replace(placement, booked_bytes=spread, memory_policy=setting)
 
+    def _free_cpus(self) -> CpuSet:
+        """The CPUs that it may have to itself; to those that it has nobody else has a right."""
+        candidates = exclusive_candidates(self.machine, self.policy, self.ledger)
+        return candidates | (self.own_cpus & self.machine.online_cpus)
+
     def _take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
-        """The exclusive CPUs, or the shared pool and the reason for it."""
-        count, current = self.request.exclusive_cpus, self.current
+        """The exclusive CPUs, or the shared pool and the reason for it.
+
+        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has.
+        """
+        count = self.request.exclusive_cpus
         if count == 0:
             return CpuSet(), None
-        if current is not None and len(current.exclusive_cpus) == count:
-            return current.exclusive_cpus, None
-        if count > len(self.free_cpus):
-            text = f"{count} exclusive CPUs asked for, {len(self.free_cpus)} left; runs on the shared CPUs"
+        free, taken = self.free_cpus | self.own_cpus, CpuSet()
+        if count > len(free):
+            text = f"{count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
-        return take_cpus(self.machine, self.free_cpus, count, nodes), None
+        there = self.site.cpus_near(nodes) if nodes else free
+        for part in (self.own_cpus & there, free & there, self.own_cpus, free):
+            taken |= take_cpus(self.machine, part - taken, count - len(taken), nodes)
+        return taken, None
+
+    def _away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
+        """Those of *cpus* that are online and not on *nodes*."""
+        return (cpus & self.machine.online_cpus) - self.site.cpus_near(nodes)
 
     def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
@@ -297,20 +344,9 @@ class Confining:
         self.notes = notes
         return None
 
-    def _unconfined(self, passed_over: Iterable[Attempt]) -> Decision:
-        """On every ordinary node. Only a running container that cannot grow there can be refused."""
-        decision = everywhere(self.books, self.ledger, self.request, self.current)
-        if decision.outcome is Outcome.REFUSED:
-            return self._after_all([*passed_over, *self._where_it_is()]) or decision
-        return self._with_cpus_only(decision)
-
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
         devices elsewhere, or as much memory as there is."""
-        if self.current is not None and self.request.exclusive_cpus > len(self.free_cpus):
-            text = f"asks for {self.request.exclusive_cpus} exclusive CPUs, {len(self.free_cpus)} are left"
-            reason = Reason("no-exclusive-cpus", f"{text}; it keeps what it has")
-            return Decision(self.request, Outcome.REFUSED, reasons=(reason,))
         ordinary = Ground(self.machine.ordinary_nodes)
         attempt = self._attempt(ordinary, 0, self.amounts)
         relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))
@@ -326,16 +362,16 @@ class Confining:
         placement = replace(
             self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
         )
-        decision = short(self.books, self.ledger, self.request, placement, self.current)
+        decision = short(self.books, self.ledger, self.request, placement)
         notes = (*self.notes, *([lacking] if lacking is not None else []))
+        if self.cpus and self._away_from(nodes, cpus):
+            notes = (*notes, note)
         return replace(decision, reasons=(*decision.reasons, *notes))
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
-        if decision.outcome is Outcome.REFUSED:
-            return decision
         found = None
-        if self.cpus:
+        if self.cpus and len(self.own_cpus) != self.cpus:
             attempt = self._attempt(Ground(self.machine.ordinary_nodes, required=self.strict), self.cpus, {})
             found = search(attempt.question, attempt.area)
             if found is None and self.strict:

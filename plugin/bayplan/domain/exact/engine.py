@@ -29,7 +29,7 @@ from bayplan.domain.exact.sites import MAX_COMBINATIONS, Site
 from bayplan.domain.exact.unconfined import everywhere, open_mems, opened, topped_up
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.policy import Policy
+from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
@@ -61,8 +61,8 @@ class ExactEngine:
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
-        """See `Engine.decide`. A changed request that cannot be promised is refused under every policy: the
-        container keeps what it has."""
+        """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
+        asks for no more than before."""
         books = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
             return _left_alone(books, ledger, request, current)
@@ -70,9 +70,10 @@ class ExactEngine:
             site = self._site_of(machine)
             decision = Confining(site, books, ledger, request, self.scope, current).decide()
             if current is not None and is_bounded(request):
-                decision = _with_home(decision, current)
+                cpus_apart = policy.topology is TopologyPolicy.NONE
+                decision = _with_home(site, decision, current, cpus_apart=cpus_apart)
         else:
-            decision = everywhere(books, ledger, request, current)
+            decision = everywhere(books, ledger, request)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
@@ -171,19 +172,19 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 
 
-def _with_home(decision: Decision, current: Placement) -> Decision:
-    """*decision* with the nodes that a container which became wider goes back to when there is room again."""
+def _with_home(site: Site, decision: Decision, current: Placement, *, cpus_apart: bool) -> Decision:
+    """*decision* with the nodes that a container which became wider goes back to when there is room again:
+    none if its CPUs would be left behind, unless they may be apart anyway."""
     placement = decision.placement
     claim, before = placement.claim, current.claim
-    if claim is None or before is None or claim.nodes == before.nodes:
+    if claim is None or before is None:
         return decision
     home = current.home or before.nodes
-    wider = home <= claim.nodes and home != claim.nodes
-    # Other CPUs of its own were chosen for the nodes that it has now.
-    returns_later = wider and placement.exclusive_cpus == current.exclusive_cpus
-    return replace(
-        decision, placement=replace(placement, home=home if returns_later else None, left=current.mems)
-    )
+    returns_later = home <= claim.nodes and home != claim.nodes
+    if not cpus_apart and not placement.exclusive_cpus <= site.cpus_near(home):
+        returns_later = False
+    left = placement.left if claim.nodes == before.nodes else current.mems
+    return replace(decision, placement=replace(placement, home=home if returns_later else None, left=left))
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

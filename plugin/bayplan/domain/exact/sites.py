@@ -14,7 +14,7 @@ from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.flow import bits
 from bayplan.domain.exact.nearness import Nearness, rows_on
 from bayplan.domain.exact.tables import MOST_NODES, Positions
-from bayplan.domain.topology import Machine
+from bayplan.domain.topology import Machine, union
 from bayplan.sets import CpuSet, NodeSet
 
 MAX_COMBINATIONS: Final = 5000
@@ -89,6 +89,14 @@ class Site:
     def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
         """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
         return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
+
+    def cpus_near(self, nodes: NodeSet) -> CpuSet:
+        """The CPUs that count as those of *nodes*."""
+        return union(self._cpus.get(node, CpuSet()) for node in bits(nodes.mask))
+
+    def nodes_near(self, cpus: CpuSet) -> NodeSet:
+        """The nodes with memory that have some of *cpus*."""
+        return NodeSet.of_mask(sum(node for node, near in self._cpus.items() if not near.isdisjoint(cpus)))
 
     def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[int]:
         """The sets of *width* nodes of *ground*: by distance, initiators and ids.

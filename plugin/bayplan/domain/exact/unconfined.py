@@ -1,14 +1,14 @@
 """Containers that are confined to no set, and claims that could not be promised in full.
 
-Never refused when they are new: their use is not bounded by their claim anyway, so that a refusal would
-protect nobody. What could not be promised is said, with the minimum cut.
+Never refused: their use is not bounded by their claim anyway, so that a refusal would protect nobody. What
+could not be promised is said, with the minimum cut.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
-from bayplan.domain.exact.books import Amounts, Books, shortage
+from bayplan.domain.exact.books import Books, shortage
 from bayplan.domain.exact.claiming import claimed_amounts, is_confined, is_flexible, without
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_kinds import device_nodes
@@ -16,7 +16,7 @@ from bayplan.domain.topology import Machine
 from bayplan.sets import NodeSet
 
 
-def everywhere(books: Books, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
+def everywhere(books: Books, ledger: Ledger, request: Request) -> Decision:
     """The decision about a container without a set of its own."""
     machine, amounts = books.machine, claimed_amounts(request)
     nodes = machine.ordinary_nodes
@@ -29,22 +29,16 @@ def everywhere(books: Books, ledger: Ledger, request: Request, current: Placemen
     if books.fits(nodes.mask, amounts):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
-    return short(books, ledger, request, placement, current)
+    return short(books, ledger, request, placement)
 
 
-def short(
-    books: Books, ledger: Ledger, request: Request, placement: Placement, current: Placement | None
-) -> Decision:
-    """The decision where the claim of *placement* does not fit: as much of it as can be promised, or for a
-    running container a refusal, unless it asks for no more than before."""
+def short(books: Books, ledger: Ledger, request: Request, placement: Placement) -> Decision:
+    """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
     claim = placement.claim
     assert claim is not None
     cut = books.cut(claim.nodes.mask, claim.amounts_bytes)
     assert cut is not None
     lacking = shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
-    if current is not None and not _no_more_than(current, claim.amounts_bytes):
-        reason = Reason("no-room", f"{lacking.sentence()}; it keeps what it has")
-        return Decision(request, Outcome.REFUSED, reasons=(reason,), shortage=lacking)
     promised = books.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
     reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")
@@ -90,14 +84,3 @@ def open_mems(machine: Machine, request: Request) -> NodeSet | None:
     """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
     nodes = machine.ordinary_nodes | device_nodes(machine, request)
     return None if nodes == machine.memory_nodes else nodes
-
-
-def _no_more_than(current: Placement, amounts: Amounts) -> bool:
-    """Whether *amounts* are no more than *current* asked for."""
-    claim = current.claim
-    if claim is None:
-        return False
-    return all(
-        amount <= claim.amounts_bytes.get(resource, 0) + claim.short_bytes.get(resource, 0)
-        for resource, amount in amounts.items()
-    )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bayplan.domain.decision import (
     Claim,
     Decision,
+    Interval,
     MemoryPolicyMode,
     Move,
     NodeWish,
@@ -63,6 +64,12 @@ class Node:
 def request(container_id: str, memory_bytes: int) -> Request:
     one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=500)
     return derive_request(GUARANTEED, one, 4 * GIB)
+
+
+def sized(asked: Request, memory_bytes: int) -> Request:
+    return replace(
+        asked, memory=Interval(memory_bytes, memory_bytes, "limit"), memory_limit_bytes=memory_bytes
+    )
 
 
 def codes(decision: Decision) -> list[str]:
@@ -307,18 +314,6 @@ def test_others_move_over_for_a_running_container_to_grow_on_more_nodes_than_a_n
     assert more.outcome is Outcome.REFUSED
 
 
-def test_others_move_over_for_a_running_container_to_grow_on_the_nodes_that_it_prefers() -> None:
-    node = Node(machine(2, cpu_less={2: GIB}))
-    for number, memory_mib in enumerate((900, 300)):
-        node.decide(wish(f"firm-{number}", memory_mib * MIB, str(number)))
-    node.decide(replace(wish("there", 700 * MIB, "2", required=False), qos=QosClass.BURSTABLE))
-    has = Placement(NodeSet([2]), claim=Claim(NodeSet([2]), {"memory": 100 * MIB}, flexible=True))
-    asked = replace(wish("grows", 1100 * MIB, "1-2", required=False), qos=QosClass.BURSTABLE)
-    grown = ENGINE.decide(node.machine, node.policy, node.ledger, asked, has)
-    assert (grown.outcome, str(grown.placement.mems)) == (Outcome.PLACED, "1-2")
-    assert [move.name for move in grown.moves] == ["default/g/there-name"]
-
-
 def test_a_tier_that_the_machine_lacks_is_refused_or_done_without() -> None:
     node = Node(machine(2))
     asked = replace(request("c", 100 * MIB), tier=TierWish(3, required=True))
@@ -364,7 +359,23 @@ def test_the_pod_scope_keeps_a_pod_together() -> None:
     assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
 
 
-def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
+def test_a_resize_is_answered_as_a_new_container_would_be() -> None:
+    for policy in (Policy(), RESTRICTED):
+        node = Node(machine(2), policy)
+        node.place("neighbour", 900 * MIB)
+        before = node.place("grown", 900 * MIB)
+        node.ledger = node.ledger.without("grown")
+        asked = request("grown", 1200 * MIB)
+        grown = ENGINE.decide(node.machine, policy, node.ledger, asked, before.placement)
+        assert grown.outcome is ENGINE.decide(node.machine, policy, node.ledger, asked).outcome
+        sentence = (
+            "nodes 0-1 hold 2Gi; 900Mi are promised to default/g/neighbour-name; you asked for 1200Mi there"
+        )
+        assert sentence in grown.explanation()
+        assert ("it keeps what it has" in grown.explanation()) == (policy is RESTRICTED)
+
+
+def test_a_resize_takes_more_nodes_around_those_it_has_and_a_smaller_one_none() -> None:
     node = Node(machine(2))
     node.place("neighbour", 900 * MIB)
     before = node.place("grown", 900 * MIB)
@@ -373,15 +384,65 @@ def test_a_resize_is_refused_with_the_reason_and_a_smaller_one_is_not() -> None:
     def resized(size: int) -> Decision:
         return ENGINE.decide(node.machine, node.policy, base, request("grown", size), before.placement)
 
-    refused = resized(1200 * MIB)
-    assert refused.outcome is Outcome.REFUSED
-    assert refused.explanation() == (
-        "nodes 0-1 hold 2Gi; 900Mi are promised to default/g/neighbour-name; you asked for 1200Mi there; "
-        "it keeps what it has"
-    )
     wider = resized(1100 * MIB)
     assert (wider.outcome, str(wider.placement.mems)) == (Outcome.PLACED, "0-1")
     assert codes(resized(800 * MIB)) == ["kept"]
+
+
+def test_cpus_go_where_memory_has_to_go() -> None:
+    for policy in (SINGLE, RESTRICTED, Policy()):
+        node = Node(machine(2), policy)
+        before = node.place("grown", 100 * MIB, 2000)
+        node.decide(wish("neighbour", 800 * MIB, "0"))
+        assert (str(before.placement.mems), str(before.placement.exclusive_cpus)) == ("0", "1-2")
+        base = node.ledger.without("grown")
+        asked = sized(before.request, 500 * MIB)
+        grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+        assert grown.outcome is Outcome.PLACED
+        if policy.topology is TopologyPolicy.BEST_EFFORT:  # may have both nodes, and keeps its CPUs
+            assert (str(grown.placement.mems), str(grown.placement.exclusive_cpus)) == ("0-1", "1-2")
+        else:
+            assert (str(grown.placement.mems), str(grown.placement.exclusive_cpus)) == ("1", "4-5")
+
+
+def test_memory_without_cpus_beside_it_is_refused_by_strict_policies_and_else_degraded() -> None:
+    for policy in (SINGLE, Policy()):
+        node = Node(machine(2), policy)
+        before = node.place("grown", 100 * MIB, 2000)
+        node.decide(wish("neighbour", 800 * MIB, "0"))
+        node.place("other", 600 * MIB, 4000)  # all CPUs of node 1
+        base = node.ledger.without("grown")
+        for size in (400 * MIB, 1200 * MIB):
+            asked = sized(before.request, size)
+            grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+            if policy is SINGLE:
+                assert grown.outcome is Outcome.REFUSED
+            elif size > GIB:
+                assert (grown.outcome, codes(grown)[0]) == (Outcome.DEGRADED, "overcommitted")
+            assert grown.outcome is Outcome.REFUSED or str(grown.placement.exclusive_cpus) == "1-2"
+
+
+def test_a_container_whose_cpus_are_apart_may_always_shrink_and_is_told() -> None:
+    node = Node(machine(2), SINGLE)
+    node.place("other", 600 * MIB, 3000)  # all CPUs of node 0 that may be exclusive
+    apart = Placement(NodeSet([0]), CpuSet([4, 5]), claim=Claim(NodeSet([0]), {"memory": 300 * MIB}))
+    node.decide(wish("neighbour", 900 * MIB, "1"))
+    asked = replace(request("shrinks", 200 * MIB), exclusive_cpus=2)
+    shrunk = ENGINE.decide(node.machine, SINGLE, node.ledger, asked, apart)
+    assert (shrunk.outcome, codes(shrunk)) == (Outcome.DEGRADED, ["kept", "apart"])
+    assert (str(shrunk.placement.mems), str(shrunk.placement.exclusive_cpus)) == ("0", "4-5")
+    more = ENGINE.decide(node.machine, SINGLE, node.ledger, sized(asked, 310 * MIB), apart)
+    assert more.outcome is Outcome.REFUSED
+
+
+def test_a_wish_that_was_not_granted_is_still_told_of_after_a_resize() -> None:
+    node = Node(machine(2))
+    node.decide(wish("neighbour", 900 * MIB, "1"))
+    before = node.decide(wish("c", 500 * MIB, "1", required=False))
+    assert before.outcome is Outcome.DEGRADED
+    asked = sized(before.request, 400 * MIB)
+    after = ENGINE.decide(node.machine, node.policy, node.ledger.without("c"), asked, before.placement)
+    assert (after.outcome, codes(after)) == (Outcome.DEGRADED, ["kept", "wish-not-granted"])
 
 
 def test_a_refusal_says_how_many_of_the_wished_nodes_the_policy_allows() -> None:
@@ -416,15 +477,45 @@ def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
     )
 
 
-def test_a_resize_that_asks_for_too_many_cpus_keeps_those_it_has() -> None:
-    node = Node(machine(2, cpus_per_node=2))
-    before = node.place("grown", 100 * MIB, 2000)
-    assert len(before.placement.exclusive_cpus) == 2
-    base = node.ledger.without("grown")
-    more = replace(before.request, exclusive_cpus=4)
-    refused = ENGINE.decide(node.machine, node.policy, base, more, before.placement)
-    assert refused.outcome is Outcome.REFUSED
-    assert refused.explanation() == "asks for 4 exclusive CPUs, 3 are left; it keeps what it has"
+def test_a_resize_that_asks_for_too_many_cpus_shares_all_of_them_as_a_new_container_would() -> None:
+    for policy in (Policy(), Policy(topology=TopologyPolicy.NONE), SINGLE):
+        node = Node(machine(2, cpus_per_node=2), policy)
+        node.place("there", 100 * MIB, 1000)
+        before = node.place("grown", 100 * MIB, 2000)
+        assert str(before.placement.exclusive_cpus) == "2-3"
+        base = node.ledger.without("grown")
+        more = replace(before.request, exclusive_cpus=4)
+        grown = ENGINE.decide(node.machine, policy, base, more, before.placement)
+        if policy is SINGLE:
+            assert grown.explanation() == (
+                "asks for 100Mi and 4 CPUs on one node under single-numa-node; "
+                "free CPUs: 0 on node 0, 2 on node 1; it keeps what it has"
+            )
+        else:
+            assert (grown.outcome, str(grown.placement.exclusive_cpus)) == (Outcome.DEGRADED, "")
+            assert "4 exclusive CPUs asked for, 2 left; runs on the shared CPUs" in grown.explanation()
+
+
+def test_a_resize_by_cpus_keeps_those_that_it_has() -> None:
+    node = Node(machine(2, cpus_per_node=8), SINGLE)
+    before = node.place("c", 100 * MIB, 2000)
+    assert str(before.placement.exclusive_cpus) == "1-2"
+    node.place("neighbour", 100 * MIB, 1000)
+    base = node.ledger.without("c")
+    for count, cpus in ((3, "1-2,4"), (1, "1")):
+        asked = replace(before.request, exclusive_cpus=count)
+        changed = ENGINE.decide(node.machine, SINGLE, base, asked, before.placement)
+        assert (codes(changed), str(changed.placement.exclusive_cpus)) == (["kept"], cpus)
+
+
+def test_cpus_of_a_node_without_memory_are_taken_before_those_of_another_node() -> None:
+    """Node 2 has no memory, and node 0 is the nearest that has; node 1 is nearer to node 0 than that."""
+    far = {(0, 2): 21, (2, 0): 21, (1, 2): 31, (2, 1): 31}
+    plain = machine(3, cpus_per_node=2, distances=far)
+    nodes = tuple(replace(one, memory_bytes=0) if one.id == 2 else one for one in plain.nodes)
+    node = Node(Machine(nodes, plain.cpus), Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE))
+    placed = node.decide(replace(wish("c", 100 * MIB, "0"), exclusive_cpus=3))
+    assert (placed.outcome, str(placed.placement.exclusive_cpus)) == (Outcome.PLACED, "1,4-5")
 
 
 def test_a_node_that_lost_memory_takes_nothing_new() -> None:
