@@ -1,11 +1,14 @@
 """The errors of bayplan: one root, one subclass for each party who must act.
 
 Errors carry fields; the message is made from them in ``__str__``, so that logs, refusals and the command
-line can show the same object. Nothing here imports anything of bayplan.
+line can show the same object. What others wrote is printable in a `Problem`, so that the line breaks in an
+error are ours.
 """
 
 from dataclasses import dataclass
 from typing import Final
+
+from bayplan.printable import printable
 
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
@@ -36,7 +39,7 @@ class Problem:
     expected: str
 
     def __str__(self) -> str:
-        return f"{self.path}: found {self.found}, expected {self.expected}"
+        return f"{printable(self.path)}: found {printable(self.found)}, expected {printable(self.expected)}"
 
 
 class ConfigError(BayplanError):
@@ -53,10 +56,11 @@ class ConfigError(BayplanError):
         self.problems = problems
 
     def __str__(self) -> str:
+        source = printable(self.source)
         if len(self.problems) == 1:
-            return f"{self.source}: {self.problems[0]}"
+            return f"{source}: {self.problems[0]}"
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        return f"{self.source}: {len(self.problems)} problems:{lines}"
+        return f"{source}: {len(self.problems)} problems:{lines}"
 
 
 class ParseError(BayplanError, ValueError):

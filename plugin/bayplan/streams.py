@@ -9,12 +9,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Final, TextIO
 
 from bayplan.errors import EXIT_FAILURE
 
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 """What a shell makes of a program whose reader has seen enough (head), as most programs end then."""
+
+
+def make_writable() -> None:
+    """Let both streams take any character: what the terminal's encoding does not have is written as Python
+    writes it in a literal. Once, before anything is written."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def write_answer(program: str, write: Callable[[TextIO], object]) -> int:

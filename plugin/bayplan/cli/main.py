@@ -14,10 +14,11 @@ from typing import Any, Final, Protocol, TextIO
 
 from bayplan import __version__
 from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topology, simulate, status, what_if
-from bayplan.cli.render import Block, harmless, show
+from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
-from bayplan.service.protocol import DEFAULT_SOCKET
-from bayplan.streams import write_answer, write_error
+from bayplan.printable import printable_lines
+from bayplan.service.protocol import DEFAULT_SOCKET, printable_answer
+from bayplan.streams import make_writable, write_answer, write_error
 
 
 class Verb(Protocol):
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: help, version or wrong usage was written.
     """
+    make_writable()
     try:
         return _answered(build_parser().parse_args(argv))
     except SystemExit:
@@ -105,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return status
         raise
     except BayplanError as error:
-        write_error(f"{_PROGRAM}: {harmless(str(error))}\n")
+        write_error(f"{_PROGRAM}: {printable_lines(str(error))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answered(arguments: argparse.Namespace) -> int:
     verb = VERBS[arguments.verb]
-    answer = verb.answer(arguments)
+    answer = printable_answer(verb.answer(arguments))
     color = not arguments.no_color and not os.environ.get("NO_COLOR")
 
     def write(stream: TextIO) -> None:

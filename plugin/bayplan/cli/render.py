@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from bayplan.printable import printable, printable_lines
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -45,23 +47,15 @@ def show(blocks: Iterable[Block], stream: TextIO, *, color: bool = True) -> None
         _show_rich(blocks, stream, color=color)
         return
     stream.write(
-        "\n".join(_plain_table(one) if isinstance(one, Table) else harmless(one) + "\n" for one in blocks)
+        "\n".join(
+            _plain_table(one) if isinstance(one, Table) else printable_lines(one) + "\n" for one in blocks
+        )
     )
-
-
-def harmless(text: str) -> str:
-    """*text* without control characters: names come from the outside, none may move the cursor."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
-
-
-def _in_a_cell(text: str) -> str:
-    """A name with a line break could pretend to be a row of its own."""
-    return harmless(text).replace("\n", "\\n")
 
 
 def _plain_table(table: Table) -> str:
     rows = [tuple(column.heading for column in table.columns), *table.rows]
-    cells = [[_in_a_cell(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[position]) for row in cells) for position in range(len(table.columns))]
     return "".join(_plain_row(row, widths, table.columns) for row in cells)
 
@@ -82,7 +76,7 @@ def _show_rich(blocks: Iterable[Block], stream: TextIO, *, color: bool) -> None:
     for position, block in enumerate(blocks):
         if position:
             console.print()
-        console.print(_rich_table(block) if isinstance(block, Table) else Text(harmless(block)))
+        console.print(_rich_table(block) if isinstance(block, Table) else Text(printable_lines(block)))
 
 
 def _rich_table(table: Table) -> "RichTable":
@@ -91,7 +85,12 @@ def _rich_table(table: Table) -> "RichTable":
 
     shown = RichTable(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
     for column in table.columns:
-        shown.add_column(column.heading, justify="right" if column.number else "left", header_style="bold")
+        shown.add_column(
+            column.heading,
+            justify="right" if column.number else "left",
+            header_style="bold",
+            overflow="fold",
+        )
     for row in table.rows:
-        shown.add_row(*(Text(_in_a_cell(cell), style=STYLES.get(cell, "")) for cell in row))
+        shown.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
     return shown

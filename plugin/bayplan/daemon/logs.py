@@ -1,7 +1,8 @@
 """Logs on stderr: JSON lines, or plain lines for people.
 
 Nothing that logs ever waits: lines go through a bounded queue to a thread that writes them, because a stuck
-terminal or journal must not stop the event loop that the container runtime waits for.
+terminal or journal must not stop the event loop that the container runtime waits for. Whatever is logged is
+printable: only an exception, and our own list of problems, have more lines than one, each indented.
 """
 
 import contextlib
@@ -15,6 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TextIO
+
+from bayplan.errors import ConfigError
+from bayplan.printable import printable, printable_lines, printable_values
 
 QUEUED_LINES: Final = 10_000
 """About 3 MB of lines."""
@@ -39,13 +43,13 @@ class JsonFormatter(logging.Formatter):
             "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "msg": record.getMessage(),
+            "msg": _message(record),
         }
         for key, value in extra_fields(record).items():
-            line.setdefault(key, value)
+            line.setdefault(key, printable_values(value))
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+            line["exception"] = printable_lines(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
@@ -61,37 +65,38 @@ class TextFormatter(logging.Formatter):
         clock = "" if self._priorities else f"{moment:%H:%M:%S}.{int(record.msecs):03d} "
         fields = "".join(f"  {key}={_shown(value)}" for key, value in extra_fields(record).items())
         name = record.name.removeprefix("bayplan.")
-        text = f"{clock}{record.levelname:<8} {name}: {record.getMessage()}{fields}"
+        text = f"{clock}{record.levelname:<8} {name}: {_message(record)}{fields}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
-        lines = [_harmless(line) for line in text.split("\n")]
-        if self._priorities:
-            lines = [f"<{_PRIORITIES.get(record.levelno, 7)}>{line}" for line in lines]
-        return "\n".join(lines)
+            text += "\n" + printable_lines(self.formatException(record.exc_info))
+        priority = f"<{_PRIORITIES.get(record.levelno, 7)}>" if self._priorities else ""
+        return priority + text.replace("\n", f"\n{priority}  ")
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a warning or error that repeats word for word, fields included, through a few times per window."""
+    """Lets a warning or error that repeats word for word, fields included, through a few times per window.
+    Any thread may log."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock_s = clock_s
         self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._counting = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether *record* passes; one that passes after others did not gets the field ``left_out``."""
         if record.levelno < logging.WARNING:
             return True
         key = (record.name, record.levelno, record.getMessage(), repr(extra_fields(record)))
-        now_s = self._clock_s()
-        start_s, count = self._seen.pop(key, (now_s, 0))
-        if now_s - start_s >= REPEAT_WINDOW_S:
-            if count > REPEAT_BURST:
-                record.left_out = count - REPEAT_BURST
-            start_s, count = now_s, 0
-        self._seen[key] = (start_s, count + 1)
-        if len(self._seen) > _REMEMBERED_REPEATS:
-            del self._seen[next(iter(self._seen))]
+        with self._counting:
+            now_s = self._clock_s()
+            start_s, count = self._seen.pop(key, (now_s, 0))
+            if now_s - start_s >= REPEAT_WINDOW_S:
+                if count > REPEAT_BURST:
+                    record.left_out = count - REPEAT_BURST
+                start_s, count = now_s, 0
+            self._seen[key] = (start_s, count + 1)
+            if len(self._seen) > _REMEMBERED_REPEATS:
+                del self._seen[next(iter(self._seen))]
         return count < REPEAT_BURST
 
 
@@ -103,6 +108,7 @@ class QueueingHandler(logging.Handler):
         self._stream = stream
         self._queue: queue.Queue[str | None] = queue.Queue(capacity)
         self._dropped = 0
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._write_all, name="logs", daemon=True)
         self._thread.start()
 
@@ -115,7 +121,8 @@ class QueueingHandler(logging.Handler):
         try:
             self._queue.put_nowait(line)
         except queue.Full:
-            self._dropped += 1
+            with self._counting:
+                self._dropped += 1
 
     def close(self) -> None:
         """Write what is queued, for at most two seconds, and stop."""
@@ -127,7 +134,8 @@ class QueueingHandler(logging.Handler):
 
     def _write_all(self) -> None:
         while (line := self._queue.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
+            with self._counting:
+                dropped, self._dropped = self._dropped, 0
             if dropped:
                 lost = "%d log lines were dropped: nobody read them in time"
                 record = logging.LogRecord(__name__, logging.ERROR, "", 0, lost, (dropped,), None)
@@ -186,13 +194,18 @@ def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
+def _message(record: logging.LogRecord) -> str:
+    """The message on one line. Only that of a `ConfigError` has lines of its own: see there."""
+    show = printable_lines if _is_config_error(record) else printable
+    return show(record.getMessage())
+
+
+def _is_config_error(record: logging.LogRecord) -> bool:
+    return isinstance(record.args, tuple) and [type(one) for one in record.args] == [ConfigError]
+
+
 def _shown(value: object) -> str:
-    text = str(value)
+    text = printable(str(value))
     return (
         text if text and not any(letter.isspace() or letter in '="' for letter in text) else json.dumps(text)
     )
-
-
-def _harmless(line: str) -> str:
-    """Names come from the outside; none of them may move the cursor."""
-    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in line)

@@ -19,8 +19,9 @@ from bayplan.daemon.reservations import wrong_here
 from bayplan.daemon.settings import Settings
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
+from bayplan.printable import printable_lines
 from bayplan.quantity import format_bytes
-from bayplan.streams import write_answer, write_error
+from bayplan.streams import make_writable, write_answer, write_error
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +30,15 @@ _PROGRAM: Final = "baypland"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run baypland with *argv* (the command line without the program's name); its exit status."""
+    make_writable()
     arguments = build_parser().parse_args(argv)
     try:
         settings = _load(arguments)
         if arguments.check_config:
             findings = check(settings)
-            return write_answer(_PROGRAM, lambda stream: stream.write(findings))
+            return write_answer(_PROGRAM, lambda stream: stream.write(printable_lines(findings)))
     except BayplanError as error:
-        write_error(f"{_PROGRAM}: {error}\n")
+        write_error(f"{_PROGRAM}: {printable_lines(str(error))}\n")
         return error.exit_code
     return _run(settings, lambda: _load(arguments))
 

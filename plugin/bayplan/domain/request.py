@@ -21,6 +21,7 @@ from bayplan.domain.qos import (
 from bayplan.domain.topology import hugepages
 from bayplan.domain.wishes import Wishes
 from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.printable import MOST_NAME_CHARACTERS, printable
 from bayplan.quantity import whole_number
 
 MILLI: Final = 1000
@@ -32,10 +33,10 @@ _NO_WISHES: Final = Wishes()
 
 
 def container_name(pod: Pod, container: Container) -> str:
-    """The name people know a container by: ``namespace/pod/container``; its id where a part is missing."""
-    return "/".join(
-        (pod.namespace or "-", pod.name or pod.id or container.pod_id, container.name or container.id)
-    )
+    """The name people know a container by: ``namespace/pod/container``; its id where a part is missing. It
+    stands in sentences, so that each part is printable and bounded."""
+    parts = (pod.namespace or "-", pod.name or pod.id or container.pod_id, container.name or container.id)
+    return "/".join(printable(part, MOST_NAME_CHARACTERS) for part in parts)
 
 
 def derive_request(

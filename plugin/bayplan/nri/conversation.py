@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri.clock import Clock, Timer
-from bayplan.nri.errors import CallError, PayloadError
+from bayplan.nri.errors import CallError, EndlessListError, PayloadError
 from bayplan.nri.events import events_of
 from bayplan.nri.exchange import Exchange
 from bayplan.nri.handler import Handler
@@ -26,6 +26,7 @@ from bayplan.nri.operations import METHODS, Operation, Synchronize, operation
 from bayplan.nri.translate import runtime_from
 from bayplan.nri.transport import Identity
 from bayplan.nri.versions import SPOKEN, Runtime
+from bayplan.printable import printable
 from bayplan.wire import Code, Request, Response, Role
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,9 @@ class Conversation:
             # An error status would stop a container; to Configure and Synchronize it is the right answer.
             logger.error("unreadable request", extra={"problem": str(error)})  # noqa: TRY400
             code = Code.OK if message.method in METHODS else Code.INVALID_ARGUMENT
-            self.link.send(Response(message.stream_id, code, str(error)))
+            self.link.send(Response(message.stream_id, code, printable(str(error))))
+            if isinstance(error, EndlessListError):
+                self.link.close(str(error))
 
     def _route(self, request: Request) -> None:
         method = request.method
@@ -194,7 +197,7 @@ class Conversation:
 
     def _decline(self, request: Request, what: str) -> None:
         logger.warning("unknown request", extra={"what": what})
-        self.link.send(Response(request.stream_id, Code.UNIMPLEMENTED, what))
+        self.link.send(Response(request.stream_id, Code.UNIMPLEMENTED, printable(what)))
 
     def _configure(self, request: Request) -> None:
         try:

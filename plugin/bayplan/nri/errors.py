@@ -31,6 +31,10 @@ class PayloadError(RemoteProtocolError):
         return f"{self.method}: {self.problem}"
 
 
+class EndlessListError(PayloadError):
+    """A Synchronize lists more than any node has. Whoever sends that may go on for ever."""
+
+
 class UnsafeCallError(LocalProtocolError):
     """A call that would stop the runtime, or us, was not made."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from bayplan.errors import LocalProtocolError, PlacementError
 from bayplan.nri.handler import Handler
 from bayplan.nri.operations import Operation
+from bayplan.printable import printable
 from bayplan.wire import Code, Response
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Exchange:
             payload = await self._operation.perform(self._handler)
         except PlacementError as error:
             if self._operation.refusable:
-                self._answer(Response(self._stream_id, REFUSED, str(error)))
+                self._answer(Response(self._stream_id, REFUSED, printable(str(error))))
             else:
                 self._failed(error)
         except Exception as error:  # noqa: BLE001 - whatever a handler does, the runtime gets its answer

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Final
 
 from bayplan.oci.errors import OciError
+from bayplan.printable import printable
 
 MAX_HEADER_BYTES: Final = 64
 MAX_BODY_BYTES: Final = 16 << 20
@@ -59,8 +60,8 @@ class Answer:
 
     @classmethod
     def saying(cls, status: Status, text: str) -> "Answer":
-        """An answer whose body is *text* as one line of bounded length."""
-        line = " ".join(text.split()).encode("utf-8", "replace")
+        """An answer whose body is *text* as one printable line of bounded length."""
+        line = printable(" ".join(text.split())).encode()
         if len(line) > MAX_TEXT_BYTES:
             line = line[: MAX_TEXT_BYTES - 3].decode("utf-8", "ignore").encode() + b"..."
         return cls(status, line)

@@ -16,7 +16,7 @@ import msgspec
 
 from bayplan.errors import BayplanError
 from bayplan.service.metrics import metrics_view
-from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES
+from bayplan.service.protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES, printable_answer
 from bayplan.service.questions import Question
 from bayplan.service.unix_socket import Peer, Place, SocketServer
 from bayplan.service.views import Snapshot, View, nodes_view, ping_view, status_view
@@ -101,10 +101,12 @@ class AdminServer(SocketServer):
             if level is not None and level not in LOG_LEVELS:
                 raise _BadRequestError(f"level: found {level!r}, expected one of {', '.join(LOG_LEVELS)}")
             in_force = self._level(None if level is None else str(level))
-            return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "LogLevel", "level": in_force})
+            return _encode({"apiVersion": API_VERSION, "kind": "LogLevel", "level": in_force})
         if isinstance(verb, str) and verb in self._questions:
             try:
-                return msgspec.json.encode(await self._questions[verb](self._snapshot(), request))
+                return await asyncio.to_thread(
+                    _encode, await self._questions[verb](self._snapshot(), request)
+                )
             except BayplanError as error:
                 raise _BadRequestError(str(error)) from error
         if not isinstance(verb, str) or verb not in _VIEWS:
@@ -112,7 +114,7 @@ class AdminServer(SocketServer):
             raise _BadRequestError(f"verb: found {verb!r}, expected one of {', '.join(known)}")
         # A view of 1000 containers takes tens of milliseconds: not in the loop that a runtime waits for.
         snapshot, view = self._snapshot(), _VIEWS[verb]
-        return await asyncio.to_thread(lambda: msgspec.json.encode(view(snapshot)))
+        return await asyncio.to_thread(lambda: _encode(view(snapshot)))
 
     @staticmethod
     def _check_peer(writer: asyncio.StreamWriter) -> None:
@@ -147,5 +149,8 @@ def _parse(line: bytes) -> Mapping[str, object]:
 
 
 def _error(code: str, message: str) -> bytes:
-    view = {"apiVersion": API_VERSION, "kind": "Error", "code": code, "message": message}
-    return msgspec.json.encode(view)
+    return _encode({"apiVersion": API_VERSION, "kind": "Error", "code": code, "message": message})
+
+
+def _encode(answer: View) -> bytes:
+    return msgspec.json.encode(printable_answer(answer))

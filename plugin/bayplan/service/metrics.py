@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from bayplan.printable import printable
 from bayplan.service.protocol import API_VERSION
 from bayplan.service.views import Snapshot, View, nodes_view, spreads_of, status_view
 
-_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\""})
 _STATES: Final = ("total", "reserved", "booked", "free")
 
 Sample = tuple[Mapping[str, str], float]
@@ -68,6 +69,6 @@ def _of_nodes(nodes: Iterable[dict[str, Any]]) -> list[Sample]:
 def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> str:
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     for labels, number in samples:
-        pairs = ",".join(f'{key}="{label.translate(_ESCAPES)}"' for key, label in labels.items())
+        pairs = ",".join(f'{key}="{printable(label).translate(_ESCAPES)}"' for key, label in labels.items())
         lines.append(f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}")
     return "\n".join(lines) + "\n"

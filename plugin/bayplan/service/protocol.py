@@ -4,8 +4,11 @@ One request per connection: a line of JSON, answered by a line of JSON. A reques
 and what the verb needs; an answer has ``apiVersion`` and ``kind``, which is ``Error`` when it failed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from bayplan.printable import printable_lines, printable_values
 
 API_VERSION: Final = "bayplan/v1"
 DEFAULT_SOCKET: Final = Path("/run/bayplan/admin.sock")
@@ -24,3 +27,17 @@ MAX_SOCKET_PATH_BYTES: Final = 100
 """Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+_WHOLE_TEXTS: Final = ("text", "listing", "message")
+"""Fields of answers (of metrics, record-topology and errors) that are texts of several lines, for files or
+people."""
+
+
+def printable_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """*answer* as it may leave: every text in it printable and bounded, whoever wrote it."""
+    return {
+        key: printable_lines(value)
+        if key in _WHOLE_TEXTS and isinstance(value, str)
+        else printable_values(value)
+        for key, value in answer.items()
+    }

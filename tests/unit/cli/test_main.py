@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501 - tables are as wide as they are
 
+import contextlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bayplan import __version__
-from bayplan.cli.main import main
+from bayplan.cli.main import VERBS, main
 from bayplan.cli.render import Column, Table, show
 from bayplan.domain.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
 from bayplan.domain.ledger import Entry, Ledger
@@ -29,6 +30,7 @@ from bayplan.service.views import MemoryReservation, nodes_view, status_view
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import container, pod
 from bayplan.testing.snapshots import make_snapshot
+from bayplan.testing.sysfs import SysfsTree
 
 if TYPE_CHECKING:
     from conftest import Daemon
@@ -401,3 +403,84 @@ def test_help_names_every_verb_and_exit_status() -> None:
     text = run("--help").stdout
     for words in ("status", "nodes", "log-level", "--output", "--admin-socket", "--no-color", "3 no daemon"):
         assert words in text
+
+
+TRACE = '{"arrive": "team/\\u00e4\\u2603", "memory": "1Gi"}\n{"depart": "team/\\u00e4\\u2603"}\n'
+
+
+@pytest.fixture
+def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]]:
+    """The arguments of every verb, so that all of them have something to say that no ASCII terminal can show."""
+    name, names = "team/\u00e4\u2603/\ufb01", {}
+    for entry in list(daemon.snapshot.ledger.entries.values()):
+        decision = replace(entry.decision, request=replace(entry.decision.request, name=name))
+        names[entry.container_id] = replace(entry, decision=decision)
+    daemon.snapshot = replace(
+        daemon.snapshot, ledger=Ledger(names), problems=(name,), engine=name, counters={name: 1}
+    )
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "pod.yaml").write_text(
+        "kind: Pod\nmetadata: {name: \u00e4}\nspec: {containers: [{name: \u2603}]}\n"
+    )
+    root = tmp_path / "node"
+    SysfsTree(daemon.snapshot.machine).write(root)
+    settings = root / "etc/docker/daemon.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(
+        '{"runtimes": {"\u2603": {"path": "/\u00e4/bayplan-runtime"}}, "default-runtime": "\u2603"}'
+    )
+    (tmp_path / "\u00e4.yaml").write_text("kind: \u2603\n")
+    simulate = ("simulate", "--topology", str(root), "--trace", str(tmp_path / "trace.jsonl"))
+    return {
+        "status": ("status",),
+        "nodes": ("nodes",),
+        "metrics": ("metrics",),
+        "explain": ("explain", name),
+        "what-if": ("what-if", str(tmp_path / "pod.yaml")),
+        "simulate": (*simulate, "--steps"),
+        "doctor": ("doctor", "--root", str(root)),
+        "record-topology": ("record-topology", "--root", str(root)),
+        "log-level": ("log-level", "\u00e4"),
+        "an error": (*simulate, "--config", str(tmp_path / "\u00e4.yaml")),
+    }
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_verb_is_written_in_any_encoding(
+    daemon: "Daemon",
+    foreign_words: dict[str, tuple[str, ...]],
+    encoding: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert VERBS.keys() <= foreign_words.keys()
+    for words in foreign_words.values():
+        for form in ("table", "json"):
+            streams = {name: io.TextIOWrapper(io.BytesIO(), encoding) for name in ("stdout", "stderr")}
+            with monkeypatch.context() as patch:
+                for name, stream in streams.items():
+                    patch.setattr(sys, name, stream)
+                try:
+                    status: object = main(["--admin-socket", str(daemon.path), "--output", form, *words])
+                except SystemExit as left:
+                    status = left.code
+            assert status in (0, 1, 2)
+            written = [stream.detach().getvalue().decode(encoding) for stream in streams.values()]
+            assert any(written)
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1:strict"])
+def test_a_terminal_that_has_few_characters_gets_whole_tables(daemon: "Daemon", encoding: str) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60", "TERM": "xterm"}
+    command = [sys.executable, "-m", "bayplan.cli.main", "status", "--admin-socket", str(daemon.path)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    shown = bytearray()
+    with contextlib.suppress(OSError):
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert process.wait() == 0
+    shown.decode("ascii")
+    assert b"nginx" in shown
+    assert b"\\u" not in shown

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from bayplan.daemon import logs
 from bayplan.daemon.logs import JsonFormatter, QueueingHandler, RepeatFilter, TextFormatter
+from bayplan.errors import ConfigError, Problem
 
 
 def record(
@@ -61,7 +63,7 @@ def test_json_stays_one_line_and_its_own_fields_stay_theirs() -> None:
     line = JsonFormatter().format(record("two\nlines\x1b", level=logging.WARNING, ts="never", odd={1, 2}))
     assert "\n" not in line
     shown = json.loads(line)
-    assert shown["msg"] == "two\nlines\x1b"
+    assert shown["msg"] == r"two\nlines\x1b"
     assert shown["ts"] == "2023-11-14T22:13:20.250Z"
     assert shown["odd"] == "{1, 2}"
 
@@ -95,9 +97,33 @@ def test_text_cannot_move_the_cursor() -> None:
     ],
 )
 def test_the_journal_gets_a_priority_on_every_line(level: int, priority: str) -> None:
-    text = TextFormatter(priorities=True).format(record("first\nsecond", level=level))
-    assert [line[:3] for line in text.split("\n")] == [priority, priority]
+    problems = ConfigError("a.toml", (Problem("x", "1", "2"), Problem("y\n<0>z", "1", "2")))
+    text = TextFormatter(priorities=True).format(record("%s", problems, level=level))
+    first, *others = text.split("\n")
+    assert first.startswith(priority)
+    assert others == [f"{priority}    x: found 1, expected 2", rf"{priority}    y\n<0>z: found 1, expected 2"]
     assert "22:13" not in text
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter(), TextFormatter(priorities=True)])
+@pytest.mark.parametrize(
+    "hostile", ["a\r\n<2>12:00:00.000 CRITICAL x: forged", "\x1b[2J", "\u202e", "\x9b1m"]
+)
+def test_nothing_that_is_logged_begins_a_line_or_moves_the_cursor(
+    formatter: logging.Formatter, hostile: str
+) -> None:
+    fields = {"name": hostile, "list": [hostile], "table": {hostile: hostile}}
+    for made in (record("created %s", hostile, field=fields), failed(ValueError(hostile))):
+        first, *others = formatter.format(made).split("\n")
+        assert first.isprintable()
+        assert all(line.isprintable() for line in others)
+        assert all(re.match(r"(<3>)?  ", line) for line in others)
+        assert len(others) <= (2 if made.exc_info else 0)
+
+
+def test_what_is_logged_is_bounded() -> None:
+    for formatter in (JsonFormatter(), TextFormatter()):
+        assert len(formatter.format(record("x" * 100_000, id="y" * 100_000))) < 10_000
 
 
 # --- repeats ---
@@ -137,6 +163,36 @@ def test_the_memory_for_repeats_is_bounded() -> None:
     for number in range(5000):
         repeats.filter(record("x", level=logging.WARNING, number=number))
     assert len(repeats._seen) <= 1000
+
+
+class Yielding(str):
+    """A name that lets another thread run whenever it is looked up: between any two steps of a filter."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
+
+
+def test_threads_that_log_the_same_share_one_count() -> None:
+    repeats, passed = RepeatFilter(Clock()), []
+    begin = threading.Barrier(8)
+
+    def log() -> None:
+        begin.wait()
+        for _ in range(50):
+            made = record("no runtime", level=logging.WARNING)
+            made.name = Yielding(made.name)
+            passed.append(repeats.filter(made))
+
+    threads = [threading.Thread(target=log) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == 5
+    assert list(repeats._seen.values()) == [(0.0, 400)]
 
 
 # --- writing ---

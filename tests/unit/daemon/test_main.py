@@ -165,3 +165,21 @@ def test_help_and_check_config_do_not_load_the_daemon() -> None:
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "--reserved-memory" in finished.stdout
     assert finished.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1:strict"])
+def test_any_terminal_can_be_told_what_is_wrong(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "\u00e4\u2603.yaml"
+    path.write_text("logLevel: \u2603\n\u00e4\x85: 1\n")
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    for arguments in (["--check-config", "--config", str(path)], ["--\u2603"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "bayplan.daemon.main", *arguments],
+            env=environ,
+            capture_output=True,
+            check=False,
+        )
+        assert ended.returncode == 2
+        written = ended.stderr.decode(encoding.partition(":")[0])
+        assert r"\u2603" in written
+        assert "Traceback" not in written

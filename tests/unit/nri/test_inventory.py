@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import PayloadError
-from bayplan.nri.inventory import MAX_BYTES, MAX_OBJECTS, Inventory
+from bayplan.nri.errors import EndlessListError
+from bayplan.nri.inventory import MAX_BYTES, MAX_KEPT_BYTES, MAX_MESSAGES, MAX_OBJECTS, Inventory
 from bayplan.nri.translate import container_from, pod_from
 
 short = st.text(max_size=5)
@@ -103,5 +104,52 @@ def test_a_list_without_end_is_refused():
     many = pb.SynchronizeRequest(pods=[pb.PodSandbox()] * (MAX_OBJECTS // 2), more=True).SerializeToString()
     inventory.add(many)
     inventory.add(many)
-    with pytest.raises(PayloadError, match=f"more than {MAX_OBJECTS}"):
+    with pytest.raises(EndlessListError, match=f"more than {MAX_OBJECTS} pods"):
         inventory.add(many)
+    assert len(inventory.pods) == MAX_OBJECTS
+
+
+def test_messages_without_end_are_refused():
+    inventory, empty = Inventory(), pb.SynchronizeRequest(more=True).SerializeToString()
+    for _ in range(MAX_MESSAGES):
+        assert inventory.add(empty)
+    with pytest.raises(EndlessListError, match=f"more than {MAX_MESSAGES} messages"):
+        inventory.add(empty)
+
+
+LARGE = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"pods": [pb.PodSandbox(id="p", annotations={"a": LARGE})]},
+        {"pods": [pb.PodSandbox(id="p", labels={LARGE: "a"})]},
+        {"pods": [pb.PodSandbox(id=LARGE)]},
+        {"pods": [pb.PodSandbox(name=LARGE)]},
+        {"containers": [pb.Container(id="c", annotations={"a": LARGE})]},
+        {"containers": [pb.Container(id="c", labels={LARGE: "a"})]},
+        {"containers": [pb.Container(name=LARGE)]},
+        {"containers": [pb.Container(linux=pb.LinuxContainer(cgroups_path=LARGE))]},
+        {
+            "containers": [
+                pb.Container(
+                    linux=pb.LinuxContainer(resources=pb.LinuxResources(unified={"memory.high": LARGE}))
+                )
+            ]
+        },
+    ],
+)
+def test_what_is_kept_is_bounded_however_it_is_listed(listed):
+    inventory, message = Inventory(), pb.SynchronizeRequest(more=True, **listed).SerializeToString()
+    for _ in range(MAX_KEPT_BYTES // len(LARGE) - 1):
+        inventory.add(message)
+    with pytest.raises(EndlessListError, match=f"more than {MAX_KEPT_BYTES} bytes of names"):
+        inventory.add(message + message)
+
+
+def test_what_is_not_kept_may_be_long():
+    inventory = Inventory()
+    message = pb.SynchronizeRequest(more=True, containers=[pb.Container(env=[LARGE])]).SerializeToString()
+    for _ in range(2 * MAX_KEPT_BYTES // len(LARGE)):
+        assert inventory.add(message)

@@ -8,6 +8,7 @@ import pytest
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.domain.workload import Adjustment, Update
 from bayplan.nri import CallError, Event, Patience, Session, UnixSocket, UnsafeCallError
+from bayplan.nri.inventory import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
 from bayplan.sets import CpuSet
 from bayplan.testing.clock import ManualClock
@@ -436,6 +437,23 @@ class TestSynchronizeFails:
             again = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="new")])
             assert (await puppet.call("Synchronize", again)).code is Code.OK
         assert [pod.id for pod in handler.pods] == ["new"]
+
+    async def test_a_list_without_end_ends_the_connection(self):
+        endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
+        async with serving(handler, endpoint, clock=clock):
+            puppet = await endpoint.puppets.get()
+            await puppet.registration()
+            await puppet.configure()
+            large = pb.PodSandbox(id="p", annotations={"a": "x" * (2 << 20)})
+            chunk = pb.SynchronizeRequest(pods=[large], more=True)
+            taken = 0
+            while (answer := await puppet.call("Synchronize", chunk)).code is Code.OK:
+                taken += 1
+            assert answer.code is Code.INVALID_ARGUMENT
+            assert taken * (2 << 20) < MAX_KEPT_BYTES
+            await clock.until_armed(FIRST_DELAY_S)
+            assert not puppet.link.open
+        assert "synchronize" not in handler.heard
 
 
 class TestClose:

@@ -61,4 +61,4 @@ def test_a_lost_runtime_and_odd_names_are_shown(snapshot: Snapshot) -> None:
     found = samples(odd)
     assert found["bayplan_runtime_connected", ""] == 0
     (labels,) = (labels for name, labels in found if name == "bayplan_info")
-    assert r'engine="a\"b\\c\nd"' in labels
+    assert r'engine="a\"b\\c\\nd"' in labels

@@ -1,0 +1,46 @@
+"""Foreign text made printable and bounded: names, ids and annotations of others, wherever they leave us.
+
+A name can hold anything. On a terminal, in a log and in another program's error it must not move the cursor,
+begin a line of its own, turn the direction of writing, or be megabytes long. What is printable and short
+stays as it is, so that doing it twice changes nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+MOST_CHARACTERS: Final = 4096
+"""Of one text. The longest sentences of ours, refusals with all who hold the memory, have about 1,000."""
+
+MOST_NAME_CHARACTERS: Final = 256
+"""Of one part of a name; Kubernetes allows 253, and ids of runtimes have 64."""
+
+
+def printable(text: str, most_characters: int = MOST_CHARACTERS) -> str:
+    """*text* on one line: what is not printable as Python writes it in a literal, and the end of a text that
+    is longer than *most_characters* (32 at least) replaced by its length."""
+    if len(text) <= most_characters and text.isprintable():
+        return text
+    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:most_characters])
+    if len(text) <= most_characters and len(shown) <= most_characters:
+        return shown
+    mark = f"...[{len(text)} characters]"
+    return shown[: most_characters - len(mark)] + mark
+
+
+def printable_lines(text: str) -> str:
+    """*text* with its line breaks; each line printable. For texts whose lines are ours."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def printable_values(value: Any) -> Any:
+    """*value*, which JSON can express, with all texts in it printable; what is of another type becomes its
+    text."""
+    if isinstance(value, str):
+        return printable(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {printable(str(key)): printable_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_values(item) for item in value]
+    return printable(str(value))
