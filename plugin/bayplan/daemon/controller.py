@@ -356,6 +356,7 @@ class Controller:
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
         ledger = ledger.telling({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
         told = {one.container_id for one in updates} | set(promised)
+        told |= ledger.scored_with(decided) if decided is not None else frozenset()
         forgotten, kept = ledger.between_since(self.ledger)
         await self.recorder.record(
             [ledger.entries[decided]] if decided is not None else (),

@@ -6,17 +6,19 @@ The daemon decides by this and then records; a rehearsal decides by this and the
 from dataclasses import replace
 from typing import Final
 
-from bayplan.domain.decision import Decision, Outcome, Reason
+from bayplan.domain.decision import Decision, Outcome, Reason, Request
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_policy import PolicyAbility, with_memory_policy
 from bayplan.domain.policy import Policy
-from bayplan.domain.request import changed_request, derive_request
+from bayplan.domain.request import BY_ANNOTATION, changed_request, derive_request
+from bayplan.domain.sentences import memory_text
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import Wishes, read_wishes
 from bayplan.domain.workload import Container, Pod, Resources
 from bayplan.errors import ConfigError
+from bayplan.quantity import format_bytes
 
 WRONG_ANNOTATION: Final = "wrong-annotation"
 """Code of the reason that names what is wrong with a pod's annotations."""
@@ -43,6 +45,7 @@ def decide_creation(
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = engine.decide(machine, policy, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
+    notes = (*notes, *_unused_request(wishes, request))
     said = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
     return replace(decision, reasons=(*decision.reasons, *said)) if said else decision
 
@@ -68,6 +71,16 @@ def decide_change(
     # Nobody can change the policy of processes that run.
     placement = replace(decision.placement, memory_policy=current.memory_policy)
     return replace(decision, placement=placement)
+
+
+def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
+    """What came of an annotated memory request that is not the one that counts."""
+    wanted, known = wishes.memory_request_bytes, request.memory
+    if wanted is None or (known.exact and known.high_bytes == wanted):
+        return ()
+    counts = memory_text(replace(known, source="its spec") if known.source == BY_ANNOTATION else known)
+    text = f"the annotated memory request of {format_bytes(wanted)} contradicts its spec; counts: {counts}"
+    return (Reason("memory-request-not-used", text),)
 
 
 def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:

@@ -135,6 +135,7 @@ class Request:
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
     None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
     are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
+    ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
     running container, not with its spec.
@@ -160,6 +161,7 @@ class Request:
     opted_out: bool = False
     pod_level: bool = False
     pinned_by_update: bool = False
+    score: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +170,15 @@ class Claim:
 
     Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
     given other nodes for the sake of a later request. ``short_bytes`` is what was asked for beyond that and
-    could not be promised.
+    could not be promised, ``explained_bytes`` the memory that is claimed by another container with the same
+    score (see `bayplan.domain.scores`).
     """
 
     nodes: NodeSet
     amounts_bytes: Mapping[str, int] = field(default_factory=dict)
     flexible: bool = False
     short_bytes: Mapping[str, int] = field(default_factory=dict)
+    explained_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

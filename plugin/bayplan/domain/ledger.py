@@ -18,8 +18,10 @@ from bayplan.domain.decision import (
     Outcome,
     Placement,
     Reason,
+    Request,
 )
 from bayplan.domain.origin import Origin
+from bayplan.domain.scores import Key, is_explained, key_of, settled
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
@@ -53,7 +55,8 @@ class Ledger:
     and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given
     room as a whole and have no container at the moment, each with the entry of its last one. ``told`` counts
     the containers without CPUs of their own by what they were told; ``apart`` are the ids of all others, and
-    of those who were told nothing."""
+    of those who were told nothing. ``scored`` are the containers that share a pod and a score, in the order
+    in which they came: of those only the newest claims what the score says."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Ledger:
     between: Mapping[str, Entry] = field(default_factory=dict)
     told: Mapping[CpuSet, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
+    scored: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -75,39 +79,43 @@ class Ledger:
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
         base = self.without(entry.container_id)
-        pod_id, placement = entry.decision.request.pod_id, entry.decision.placement
+        pod_id = entry.decision.request.pod_id
         if entry.ended:
             return replace(base, between={**base.between, pod_id: entry})
         base = base.without_pod_between(pod_id)
-        return Ledger(
-            entries={**base.entries, entry.container_id: entry},
-            booked_bytes=_booked(base.booked_bytes, placement, 1),
-            exclusive_cpus=base.exclusive_cpus | placement.exclusive_cpus,
-            bound=_counted(base.bound, placement.mems, 1),
-            claimed_bytes=_claimed(base.claimed_bytes, placement, 1),
-            between=base.between,
-            told=_counted(base.told, _told_to_share(entry), 1),
-            apart=base.apart | {entry.container_id} if _told_to_share(entry) is None else base.apart,
-        )
+        key = key_of(entry.decision.request)
+        if key is None:
+            return _added(base, entry)
+        order = _in_order(self.scored.get(key, ()), entry)
+        return _settled(replace(_added(base, entry), scored={**base.scored, key: order}), key)
 
     def without(self, container_id: str) -> "Ledger":
         """A ledger without that container; the same ledger if it holds none."""
         gone = self.entries.get(container_id)
         if gone is None:
             return self
-        placement = gone.decision.placement
-        entries = dict(self.entries)
-        del entries[container_id]
-        return Ledger(
-            entries=entries,
-            booked_bytes=_booked(self.booked_bytes, placement, -1),
-            exclusive_cpus=self.exclusive_cpus - placement.exclusive_cpus,
-            bound=_counted(self.bound, placement.mems, -1),
-            claimed_bytes=_claimed(self.claimed_bytes, placement, -1),
-            between=self.between,
-            told=_counted(self.told, _told_to_share(gone), -1),
-            apart=self.apart - {container_id},
-        )
+        left, key = _removed(self, gone), key_of(gone.decision.request)
+        if key is None:
+            return left
+        scored, order = dict(self.scored), tuple(one for one in self.scored[key] if one != container_id)
+        scored[key] = order
+        if not order:
+            del scored[key]
+        return _settled(replace(left, scored=scored), key)
+
+    def awaiting(self, request: Request) -> "Ledger":
+        """The ledger on which to decide about *request*, which is to be the newest of its pod."""
+        key, ledger = key_of(request), self
+        newer = [(request, True)]
+        for other in self.scored.get(key, ()) if key is not None else ():
+            if is_explained(ledger.entries[other].decision.request, newer):
+                ledger = _claiming(ledger, other, explained=True)
+        return ledger
+
+    def scored_with(self, container_id: str) -> frozenset[str]:
+        """The ids of the other containers with that one's pod and score."""
+        key = key_of(self.entries[container_id].decision.request)
+        return frozenset(() if key is None else self.scored[key]) - {container_id}
 
     def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
         """A ledger without that container.
@@ -192,7 +200,7 @@ class Ledger:
                 decision = replace(
                     decision,
                     outcome=Outcome.PLACED if degraded else decision.outcome,
-                    reasons=(*kept, later),
+                    reasons=(*kept, later) if kept != decision.reasons else kept,
                     shortage=None,
                 )
             ledger = ledger.with_entry(replace(entry, decision=decision))
@@ -226,6 +234,72 @@ class Ledger:
         """The ids of all containers that may not have been told what they should have, *shared* being the
         CPUs of those without CPUs of their own."""
         return self.apart if self.told.keys() <= {shared} else self.entries
+
+
+def _added(ledger: Ledger, entry: Entry) -> Ledger:
+    placement = entry.decision.placement
+    return Ledger(
+        entries={**ledger.entries, entry.container_id: entry},
+        booked_bytes=_booked(ledger.booked_bytes, placement, 1),
+        exclusive_cpus=ledger.exclusive_cpus | placement.exclusive_cpus,
+        bound=_counted(ledger.bound, placement.mems, 1),
+        claimed_bytes=_claimed(ledger.claimed_bytes, placement, 1),
+        between=ledger.between,
+        told=_counted(ledger.told, _told_to_share(entry), 1),
+        apart=ledger.apart | {entry.container_id} if _told_to_share(entry) is None else ledger.apart,
+        scored=ledger.scored,
+    )
+
+
+def _settled(ledger: Ledger, key: Key) -> Ledger:
+    """The ledger in which of the containers of *key* everybody claims what its score proves."""
+    order = ledger.scored.get(key, ())
+    requests = [ledger.entries[one].decision.request for one in order]
+    for number, request in enumerate(requests):
+        others = [(other, index > number) for index, other in enumerate(requests) if index != number]
+        ledger = _claiming(ledger, request.container_id, explained=is_explained(request, others))
+    return ledger
+
+
+def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
+    entry = ledger.entries[container_id]
+    placement = entry.decision.placement
+    claim = None if placement.claim is None else settled(placement.claim, explained=explained)
+    if claim == placement.claim:
+        return ledger
+    placement = replace(placement, claim=claim, booked_bytes={})
+    changed = replace(entry, decision=replace(entry.decision, placement=placement))
+    return replace(
+        ledger,
+        entries={**ledger.entries, container_id: changed},
+        claimed_bytes=_claimed(_claimed(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1),
+    )
+
+
+def _removed(ledger: Ledger, gone: Entry) -> Ledger:
+    container_id, placement = gone.container_id, gone.decision.placement
+    entries = dict(ledger.entries)
+    del entries[container_id]
+    return Ledger(
+        entries=entries,
+        booked_bytes=_booked(ledger.booked_bytes, placement, -1),
+        exclusive_cpus=ledger.exclusive_cpus - placement.exclusive_cpus,
+        bound=_counted(ledger.bound, placement.mems, -1),
+        claimed_bytes=_claimed(ledger.claimed_bytes, placement, -1),
+        between=ledger.between,
+        told=_counted(ledger.told, _told_to_share(gone), -1),
+        apart=ledger.apart - {container_id},
+        scored=ledger.scored,
+    )
+
+
+def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
+    """*order* with *entry*: at the end if it is new, but first if it was explained when it was recorded."""
+    if entry.container_id in order:
+        return order
+    claim = entry.decision.placement.claim
+    first = claim is not None and claim.explained_bytes
+    return (entry.container_id, *order) if first else (*order, entry.container_id)
 
 
 def _booked(

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from bayplan.domain.decision import Interval, QosClass, QosSource
+from bayplan.domain.scores import BY_SCORE
 from bayplan.domain.workload import Pod, Resources
 from bayplan.quantity import whole_number
 
@@ -67,9 +68,7 @@ def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tup
         return QosClass.GUARANTEED, QosSource.OOM_SCORE_ADJ
     if oom_score_adj == BEST_EFFORT_OOM_SCORE_ADJ:
         return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
-    if oom_score_adj is not None and (
-        MIN_BURSTABLE_OOM_SCORE_ADJ <= oom_score_adj <= MAX_BURSTABLE_OOM_SCORE_ADJ
-    ):
+    if oom_score_adj is not None and is_burstable_score(oom_score_adj):
         return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
     return _infer(resources), QosSource.INFERRED
 
@@ -125,6 +124,11 @@ def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int
     return max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ)
 
 
+def is_burstable_score(adjustment: int) -> bool:
+    """Whether kubelet gives *adjustment* to Burstable containers, and to no others."""
+    return MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ
+
+
 def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval | None:
     """All memory requests with which kubelet gives *adjustment* to a Burstable container.
 
@@ -138,14 +142,14 @@ def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval
     look exactly like an ordinary container. So the interval begins at 0; the low end of what the container
     counts for is ``usual_low_bytes``.
     """
-    if not MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ:
+    if not is_burstable_score(adjustment):
         return None
     thousandths = 1000 - adjustment
     low = 0 if adjustment == MAX_BURSTABLE_OOM_SCORE_ADJ else _ceil_div(thousandths * capacity_bytes, 1000)
     high = _ceil_div((thousandths + 1) * capacity_bytes, 1000) - 1
     if adjustment == MIN_BURSTABLE_OOM_SCORE_ADJ:
         high = max(high, capacity_bytes)
-    return Interval(0, high, "oom_score_adj", usual_low_bytes=low)
+    return Interval(0, high, BY_SCORE, usual_low_bytes=low)
 
 
 def milli_from_shares(shares: int) -> int:

@@ -14,6 +14,7 @@ from bayplan.domain.kubelet.cgroup_values import MEMORY_HIGH, MEMORY_LOW, MEMORY
 from bayplan.domain.qos import (
     derive_qos,
     has_pod_level_resources,
+    is_burstable_score,
     milli_from_quota,
     milli_from_shares,
     request_from_oom_score_adj,
@@ -27,8 +28,11 @@ from bayplan.quantity import whole_number
 MILLI: Final = 1000
 NO_SIGNAL: Final = "no signal"
 """The source of an interval that nothing at all says anything about."""
+BY_ANNOTATION: Final = "annotation"
+"""The source of a request that the pod's author gives."""
 
 _LIMIT: Final = "limit"
+_NO_LIMIT: Final = "no limit"
 _NO_WISHES: Final = Wishes()
 
 
@@ -61,15 +65,22 @@ def derive_request(
     limit_bytes = resources.memory_limit_bytes or added_bytes
     pod_level = has_pod_level_resources(pod, resources)
     cpu_milli = _cpu_milli(resources, qos)
+    memory = _memory_interval(
+        resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
+    )
+    if wishes.memory_request_bytes is not None and qos is QosClass.BURSTABLE:
+        # A guess from the limit counts for less than what the author says.
+        guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
+        known = Interval(0, limit_bytes or capacity_bytes, memory.source) if guessed else memory
+        memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
+    scored = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
         name=container_name(pod, container),
         qos=qos,
         qos_source=source,
-        memory=_memory_interval(
-            resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
-        ),
+        memory=memory,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         exclusive_cpus=0 if pod_level else _whole_cpus(qos, cpu_milli),
@@ -83,6 +94,7 @@ def derive_request(
         memory_policy=wishes.memory_policy,
         opted_out=wishes.opted_out,
         pod_level=pod_level,
+        score=adjustment if scored else None,
     )
 
 
@@ -190,9 +202,15 @@ def _memory_interval(
         return _up_to(known, ceiling_bytes)
     if source is QosSource.INFERRED:
         request_bytes = limit_bytes or 0
-        return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else "no limit")
+        return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else _NO_LIMIT)
     by_limit = limit_bytes is not None and not limit_is_request
     return Interval(0, ceiling_bytes, _LIMIT if by_limit else NO_SIGNAL)
+
+
+def _given(known: Interval, request_bytes: int) -> Interval:
+    """The request that the author gives, or what is nearest to it of all that is possible."""
+    nearest_bytes = min(max(request_bytes, known.low_bytes), known.high_bytes)
+    return Interval(nearest_bytes, nearest_bytes, BY_ANNOTATION)
 
 
 def _up_to(known: Interval, ceiling_bytes: int) -> Interval:

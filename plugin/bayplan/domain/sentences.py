@@ -18,7 +18,8 @@ from bayplan.domain.decision import (
     Request,
 )
 from bayplan.domain.exact.criteria import ROOM_TAKEN
-from bayplan.domain.request import NO_SIGNAL
+from bayplan.domain.request import BY_ANNOTATION, NO_SIGNAL
+from bayplan.domain.scores import BY_SCORE
 from bayplan.domain.topology import MEMORY
 from bayplan.domain.wishes import POLICY_FLAGS
 from bayplan.errors import PlacementError
@@ -29,7 +30,8 @@ _FLAG_WORDS = {name: word for word, name in POLICY_FLAGS.items()}
 
 _HOW_KNOWN = {
     "limit": "known from its limit",
-    "oom_score_adj": "known from its oom_score_adj",
+    BY_SCORE: "known from its oom_score_adj",
+    BY_ANNOTATION: "given by annotation",
     "QoS class": "as its class asks for none",
     "no limit": "as it has no limit",
     NO_SIGNAL: "as nothing says how much",
@@ -104,6 +106,11 @@ def placed(decision: Decision) -> list[str]:
         lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
     if claim is not None and claim.short_bytes:
         lines.append(f"not promised: {_amounts(claim.short_bytes)}")
+    if claim is not None and claim.explained_bytes:
+        lines.append(
+            f"not claimed: {format_bytes(claim.explained_bytes)}, as another container of its pod has the "
+            "same oom_score_adj, which kubelet also gives to sidecars"
+        )
     lines.append(f"CPUs: {_cpus(decision)}")
     if placement.memory_policy is not None:
         lines.append(f"memory policy: {policy_text(placement.memory_policy)}")

@@ -42,13 +42,15 @@ POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The wishes of one container. ``memory_limit_bytes`` is for a container whose spec has no limit.
+    """The wishes of one container. ``memory_limit_bytes`` is for a container whose spec has no limit,
+    ``memory_request_bytes`` for one of which nothing else says exactly what it requests.
 
     ``added_hints`` count beside those of the container's own devices, of which ``ignored_hints`` names the
     ones that don't count (or ALL); ``replaced_hints`` count instead of everything else.
     """
 
     memory_limit_bytes: int | None = None
+    memory_request_bytes: int | None = None
     added_hints: tuple[DeviceHint, ...] = ()
     ignored_hints: frozenset[str] = frozenset()
     replaced_hints: tuple[DeviceHint, ...] | None = None
@@ -70,7 +72,7 @@ class Key:
 def _positive_bytes(text: str) -> int:
     amount_bytes = parse_bytes(text)
     if amount_bytes == 0:
-        raise ParseError("memory limit", text, "more than 0 bytes")
+        raise ParseError("amount of memory", text, "more than 0 bytes")
     return amount_bytes
 
 
@@ -140,6 +142,7 @@ def _key(field: str, read: Callable[[str], object]) -> Key:
 
 KEYS: Final[Mapping[str, Key]] = {
     "memory-limit": _key("memory_limit_bytes", _positive_bytes),
+    "memory-request": _key("memory_request_bytes", parse_bytes),
     "preferred-nodes": _key("nodes", lambda text: NodeWish(_nodes(text))),
     "required-nodes": _key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
     "preferred-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine))),

@@ -87,6 +87,7 @@ def _placement(decision: Decision) -> View:
             "nodes": str(claim.nodes),
             "amountsBytes": dict(claim.amounts_bytes),
             "shortBytes": dict(claim.short_bytes),
+            "explainedBytes": claim.explained_bytes,
             "flexible": claim.flexible,
         },
         "home": _nodes(placement.home),

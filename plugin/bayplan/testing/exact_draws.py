@@ -1,9 +1,12 @@
 """Random machines and requests for trials of the `exact` engine: small, odd, the same for the same seed."""
 
 import random
+from dataclasses import replace
 from typing import Final
 
 from bayplan.domain.decision import Interval, NodeWish, QosClass, QosSource, Request, TierWish
+from bayplan.domain.request import BY_ANNOTATION
+from bayplan.domain.scores import BY_SCORE
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -28,20 +31,37 @@ def draw_request(draw: random.Random, machine: Machine, container_id: str) -> Re
     pages = {}
     if qos is not QosClass.BEST_EFFORT and not draw.randrange(7):
         pages = {PAGES: draw.randint(1, 6) * 2 * MIB}
+    memory, pod_id, score = Interval(amount, amount, "limit"), f"pod-{container_id}", None
+    if qos is QosClass.BURSTABLE and draw.randrange(2):
+        # Of a few pods whose containers often have the same score.
+        pod_id, score = f"pod-{draw.randrange(3)}", draw.choice([700, 950])
+        memory = draw_scored(draw, machine, score)
     return Request(
         container_id,
-        f"pod-{container_id}",
+        pod_id,
         container_id,
         qos,
         QosSource.INFERRED,
-        Interval(amount, amount, "limit"),
+        memory,
         amount if qos is QosClass.GUARANTEED else None,
         cpu_milli=1000 * cpus,
         exclusive_cpus=cpus,
         hugepages_bytes=pages,
         nodes=nodes,
         tier=tier,
+        score=score,
     )
+
+
+def draw_scored(draw: random.Random, machine: Machine, score: int) -> Interval:
+    """The request of a container with that oom_score_adj; of some the exact one is known."""
+    whole_bytes = sum(node.memory_bytes for node in machine.nodes)
+    low, high = ((1000 - score + more) * whole_bytes // 1000 for more in (0, 1))
+    kind = draw.choice(["score", "score", "exact", "limited"])
+    if kind == "exact":
+        return Interval(low, low, BY_ANNOTATION)
+    known = Interval(0, high - 1, BY_SCORE, usual_low_bytes=low)
+    return known if kind == "score" else replace(known, high_bytes=low // 2, usual_low_bytes=low // 2)
 
 
 def draw_amount_bytes(draw: random.Random, machine: Machine) -> int:

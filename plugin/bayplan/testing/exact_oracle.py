@@ -93,7 +93,11 @@ class Trial:
         """A new container."""
         self.number += 1
         request = draw_request(self.random, self.machine, f"c{self.number:05}")
-        self._answered(request, self.engine.decide(self.machine, self.policy, self.ledger, request), None)
+        decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
+        before, self.ledger = self.ledger, self.ledger.awaiting(request)
+        self._answered(request, decision, None)
+        if decision.outcome is Outcome.REFUSED:
+            self.ledger = before
 
     def resize(self, container_id: str) -> None:
         """A running container asks for another amount of memory, of CPUs, or of both."""
@@ -106,14 +110,15 @@ class Trial:
         parts = self.random.choice([("memory",), ("memory",), ("cpus",), ("memory", "cpus")])
         if "memory" in parts or not guaranteed:
             limit = wanted if guaranteed else None
-            request = replace(request, memory=Interval(wanted, wanted, "limit"), memory_limit_bytes=limit)
+            memory = Interval(wanted, wanted, "limit")
+            request = replace(request, memory=memory, memory_limit_bytes=limit, score=None)
         if "cpus" in parts and guaranteed:
             cpus = self.random.randint(0, 5)
             request = replace(request, exclusive_cpus=cpus, cpu_milli=1000 * cpus)
         base = self.ledger.without(container_id)
         current = entry.decision.placement
         decision = self.engine.decide(self.machine, self.policy, base, request, current)
-        before, self.ledger = self.ledger, base
+        before, self.ledger = self.ledger, base.awaiting(request)
         self._answered(request, decision, current)
         self.counts["resizes"] += 1
         if decision.outcome is Outcome.REFUSED:

@@ -8,7 +8,7 @@ from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
 from bayplan.errors import ConfigError
-from bayplan.quantity import GIB
+from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from bayplan.testing.machines import machine
 
@@ -20,6 +20,8 @@ TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes)
     ("key", "text", "wishes"),
     [
         ("memory-limit", "1Gi", Wishes(memory_limit_bytes=GIB)),
+        ("memory-request", "128Mi", Wishes(memory_request_bytes=128 * MIB)),
+        ("memory-request", "0", Wishes(memory_request_bytes=0)),
         ("preferred-nodes", "0-1,3", Wishes(nodes=NodeWish(NodeSet([0, 1, 3])))),
         ("required-nodes", "2", Wishes(nodes=NodeWish(NodeSet([2]), required=True))),
         ("preferred-tier", "1", Wishes(tier=TierWish(1))),
@@ -54,6 +56,8 @@ def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
     ("key", "text", "expected"),
     [
         ("memory-limit", "0", "more than 0 bytes"),
+        ("memory-request", "-1", "a quantity from 0"),
+        ("memory-request", "some", "quantity"),
         ("preferred-nodes", "", "at least one node"),
         ("required-nodes", "1-0", "rising ranges"),
         ("required-nodes", "0,9", "nodes of this machine with memory: 0-3"),
@@ -64,7 +68,7 @@ def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
         ("memory-policy", "interleave:7", "nodes of this machine with memory: 0-3"),
         ("memory-policy", "local:0", "local has neither flag nor nodes"),
         ("opt-out", "yes", "true or false"),
-        ("opt_out", "true", "bayplan.dev/memory-limit, bayplan.dev/memory-policy, bayplan.dev/opt-out"),
+        ("opt_out", "true", "bayplan.dev/memory-policy, bayplan.dev/memory-request, bayplan.dev/opt-out"),
     ],
 )
 def test_a_wrong_annotation_is_named_with_what_was_expected(key: str, text: str, expected: str) -> None:

@@ -63,6 +63,7 @@ class ExactEngine:
     ) -> Decision:
         """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
         asks for no more than before."""
+        ledger = ledger.awaiting(request)
         books = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
             return _left_alone(books, ledger, request, current)
