@@ -9,7 +9,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.daemon.narrowing import Narrowing
-from bayplan.daemon.turns import SessionHandler, Turn
+from bayplan.daemon.turns import SessionHandler
 from bayplan.host.cgroup_paths import container_path
 from bayplan.host.evacuation import Bounds, evacuate
 from bayplan.nri import Identity, Session, UnixSocket
@@ -72,15 +72,13 @@ async def stage(directory: Path, flavor: Flavor) -> AsyncIterator[tuple[FakeRunt
 async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> AsyncIterator[asyncio.Event]:
     """The daemon's parts, connected to *runtime*; the event is set whenever somebody was brought back."""
     async with controlled(directory / "state", nri=None) as one:
-        controller, turn, done = one.controller, Turn(), asyncio.Event()
+        controller, done = one.controller, asyncio.Event()
 
         def moved(cgroup, leave, stay, bounds, huge_pages):
             return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=kernel.pages.migrate)
 
-        narrowing = Narrowing(
-            controller, turn, kernel.node.hierarchy, one.expectations, here, done.set, Bounds(30, GIB), moved
-        )
-        handler = SessionHandler(controller, turn, one.verify_soon)
+        narrowing = Narrowing(controller, kernel.node.hierarchy, here, done.set, Bounds(30, GIB), moved)
+        handler = SessionHandler(controller, one.verify_soon)
         endpoint = UnixSocket(str(directory / "nri.sock"))
         identity = Identity("bayplan", "90")
         session = Session(handler, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)

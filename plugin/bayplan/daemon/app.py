@@ -34,8 +34,8 @@ from bayplan.daemon.snapshot import snapshot_of
 from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.threads import WorkThread, executor
-from bayplan.daemon.turns import SessionHandler, Turn
-from bayplan.daemon.verify import Expectation, Verifier, expectations
+from bayplan.daemon.turns import SessionHandler
+from bayplan.daemon.verify import Expectation, Verifier
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc
@@ -142,8 +142,7 @@ class _Daemon:
         # Apart as well: to move the memory of one process can take many seconds.
         self.page_thread = WorkThread("pages")
         self.verifier = Verifier(self.hierarchy, self._expectations, self.host_thread.do)
-        self.turn = Turn()
-        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do, self.turn)
+        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self._verify_now = asyncio.Event()
         self.room_due = asyncio.Event()
 
@@ -170,17 +169,13 @@ class _Daemon:
         self.hardware.serve(self.controller, self._verify_now.set)
         self.desk = OciDesk(
             self.controller,
-            self.turn,
             self.hierarchy,
-            self._expectations,
             self._verify_now.set,
             _desk_rules(self.settings),
         )
         self.narrowing = Narrowing(
             self.controller,
-            self.turn,
             self.hierarchy,
-            self._expectations,
             self.page_thread.do,
             self._verify_now.set,
             _return_bounds(self.settings),
@@ -192,9 +187,7 @@ class _Daemon:
             self.desk.release,
             lambda: list_containers(self.settings.crio_socket),
         )
-        self.strays = Strays(
-            self.controller, self.hierarchy, self.host_thread.do, self.turn, self._verify_now.set
-        )
+        self.strays = Strays(self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set)
         if self.controller.residents.containers:
             # What came without NRI has nobody who says what became of it meanwhile.
             self._verify_now.set()
@@ -205,7 +198,7 @@ class _Daemon:
             UnixSocket(str(self.settings.nri_socket)),
         )
         patience = Patience(answer_s=self.settings.request_deadline_ms / 1000)
-        handler = SessionHandler(self.controller, self.turn, self._verify_now.set)
+        handler = SessionHandler(self.controller, self._verify_now.set)
         self.session = Session(handler, identity, endpoint, patience=patience)
         for remark in self._remarks():
             logger.warning(remark)
@@ -340,14 +333,7 @@ class _Daemon:
         return True
 
     def _expectations(self) -> list[Expectation]:
-        controller, residents = self.controller, self.controller.residents
-        return expectations(
-            controller.machine,
-            controller.policy.withheld_cpus,
-            controller.ledger,
-            residents.pods,
-            residents.containers.values(),
-        )
+        return self.controller.expectations()
 
 
 def _desk_rules(settings: Settings) -> DeskRules:

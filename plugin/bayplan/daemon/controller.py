@@ -1,19 +1,24 @@
-"""The single writer of the ledger: each event of the runtime becomes a decision, a record and a reply.
+"""Each event of a runtime becomes a decision, a record and a reply, in the turn of whoever brings it.
 
-Order in every handler: decide, commit, make the new ledger current, answer. A handler that fails or is
-cancelled before the commit leaves the ledger as it was. No IO but through the recorder and the host calls
+Order in every handler: decide, commit, answer. A handler that fails or is cancelled before its commit is
+done leaves the ledger as it was. Methods that take a `Transaction` are for those who decide about several
+things in one turn; all others take a turn of their own. No IO but through the recorder and the host calls
 handed in.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import NoReturn
 
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.journal import Journal
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
+from bayplan.daemon.transactions import Basis, Transaction, Transactions
+from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
@@ -40,7 +45,7 @@ from bayplan.domain.sentences import refusal
 from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.nri import Event, Runtime
+from bayplan.nri import Clock, Event, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ _EVENTS = frozenset(
 
 
 class Controller:
-    """The handler of the NRI session. Handlers run one at a time, in the order of the events."""
+    """The handlers, one at a time. What they decide by can be read at any time; it changes in a turn."""
 
     def __init__(
         self,
@@ -75,11 +80,9 @@ class Controller:
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
         room_soon: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
-        self.machine = machine
-        self.policy = policy
-        self.engine = engine
-        self.ledger = Ledger()
+        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
         self.residents = Residents()
         self.runtime: Runtime | None = None
         self.counters: Counter[str] = Counter()
@@ -96,16 +99,51 @@ class Controller:
         self._devices = devices
         self._stopped_pods: set[str] = set()
 
+    @property
+    def basis(self) -> Basis:
+        """What decisions depend on, as it is now."""
+        return self._transactions.basis
+
+    @property
+    def machine(self) -> Machine:
+        """The machine by which it is decided."""
+        return self.basis.machine
+
+    @property
+    def policy(self) -> Policy:
+        """The policy by which it is decided."""
+        return self.basis.policy
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that decides."""
+        return self.basis.engine
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is promised."""
+        return self.basis.ledger
+
+    def turn(self) -> AbstractAsyncContextManager[Transaction]:
+        """Everything that reads, decides and changes does so within one turn."""
+        return self._transactions.turn()
+
+    def soon(self, change: Callable[[Transaction], None]) -> None:
+        """Make a *change* that cannot wait by itself: now, or at the end of the present turn."""
+        self._transactions.soon(change)
+
+    async def written(self) -> None:
+        """Wait until what has happened is on the disk, or could not be recorded for now."""
+        await self._transactions.written()
+
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
-        recorded = Ledger.of(await self.recorder.entries())
-        self.ledger = self.engine.restored(self.machine, self.policy, recorded)
+        await self._transactions.restore()
         self.residents.see_recorded(self.ledger.entries)
 
     def take_engine(self, engine: Engine) -> None:
-        """Decide by *engine* from now on; what was promised stays promised."""
-        self.engine = engine
-        self.ledger = engine.restored(self.machine, self.policy, self.ledger)
+        """Decide by *engine* from the next turn on; what was promised stays promised."""
+        self.soon(lambda transaction: transaction.accept(engine=engine))
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -123,18 +161,26 @@ class Controller:
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """Make ledger and runtime agree on what exists."""
+        async with self.turn() as transaction:
+            updates = self._synchronize(transaction, pods, containers)
+        await self.written()
+        return updates
+
+    def _synchronize(
+        self, transaction: Transaction, pods: Sequence[Pod], containers: Sequence[Container]
+    ) -> Sequence[Update]:
         by_id = {pod.id: pod for pod in pods}
+        basis = transaction.basis
         result = reconcile(
-            self.machine,
-            self.policy,
-            self.engine,
-            self.ledger,
+            basis.machine,
+            basis.policy,
+            basis.engine,
+            basis.ledger,
             by_id,
             containers,
-            kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(self.ledger),
+            kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
-        await self.recorder.record((), gone=result.gone, told=result.changed)
-        self.ledger = result.ledger
+        transaction.accept(ledger=result.ledger, alone=True)
         self.untold.clear()
         self.room_soon()
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
@@ -157,25 +203,31 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow any placement that is left.
         """
+        async with self.turn() as transaction:
+            return await self.place(transaction, pod, container, origin)
+
+    async def place(
+        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
+    ) -> tuple[Adjustment, Sequence[Update]]:
+        """`create_container`, in a turn."""
         findings = await self._findings(pod, container)
-        base, settable = self.ledger.without(container.id), self.policy_ability(origin)
-        decision = decide_creation(
-            self.machine, self.policy, self.engine, base, pod, container, settable, findings
-        )
+        machine, policy, engine, ledger = transaction.basis
+        base, settable = ledger.without(container.id), self.policy_ability(origin)
+        decision = decide_creation(machine, policy, engine, base, pod, container, settable, findings)
         if decision.outcome is Outcome.REFUSED:
-            await self._refuse(decision)
-        shared = base.shared_cpus(self.machine, self.policy.withheld_cpus, decision.placement.exclusive_cpus)
+            self._refuse(decision)
+        shared = base.shared_cpus(machine, policy.withheld_cpus, decision.placement.exclusive_cpus)
         cpus = cpus_for(decision, shared)
         ability = Ability(self._cgroup_v2, origin is not None or self._can_adjust_oom_score())
-        adjustment = adjustment_for(self.machine, self.policy, ability, shared, decision, container)
+        adjustment = adjustment_for(machine, policy, ability, shared, decision, container)
         entry = Entry(
             decision,
             cpus,  # The adjustment tells them, so that no update of the container itself is due.
             None if origin is None else replace(origin, applied=adjustment),
             oom_group=origin is None and OOM_GROUP in adjustment.unified,
         )
-        ledger = base.moved(decision.moves).with_entry(entry)
-        updates = await self._commit(ledger, decided=container.id, moves=decision.moves)
+        after = base.moved(decision.moves).with_entry(entry)
+        updates = await self._commit(transaction, after, container.id, decision.moves)
         self.residents.see(pod, container)
         self.residents.found.pop(container.id, None)
         self.journal.decided("placed", decision)
@@ -191,23 +243,28 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow the changed request.
         """
-        entry = self.ledger.entries.get(container.id)
+        async with self.turn() as transaction:
+            return await self.change(transaction, pod, container, resources)
+
+    async def change(
+        self, transaction: Transaction, pod: Pod, container: Container, resources: Resources
+    ) -> Sequence[Update]:
+        """`update_container`, in a turn."""
+        machine, policy, engine, ledger = transaction.basis
+        entry = ledger.entries.get(container.id)
         if entry is None:
-            return await self.enter(pod, container)
-        old = entry.decision
-        base = self.ledger.without(container.id)
-        decision = decide_change(
-            self.machine, self.policy, self.engine, base, old, container.resources, resources
-        )
+            return self.enter(transaction, pod, container)
+        old, base = entry.decision, ledger.without(container.id)
+        decision = decide_change(machine, policy, engine, base, old, container.resources, resources)
         if decision is None:
             return ()
         if decision.outcome is Outcome.REFUSED:
-            await self._refuse(decision)
+            self._refuse(decision)
         changed, ability = replace(entry, decision=decision), Ability(self._cgroup_v2)
-        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
-        changed = resized(self.machine, self.policy, ability, shared, changed, resources)
+        shared = transaction.basis.shared_cpus
+        changed = resized(machine, policy, ability, shared, changed, resources)
         after = base.moved(decision.moves).with_entry(changed)
-        updates = await self._commit(after, decided=container.id, moves=decision.moves)
+        updates = await self._commit(transaction, after, container.id, decision.moves)
         self.residents.see(pod, container)
         self.journal.decided("placed again", decision)
         self.room_soon()
@@ -220,66 +277,82 @@ class Controller:
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
-        self.residents.drop(container.id)
-        if container.id not in self.ledger.entries:
+        async with self.turn() as transaction:
+            updates = self.release(transaction, container.id)
+        await self.written()
+        return updates
+
+    def release(self, transaction: Transaction, container_id: str) -> Sequence[Update]:
+        """`stop_container`, in a turn."""
+        self.residents.drop(container_id)
+        machine, policy, engine, ledger = transaction.basis
+        entry = ledger.entries.get(container_id)
+        if entry is None:
             return ()
-        entry = self.ledger.entries[container.id]
         pod_id = entry.decision.request.pod_id
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(pod_id)  # no event tells of its end without NRI
-        left = self.ledger.after_end_of(container.id, pod_stays=pod_id not in self._stopped_pods)
-        left, promised = topped_up(self.machine, self.policy, self.engine, left)
-        updates = await self._commit(left, gone=container.id, promised=promised)
-        self.journal.released(entry.decision.request.name, container.id)
+        left = ledger.after_end_of(container_id, pod_stays=pod_id not in self._stopped_pods)
+        left, _ = topped_up(machine, policy, engine, left)
+        updates = self._accept(transaction, left)
+        self.journal.released(entry.decision.request.name, container_id)
         self.room_soon()
         return updates
 
-    async def enter(self, pod: Pod, container: Container, origin: Origin | None = None) -> Sequence[Update]:
+    def enter(
+        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
+    ) -> Sequence[Update]:
         """Enter a container that runs without a decision of ours, as it is; for *origin* see above."""
-        entry = adopt(self.machine, self.policy, self.engine, self.ledger, pod, container)
-        entry = replace(entry, origin=origin)
-        if origin is None:
-            self.residents.unrecorded[container.id] = (pod, container)
-        updates = await self._commit(self.ledger.with_entry(entry), decided=container.id)
-        self.residents.unrecorded.pop(container.id, None)
+        machine, policy, engine, ledger = transaction.basis
+        entry = replace(adopt(machine, policy, engine, ledger, pod, container), origin=origin)
+        updates = self._accept(transaction, ledger.with_entry(entry), container.id)
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
         self.journal.found(entry.decision)
         return updates
 
-    def wanted(self, container_id: str) -> Adjustment:
+    def wanted(self, entry: Entry) -> Adjustment:
         """What is to be set now for a container that came without NRI; nothing of what others pinned."""
-        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
-        return wanted_for(self.ledger.entries[container_id], shared)
+        return wanted_for(entry, self.basis.shared_cpus)
 
-    async def amend(self, entry: Entry) -> None:
-        """Record what became known of a container that came without NRI; its promises stay the same."""
-        await self.take_over(self.ledger.with_entry(entry), [entry.container_id])
+    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        """What the kernel should have now of those containers, of all if none are named. Threads may ask for
+        those that they name."""
+        basis, residents = self.basis, self.residents
+        known = residents.containers
+        containers = (
+            known.values() if container_ids is None else [known[key] for key in container_ids if key in known]
+        )
+        withheld = basis.policy.withheld_cpus
+        return expectations(basis.machine, withheld, basis.ledger, residents.pods, containers)
+
+    def amend(self, transaction: Transaction, entry: Entry) -> None:
+        """Note what became known of a container that came without NRI; its promises stay the same."""
+        transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
         self.residents.see_recorded({entry.container_id: entry})
-
-    async def take_over(self, ledger: Ledger, changed: Iterable[str]) -> None:
-        """Record those entries of *ledger* that *changed*, by their ids, and make it current."""
-        await self.recorder.record((), told=[ledger.entries[key] for key in changed])
-        self.ledger = ledger
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. No update can be sent from here; what is due is written to the kernel."""
-        if container is None:
-            await self._pod_changed(event, pod)
-        elif event is Event.REMOVE_CONTAINER:
-            if container.id in self.ledger.entries:
-                await self.stop_container(pod, container)
-                self._verify_soon()
-            self.residents.drop(container.id)
-        elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
-            await self._started(event, pod, container)
+        async with self.turn() as transaction:
+            if container is None:
+                self._pod_changed(transaction, event, pod)
+            elif event is Event.REMOVE_CONTAINER:
+                known = container.id in transaction.basis.ledger.entries
+                self.release(transaction, container.id)
+                if known:
+                    self._verify_soon()
+            elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+                self._started(transaction, pod, container)
+        await self.written()
+        if event is Event.START_CONTAINER and container is not None:
+            await self._set_oom_score_adj(pod, container)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
         if opted_out or container.resources.cpuset_cpus is not None:
             return Adjustment()
-        shared = self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+        shared = self.basis.shared_cpus
         self.residents.defaulted[container.id] = shared
         return Adjustment(cpuset_cpus=shared)
 
@@ -291,14 +364,21 @@ class Controller:
         """
         self.counters["missed"] += 1
         logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
-        entry = self.ledger.entries.get(container_id)
+        if event in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER):
+            self.soon(lambda transaction: self._undo(transaction, event, container_id))
+
+    def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
+        ledger = transaction.basis.ledger
+        entry = ledger.entries.get(container_id)
         if event is Event.CREATE_CONTAINER and entry is not None and entry.origin is not None:
             return  # Decided since, on another way.
-        if event in (Event.CREATE_CONTAINER, Event.STOP_CONTAINER):
-            self.ledger = self.ledger.without(container_id)
-            self.recorder.forget_soon(container_id)
-            self._verify_soon()
+        if event is Event.STOP_CONTAINER:
+            self.residents.drop(container_id)
+        if event is not Event.UPDATE_CONTAINER:
+            transaction.accept(ledger=ledger.without(container_id))
             self.room_soon()
+        # The answer may have been for others too.
+        self._verify_soon()
 
     async def _findings(self, pod: Pod, container: Container) -> Findings:
         """What the devices of a new container say, unless it has none or its annotations make that moot."""
@@ -308,69 +388,72 @@ class Controller:
             return NOTHING_FOUND
         return await self._devices.find(pod, container)
 
-    async def _pod_changed(self, event: Event, pod: Pod) -> None:
+    def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
         if event is Event.RUN_POD_SANDBOX and self._devices is not None:
             self._devices.pod_started(pod)
         if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
             self._stopped_pods.add(pod.id)
-            if pod.id in self.ledger.between:
-                await self._commit(self.ledger.without_pod_between(pod.id))
+            transaction.accept(ledger=transaction.basis.ledger.without_pod_between(pod.id))
         if event is not Event.REMOVE_POD_SANDBOX:
             return
         if self._devices is not None:
             self._devices.pod_gone(pod.id)
-        left = [key for key, one in self.ledger.entries.items() if one.decision.request.pod_id == pod.id]
+        entries = transaction.basis.ledger.entries
+        left = [key for key, one in entries.items() if one.decision.request.pod_id == pod.id]
         for container_id in left:
-            await self.stop_container(pod, Container(container_id, pod.id))
+            self.release(transaction, container_id)
         self._stopped_pods.discard(pod.id)
         if left:
             self._verify_soon()
 
-    async def _started(self, event: Event, pod: Pod, container: Container) -> None:
+    def _started(self, transaction: Transaction, pod: Pod, container: Container) -> None:
         self.residents.see(pod, container)
-        entry = self.ledger.entries.get(container.id)
-        if entry is None:
-            await self.enter(pod, container)
+        if container.id not in transaction.basis.ledger.entries:
+            self.enter(transaction, pod, container)
             self._verify_soon()
-        elif event is Event.START_CONTAINER and not self._can_adjust_oom_score():
-            wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
-            if wanted is not None and self.policy.set_oom_score_adj:
-                await self._write_oom_score_adj(pod, container, wanted)
-                self.residents.oom_score_adj[container.id] = wanted
+
+    async def _set_oom_score_adj(self, pod: Pod, container: Container) -> None:
+        """Set what the runtime could not be told. Who was found running is left alone."""
+        entry = self.ledger.entries.get(container.id)
+        if entry is None or entry.decision.outcome is Outcome.ADOPTED or self._can_adjust_oom_score():
+            return
+        wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
+        if wanted is not None and self.policy.set_oom_score_adj:
+            await self._write_oom_score_adj(pod, container, wanted)
+            self.residents.oom_score_adj[container.id] = wanted
 
     async def _commit(
-        self,
-        ledger: Ledger,
-        decided: str | None = None,
-        gone: str | None = None,
-        moves: Collection[Move] = (),
-        promised: Collection[str] = (),
+        self, transaction: Transaction, ledger: Ledger, decided: str, moves: Collection[Move]
     ) -> Sequence[Update]:
-        """Record the step to *ledger*, make it current, and return the updates that it makes due.
-
-        *decided* and *gone* are the id of the container that the step is about, *moves* what it does to
-        others, and *promised* the ids of those who are promised more than before.
-        """
-        pool = shared_pool_updates(ledger, self.machine, self.policy.withheld_cpus)
-        nodes = {move.container_id for move in moves} | self.untold
-        updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
-        ledger = ledger.telling({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus})
-        told = {one.container_id for one in updates} | set(promised)
-        told |= ledger.scored_with(decided) if decided is not None else frozenset()
-        forgotten, kept = ledger.between_since(self.ledger)
-        await self.recorder.record(
-            [ledger.entries[decided]] if decided is not None else (),
-            gone=[*([gone] if gone is not None else ()), *forgotten],
-            told=[*(ledger.entries[key] for key in sorted(told) if key != decided), *kept],
-        )
-        self.ledger = ledger
+        """Record *ledger* and make it current; the updates that it makes due. *decided* is the id of the
+        container that was decided about, *moves* what that does to others."""
+        ledger, updates = self._telling(transaction.basis, ledger, moves)
+        await transaction.commit(ledger, decided)
         self.untold.clear()
         for one in moves:
             self.journal.moved(one)
         return updates
 
-    async def _refuse(self, decision: Decision) -> None:
-        await self.recorder.refused(decision)
+    def _accept(
+        self, transaction: Transaction, ledger: Ledger, decided: str | None = None
+    ) -> Sequence[Update]:
+        """Make *ledger* current, which says what has happened; the updates that it makes due."""
+        ledger, updates = self._telling(transaction.basis, ledger)
+        transaction.accept(ledger=ledger, decided=decided)
+        self.untold.clear()
+        return updates
+
+    def _telling(
+        self, basis: Basis, ledger: Ledger, moves: Collection[Move] = ()
+    ) -> tuple[Ledger, Sequence[Update]]:
+        """The updates that *ledger* makes due, and how it is once they are told."""
+        pool = shared_pool_updates(ledger, basis.machine, basis.policy.withheld_cpus)
+        nodes = {move.container_id for move in moves} | self.untold
+        updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
+        return ledger.telling({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus}), updates
+
+    def _refuse(self, decision: Decision) -> NoReturn:
+        self.recorder.refused(decision)
         self.journal.decided("refused", decision)
         raise refusal(decision)
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.daemon.settings import KUBELET, Settings
-from bayplan.daemon.turns import Turn
+from bayplan.daemon.transactions import Transaction
 from bayplan.daemon.verify import InThread
 from bayplan.domain.held_memory import Learned, learn
 from bayplan.domain.ledger import Ledger
@@ -70,7 +70,7 @@ class Host:
 class Hardware:
     """The machine as it is now, and the policy that follows from it and the settings."""
 
-    def __init__(self, settings: Settings, host: Host, in_thread: InThread, turn: Turn) -> None:
+    def __init__(self, settings: Settings, host: Host, in_thread: InThread) -> None:
         """Read the machine.
 
         Raises:
@@ -81,7 +81,6 @@ class Hardware:
         self._settings = settings
         self._host = host
         self._in_thread = in_thread
-        self._turn = turn
         self._controller: Controller | None = None
         self._verify_soon: Callable[[], None] = lambda: None
         self._found = host.machine()
@@ -180,7 +179,7 @@ class Hardware:
         # With 1000 containers on 64 nodes it takes up to 30 ms, which no creation should wait for.
         basis = self._basis()
         prepared = await self._in_thread(partial(_resolved, basis))
-        self._turn.between(lambda: self._hand_over(basis, prepared))
+        self._take_over(basis, prepared)
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
@@ -227,19 +226,44 @@ class Hardware:
     def _apply(self) -> None:
         """Take over what was found and what the settings say, between two decisions."""
         self.machine = with_owners(self._found, self._settings.device_memory)
-        self._turn.between(self._hand_over)
+        self._take_over()
+
+    def _take_over(
+        self, prepared_for: "_Basis | None" = None, prepared: Policy | ConfigError | None = None
+    ) -> None:
+        """Work out the policy, and give it to the controller, if there is one, between two turns."""
+        if self._controller is None:
+            self._resolve(prepared_for, prepared)
+        else:
+            controller = self._controller
+            controller.soon(lambda turn: self._hand_over(turn, controller, prepared_for, prepared))
 
     def _basis(self) -> "_Basis":
         return _Basis(self._settings, self.machine, self.learned, self._ledger)
 
     def _hand_over(
-        self, prepared_for: "_Basis | None" = None, prepared: Policy | ConfigError | None = None
+        self,
+        transaction: Transaction,
+        controller: Controller,
+        prepared_for: "_Basis | None",
+        prepared: Policy | ConfigError | None,
     ) -> None:
-        """Give machine and policy to the controller: the *prepared* one if all is as it was prepared for.
+        """Nobody decides meanwhile, so that a reservation never meets a promise that it did not know."""
+        self._resolve(prepared_for, prepared)
+        before = transaction.basis
+        if before.machine != self.machine or before.policy != self.policy:
+            if before.policy.reserved_bytes != self.policy.reserved_bytes:
+                logger.info("nodes keep memory from containers", extra={"bytes_by_node": self._kept_bytes()})
+            # What stayed equal stays the same object: the engine has worked things out for it.
+            transaction.accept(
+                machine=None if before.machine == self.machine else self.machine,
+                policy=None if before.policy == self.policy else self.policy,
+            )
+            controller.room_soon()
+        self._report()
 
-        Nobody has the turn here, so that the ledger stays as it is: a reservation never meets a promise that
-        it did not know.
-        """
+    def _resolve(self, prepared_for: "_Basis | None", prepared: Policy | ConfigError | None) -> None:
+        """The policy by the settings: the *prepared* one if all is as it was prepared for."""
         basis = self._basis()
         if prepared is None or prepared_for is None or not basis.still(prepared_for):
             prepared = _resolved(basis)
@@ -249,21 +273,6 @@ class Hardware:
             self._misfit = f"the settings do not fit the machine any more: {prepared}"
         else:
             self.policy, self._misfit = prepared, ""
-        if self._controller is not None:
-            if self._give_to(self._controller):
-                self._controller.room_soon()
-            self._report()
-
-    def _give_to(self, controller: Controller) -> bool:
-        """Whether that changed anything."""
-        changed = controller.machine != self.machine or controller.policy != self.policy
-        if controller.machine != self.machine:
-            controller.machine = self.machine
-        if controller.policy != self.policy:
-            if controller.policy.reserved_bytes != self.policy.reserved_bytes:
-                logger.info("nodes keep memory from containers", extra={"bytes_by_node": self._kept_bytes()})
-            controller.policy = self.policy
-        return changed
 
     def _kept_bytes(self) -> dict[str, int]:
         return {str(node): row.get(MEMORY, 0) for node, row in sorted(self.policy.reserved_bytes.items())}

@@ -14,10 +14,10 @@ from threading import Event
 from typing import Final
 
 from bayplan.daemon.controller import Controller
-from bayplan.daemon.turns import Turn
+from bayplan.daemon.transactions import Basis, Transaction
 from bayplan.daemon.verify import Expectation, InThread, cgroup_of
 from bayplan.domain.decision import Move
-from bayplan.domain.ledger import Entry
+from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.relief import brought_back, opened, staying_wide, topped_up
 from bayplan.domain.sentences import move as move_text
 from bayplan.domain.topology import MEMORY
@@ -44,9 +44,7 @@ class Narrowing:
     def __init__(
         self,
         controller: Controller,
-        turn: Turn,
         hierarchy: Hierarchy,
-        expected: Callable[[], list[Expectation]],
         in_thread: InThread,
         verify_soon: Callable[[], None],
         bounds: Bounds,
@@ -54,9 +52,7 @@ class Narrowing:
     ) -> None:
         self.bounds = bounds
         self._controller = controller
-        self._turn = turn
         self._hierarchy = hierarchy
-        self._expected = expected
         self._in_thread = in_thread
         self._verify_soon = verify_soon
         self._evacuate = evacuate or self._by_kernel
@@ -85,46 +81,42 @@ class Narrowing:
     async def relieve(self) -> bool:
         """Make up for short promises, then bring back whoever can go back, one after the other; whether
         anybody is back."""
-        async with self._turn:
-            await self._give_room()
+        async with self._controller.turn() as transaction:
+            await self._give_room(transaction)
         tried: set[str] = set()
         returned = False
-        while moves := self._possible(tried):
+        while moves := _possible(self._controller.basis, tried):
             # Only the first: much can happen while its pages are moved.
             tried.add(moves[0].container_id)
             returned |= await self._bring_back(moves[0])
         return returned
 
-    async def _give_room(self) -> None:
-        """What takes no pages: nodes that came, for those who may use all of them, and promises. In turn."""
+    async def _give_room(self, transaction: Transaction) -> None:
+        """What takes no pages: nodes that came, for those who may use all of them, and promises."""
         controller = self._controller
-        machine, policy, engine = controller.machine, controller.policy, controller.engine
-        ledger, wider = opened(machine, policy, engine, controller.ledger)
+        machine, policy, engine, ledger = transaction.basis
+        ledger, wider = opened(machine, policy, engine, ledger)
         ledger, promised = topped_up(machine, policy, engine, ledger)
         if wider or promised:
-            await controller.take_over(ledger, sorted({*wider, *promised}))
+            await transaction.commit(ledger)
         if wider:
             controller.untold |= {key for key in wider if ledger.entries[key].origin is None}
             self._verify_soon()
 
-    def _possible(self, staying: Collection[str]) -> tuple[Move, ...]:
-        controller = self._controller
-        return controller.engine.returns(controller.machine, controller.policy, controller.ledger, staying)
-
     async def _bring_back(self, move: Move) -> bool:
         entry = self._controller.ledger.entries.get(move.container_id)
-        one = next((one for one in self._expected() if one.container.id == move.container_id), None)
-        if entry is None or one is None:
+        expected = self._controller.expectations((move.container_id,))
+        if entry is None or not expected:
             return False  # Its runtime has not listed it yet.
         try:
-            found = await self._in_thread(partial(self._moved, one, entry, move))
+            found = await self._in_thread(partial(self._moved, expected[0], entry, move))
         except AbsentError:
             return False
         except BayplanError as error:
             found = Evacuation(obstacle=str(error))
         try:
-            async with self._turn:
-                return await self._settle(entry, move, found)
+            async with self._controller.turn() as transaction:
+                return await self._settle(transaction, entry, move, found)
         finally:
             # Where nothing was recorded the kernel may have been told all the same.
             self._verify_soon()
@@ -142,16 +134,15 @@ class Narrowing:
         huge_pages = claim is not None and any(resource != MEMORY for resource in claim.amounts_bytes)
         with cgroup_of(self._hierarchy, one) as cgroup:
             found = self._evacuate(cgroup, move.before - move.after, move.after, self.bounds, huge_pages)
-            if not found.obstacle:
+            if not found.obstacle and _is_placed_as(entry, self._controller.ledger):
                 cgroup.write_mems(move.after | beside)
         return found
 
-    async def _settle(self, entry: Entry, move: Move, found: Evacuation) -> bool:
+    async def _settle(self, transaction: Transaction, entry: Entry, move: Move, found: Evacuation) -> bool:
         """Record what became of it, unless the container or the room is another one by now; whether it is
-        back. In turn."""
-        controller, key = self._controller, move.container_id
-        present = controller.ledger.entries.get(key)
-        if present is None or present.decision.placement != entry.decision.placement:
+        back."""
+        controller, key, ledger = self._controller, move.container_id, transaction.basis.ledger
+        if not _is_placed_as(entry, ledger):
             return False
         fields = {
             "container": move.name,
@@ -164,16 +155,26 @@ class Narrowing:
         if found.obstacle:
             controller.counters["returns_failed"] += 1
             logger.warning("stays on more nodes than it needs", extra={**fields, "why": found.obstacle})
-            ledger = staying_wide(controller.ledger, move, found.obstacle)
-            if ledger is not controller.ledger:
-                await controller.take_over(ledger, [key])
+            wide = staying_wide(ledger, move, found.obstacle)
+            if wide is not ledger:
+                await transaction.commit(wide)
             return False
-        if not self._possible(controller.ledger.entries.keys() - {key}):
+        if not _possible(transaction.basis, ledger.entries.keys() - {key}):
             logger.info("the room was taken while its pages were moved", extra=fields)
             return False
         logger.info("pages moved", extra=fields)
-        await controller.take_over(brought_back(controller.ledger, move), [key])
+        await transaction.commit(brought_back(ledger, move))
         controller.journal.moved(move)
-        if present.origin is None:
+        if entry.origin is None:
             controller.untold.add(key)
         return True
+
+
+def _possible(basis: Basis, staying: Collection[str]) -> tuple[Move, ...]:
+    return basis.engine.returns(basis.machine, basis.policy, basis.ledger, staying)
+
+
+def _is_placed_as(entry: Entry, ledger: Ledger) -> bool:
+    """Whether the container of *entry* is still where that says."""
+    present = ledger.entries.get(entry.container_id)
+    return present is not None and present.decision.placement == entry.decision.placement

@@ -2,7 +2,8 @@
 
 The same controller decides as for NRI, in turn with it. Once a decision is recorded the work is finished,
 also when the client is gone or its time is over: a container that comes to life then has what the ledger
-says, and one that never does is found to be gone. Only what could not be applied is released at once.
+says, and one that never does is found to be gone. Only what could not be applied is released at once. What
+is written to the kernel is what the ledger says when it is written, not what it said at the decision.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
 from bayplan.daemon.threads import WorkThread
-from bayplan.daemon.turns import Turn
-from bayplan.daemon.verify import Expectation, write
+from bayplan.daemon.transactions import Transaction
+from bayplan.daemon.verify import write
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Origin
-from bayplan.domain.workload import Adjustment, Container, Pod, Update
+from bayplan.domain.workload import Adjustment, Update
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.oci.bundle import replace_config
@@ -56,18 +57,14 @@ class OciDesk:
     def __init__(
         self,
         controller: Controller,
-        turn: Turn,
         hierarchy: Hierarchy,
-        expected: Callable[[], list[Expectation]],
         verify_soon: Callable[[], None],
         rules: DeskRules = DeskRules(),
         persuader: Persuader | None = None,
     ) -> None:
         self.rules = rules
         self._controller = controller
-        self._turn = turn
         self._hierarchy = hierarchy
-        self._expected = expected
         self._verify_soon = verify_soon
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
         self._thread = WorkThread("oci")
@@ -135,18 +132,18 @@ class OciDesk:
         arrival = await self._thread.do(partial(oci_host.announced, self._hierarchy, state))
         if arrival is None:
             return _DONE
-        async with self._turn:
+        async with self._controller.turn() as transaction:
             if self._is_of_nri(state.id):
                 return _DONE
-            known = self._controller.ledger.entries.get(state.id)
+            known = transaction.basis.ledger.entries.get(state.id)
             if known is not None and was_rewritten(known, arrival.origin):
                 # Its spec has what was decided; now we also know where it is.
-                await self._controller.amend(met(known, arrival.origin))
+                self._controller.amend(transaction, met(known, arrival.origin))
                 if origin_of(known).applied.cpuset_cpus != known.told_cpus:
                     # The shared pool changed since its spec was written.
                     self._verify_soon()
                 return _DONE
-            entry, updates = await self._decide(arrival)
+            entry, updates = await self._decide(transaction, arrival)
         await self._carry_out(entry, updates)
         if runtime is not None:
             self._persuade(runtime, arrival)
@@ -161,11 +158,10 @@ class OciDesk:
 
         def resources() -> bytes | None:
             # After a resize the spec of its creation is out of date.
-            if decided is None or not is_same_start(
-                decided, self._controller.ledger.entries.get(container_id)
-            ):
+            present = self._controller.ledger.entries.get(container_id)
+            if decided is None or present is None or not is_same_start(decided, present):
                 return None
-            return resources_for(arrival.document, arrival.spec, self._controller.wanted(container_id))
+            return resources_for(arrival.document, arrival.spec, self._controller.wanted(present))
 
         if decided is not None and origin_of(decided).applied != Adjustment():
             amounts = partial(oci_host.amounts_shown, self._hierarchy, origin_of(decided))
@@ -195,10 +191,10 @@ class OciDesk:
     ) -> bytes | None:
         """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
         into the bundle. If that fails, the decision is released."""
-        async with self._turn:
+        async with self._controller.turn() as transaction:
             if self._is_of_nri(arrival.container.id):
                 return None
-            entry, updates = await self._decide(arrival)
+            entry, updates = await self._decide(transaction, arrival)
         origin = origin_of(entry)
         patch = spec_patch(origin.applied, arrival.spec)
         rewritten = None
@@ -221,14 +217,14 @@ class OciDesk:
         if entry is None or entry.origin is None:
             return _DONE
         resources = parse_resources(document)
-        async with self._turn:
-            entry = self._controller.ledger.entries.get(container_id)
+        async with self._controller.turn() as transaction:
+            entry = transaction.basis.ledger.entries.get(container_id)
             if entry is None or entry.origin is None:
                 return _DONE
             change = without_ours(entry, resources_from(resources))
             pod, container = entry.origin.pod, entry.origin.container
-            updates = await self._controller.update_container(pod, container, change)
-            wanted = self._controller.wanted(container_id)
+            updates = await self._controller.change(transaction, pod, container, change)
+            wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])
         await self._update_others(one for one in updates if one.container_id != container_id)
         if resources.memory is not None and resources.memory.limit:
             wanted = replace(wanted, memory_limit_bytes=None)
@@ -266,16 +262,16 @@ class OciDesk:
 
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
-        async with self._turn:
-            if not is_same_start(entry, self._controller.ledger.entries.get(entry.container_id)):
+        async with self._controller.turn() as transaction:
+            if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
-            pod = Pod(entry.decision.request.pod_id)
-            updates = await self._controller.stop_container(pod, Container(entry.container_id, pod.id))
+            updates = self._controller.release(transaction, entry.container_id)
+        await self._controller.written()
         if updates:
             self._verify_soon()
 
-    async def _decide(self, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
-        """Decide and record, in turn; the new entry, and what is due for others."""
+    async def _decide(self, transaction: Transaction, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
+        """Decide and record; the new entry, and what is due for others."""
         controller, container = self._controller, arrival.container
         resources = container.resources
         if resources.cpuset_cpus is not None and resources.cpuset_cpus == controller.residents.defaulted.get(
@@ -283,51 +279,76 @@ class OciDesk:
         ):
             # Nobody chose these: NRI was told so when there was no time to decide. Now there is.
             container = replace(container, resources=replace(resources, cpuset_cpus=None))
-        _, updates = await controller.create_container(arrival.pod, container, arrival.origin)
-        return controller.ledger.entries[container.id], updates
+        _, updates = await controller.place(transaction, arrival.pod, container, arrival.origin)
+        return transaction.basis.ledger.entries[container.id], updates
 
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
         """Make it so in the kernel: for the new container, then for the others. If it fails for the new one,
         its decision is released."""
         origin = origin_of(entry)
         try:
-            applied = await self._thread.do(partial(oci_host.place, self._hierarchy, origin))
+            oom_score_adj = await self._thread.do(partial(self._place, entry))
         except BaseException:
             await self.release(entry)
             raise
         await self._update_others(updates)
-        async with self._turn:
+        if oom_score_adj == origin.applied.oom_score_adj:
+            return
+        async with self._controller.turn() as transaction:
+            present = transaction.basis.ledger.entries.get(entry.container_id)
+            if present is not None and is_same_start(entry, present):
+                applied = replace(origin.applied, oom_score_adj=oom_score_adj)
+                placed = replace(present, origin=replace(origin, applied=applied))
+                self._controller.amend(transaction, placed)
+
+    def _place(self, entry: Entry) -> int | None:
+        """Set what is decided about a container that has not started, until it is what the ledger says; the
+        oom_score_adj that was set. Blocks."""
+        origin, written = origin_of(entry), None
+        applied = origin.applied
+        while True:
             present = self._controller.ledger.entries.get(entry.container_id)
             if present is None or not is_same_start(entry, present):
-                return
-            if applied != origin.applied:
-                await self._controller.amend(replace(present, origin=replace(origin, applied=applied)))
-            if present.told_cpus != entry.told_cpus:
-                # The shared pool changed while its former CPUs were being written.
-                self._verify_soon()
+                return applied.oom_score_adj
+            wanted = self._controller.wanted(present)
+            if wanted == written:
+                return applied.oom_score_adj
+            applied = oci_host.place(self._hierarchy, replace(origin, applied=wanted))
+            written = wanted
 
     async def _update_others(self, updates: Iterable[Update]) -> None:
-        """Write what a decision means for other containers; what fails is found by verification.
+        """Write what a decision means for the containers of *updates*; what fails is found by verification.
 
         Their CPUs are waited for. Memory that has to move to other nodes can take long: after half of the
         client's time it goes on without being waited for.
         """
-        due = {one.container_id: one for one in updates}
-        if not due:
-            return
-        changes = [(one, due[one.container.id]) for one in self._expected() if one.container.id in due]
-        cpus = [(one, replace(change, cpuset_mems=None)) for one, change in changes]
-        await self._thread.do(partial(write, self._hierarchy, cpus))
-        mems = [
-            (one, Update(change.container_id, cpuset_mems=change.cpuset_mems))
-            for one, change in changes
-            if change.cpuset_mems is not None
-        ]
+        due = list(updates)
+        cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
+        mems = [one.container_id for one in due if one.cpuset_mems is not None]
+        if cpus:
+            await self._thread.do(partial(self._write_expected, cpus, mems=False))
         if mems:
-            moving = asyncio.ensure_future(asyncio.to_thread(write, self._hierarchy, mems))
+            moving = asyncio.ensure_future(asyncio.to_thread(self._write_expected, mems, mems=True))
             self._migrations.add(moving)
             moving.add_done_callback(self._migrations.discard)
             await asyncio.wait({moving}, timeout=self.rules.deadline_s / 2)
+
+    def _write_expected(self, container_ids: Iterable[str], *, mems: bool) -> None:
+        """Write the CPUs, or the nodes, that those containers should have, until it is what the ledger says:
+        that may change meanwhile. Blocks."""
+        for container_id in container_ids:
+            written = None
+            while expected := self._controller.expectations((container_id,)):
+                (one,) = expected
+                update = (
+                    Update(container_id, cpuset_mems=one.mems)
+                    if mems
+                    else Update(container_id, cpuset_cpus=one.cpus)
+                )
+                if update == written:
+                    break
+                write(self._hierarchy, [(one, update)])
+                written = update
 
     def _is_of_nri(self, container_id: str) -> bool:
         entry = self._controller.ledger.entries.get(container_id)

@@ -6,9 +6,9 @@ of the database waits for a moment without commits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from bayplan.daemon.threads import Errand, StoreThread
 from bayplan.domain.decision import Decision
@@ -36,8 +36,7 @@ class Recorder:
         self._rest: asyncio.TimerHandle | None = None
         self._rested_at = 0.0
         self._commits = 0
-        self._unawaited: set[asyncio.Task[None]] = set()
-        self._store = store
+        self.store = store
         self.problem: str | None = None
         """Why nothing could be recorded the last time; None when it could."""
 
@@ -56,27 +55,27 @@ class Recorder:
 
     async def entries(self) -> list[Entry]:
         """Everything that is recorded."""
-        return await self._run(lambda: list(self._store.entries()))
+        return await self._run(lambda: list(self.store.entries()))
 
     async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
         """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the
         newest first."""
-        items = await self._run(lambda: self._store.history(limit, subject))
+        items = await self._run(lambda: self.store.history(limit, subject))
         return [(item.at_us, item.decision) for item in items]
 
-    def record(
-        self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()
-    ) -> Coroutine[Any, Any, None]:
-        """Commit, in one transaction, the decisions behind *entries*, the disappearance of *gone*, and what
-        the runtime was *told* about containers that were decided earlier.
+    def hand_over(self, step: Step) -> Errand[None]:
+        """Have *step* committed, behind everything that was handed over before; mostly it is done when this
+        returns. Whoever waits for it has it `settle`d."""
+        return self._thread.attend(partial(self.store.commit, step), GRACE_S)
 
-        It is handed over by the call itself, whenever the result is awaited."""
-        step = Step.of(entries, gone, told)
-        return self._recorded(self._thread.attend(partial(self._store.commit, step), GRACE_S))
+    def settle(self, write: Errand[None]) -> None:
+        """Note what became of a *write* that is done.
 
-    async def _recorded(self, commit: Errand[None]) -> None:
+        Raises:
+            StateError: it failed.
+        """
         try:
-            await commit.outcome()
+            write.result()
         except StateError as error:
             self.problem = str(error)
             self._thread.spread()
@@ -84,24 +83,10 @@ class Recorder:
         self.problem = None
         self._checkpoint_at_rest()
 
-    def forget_soon(self, container_id: str) -> None:
-        """Have it committed that a container is gone, behind what is still on its way to the disk."""
-
-        async def guarded() -> None:
-            try:
-                await forgotten
-            except StateError as error:
-                logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400
-
-        forgotten = self.record((), gone=(container_id,))
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._unawaited.add(task)
-        task.add_done_callback(self._unawaited.discard)
-
-    async def refused(self, decision: Decision) -> None:
-        """Commit a refusal to the history."""
+    def refused(self, decision: Decision) -> None:
+        """Have a refusal committed to the history. It holds whether or not that succeeds."""
         step = Step.refusal(decision)
-        await self._run(lambda: self._store.commit(step))
+        self._thread.hand_over(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))
 
     def _checkpoint_at_rest(self) -> None:
         """Tidy up when nothing was committed for a while, or at once when it has been put off too long."""
@@ -127,17 +112,18 @@ class Recorder:
 
     def _submit_checkpoint(self) -> None:
         self._commits = 0
-        self._thread.hand_over(self._checkpoint)
+        said = "the state database was not tidied up"
+        self._thread.hand_over(lambda: self._attempt(self.store.checkpoint, said))
 
-    def _checkpoint(self) -> None:
+    def _attempt(self, work: Callable[[], None], otherwise: str) -> None:
         try:
-            self._store.checkpoint()
+            work()
         except StateError as error:
-            logger.warning("the state database was not tidied up", extra={"problem": str(error)})
+            logger.warning(otherwise, extra={"problem": str(error)})
 
     async def close(self) -> None:
         """Finish what was handed over, then close the store."""
         if self._rest is not None:
             self._rest.cancel()
-        await self._run(self._store.close)
+        await self._run(self.store.close)
         self._thread.end()

@@ -15,8 +15,7 @@ class Residents:
 
     ``found`` maps the ids of containers that were created without a decision to their names,
     ``oom_score_adj`` ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
-    runtime was told by default, when there was no time for a decision. ``unrecorded`` are those that run and
-    could not be recorded.
+    runtime was told by default, when there was no time for a decision.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -24,7 +23,6 @@ class Residents:
     found: dict[str, str] = field(default_factory=dict)
     oom_score_adj: dict[str, int] = field(default_factory=dict)
     defaulted: dict[str, CpuSet] = field(default_factory=dict)
-    unrecorded: dict[str, tuple[Pod, Container]] = field(default_factory=dict)
 
     def see(self, pod: Pod, container: Container) -> None:
         """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
@@ -40,7 +38,6 @@ class Residents:
         self.found.pop(container_id, None)
         self.oom_score_adj.pop(container_id, None)
         self.defaulted.pop(container_id, None)
-        self.unrecorded.pop(container_id, None)
         if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
             self.pods.pop(gone.pod_id, None)
 

@@ -16,7 +16,7 @@ from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import InThread
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form, Origin
-from bayplan.errors import BayplanError, StateError
+from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class Residue:
         self._list_crio = list_crio
         self._clock_s = clock_s
         self._awaited_since_s: dict[str, float] = {}
-        self._unreleased: set[str] = set()
         self._seen: dict[str, Origin] = {}
         """Those that had a process, by the very start of theirs: a container may start again under its id."""
 
@@ -57,7 +56,6 @@ class Residue:
         ids = {entry.container_id for entry in suspects}
         self._awaited_since_s = {key: at for key, at in self._awaited_since_s.items() if key in ids}
         self._seen = {key: origin for key, origin in self._seen.items() if key in ids}
-        self._unreleased &= ids
         if not suspects:
             return
         listed = await self._in_thread(partial(self._listed, suspects))
@@ -68,16 +66,7 @@ class Residue:
 
     async def _let_go(self, entry: Entry) -> None:
         extra = {"container": entry.decision.request.name, "container_id": entry.container_id}
-        try:
-            await self._release(entry)
-        except StateError as error:
-            # It is tried again each time; the status has the problem meanwhile.
-            if entry.container_id not in self._unreleased:
-                self._unreleased.add(entry.container_id)
-                said = extra | {"problem": str(error)}
-                logger.error("what a gone container held cannot be released", extra=said)  # noqa: TRY400
-            return
-        self._unreleased.discard(entry.container_id)
+        await self._release(entry)
         logger.warning("a container is gone without a word", extra=extra)
         self._controller.counters["oci_gone"] += 1
 

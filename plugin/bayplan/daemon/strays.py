@@ -1,8 +1,8 @@
 """Containers that run although nobody decided about them: let through while the daemon was away, or could not
 decide. They are entered as they are, so that they are counted and kept off the exclusive CPUs of others.
 
-NRI lists them, and what could not be recorded then is tried again here. podman's, and CRI-O's without NRI,
-are found in their storage; those of an engine that has neither hook nor wrapper are not looked for.
+NRI lists them. podman's, and CRI-O's without NRI, are found in their storage; those of an engine that has
+neither hook nor wrapper are not looked for.
 """
 
 import logging
@@ -17,12 +17,11 @@ from bayplan.daemon.controller import Controller
 from bayplan.daemon.oci_entries import met
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.residue import CRIO
-from bayplan.daemon.turns import Turn
+from bayplan.daemon.transactions import Transaction
 from bayplan.daemon.verify import InThread
 from bayplan.domain.origin import Origin
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.nri import Event
 from bayplan.oci.documents import State
 from bayplan.oci.storage import USERDATA, Started, read_storage, started
 from bayplan.service.doctor import Examination
@@ -45,20 +44,18 @@ class _Search:
 
 
 class Strays:
-    """Finds and enters them. *turn* is the one that all who change the ledger take."""
+    """Finds and enters them."""
 
     def __init__(
         self,
         controller: Controller,
         hierarchy: Hierarchy,
         in_thread: InThread,
-        turn: Turn,
         verify_soon: Callable[[], None],
     ) -> None:
         self._controller = controller
         self._hierarchy = hierarchy
         self._in_thread = in_thread
-        self._turn = turn
         self._verify_soon = verify_soon
         self._passed_over: set[Started] = set()
         """Those that are not of a container to be entered."""
@@ -71,36 +68,29 @@ class Strays:
         """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
 
     async def look(self) -> None:
-        """Look once, and enter what runs without a record.
-
-        Raises:
-            StateError: it cannot be recorded.
-        """
+        """Look once, and enter what runs without a record."""
         controller = self._controller
-        async with self._turn:
-            for pod, container in tuple(controller.residents.unrecorded.values()):
-                await controller.state_changed(Event.START_CONTAINER, pod, container)
         known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
         engines = await self._engines({one.engine for one in known.values() if one is not None})
         if not engines:
             return
         search = _Search(engines, known)
         for arrival in await self._in_thread(partial(self._found, search)):
-            async with self._turn:
-                taken = await self._take_in(arrival, search)
+            async with controller.turn() as transaction:
+                taken = self._take_in(transaction, arrival, search)
             if taken:
                 self._verify_soon()
 
-    async def _take_in(self, arrival: Arrival, search: _Search) -> bool:
+    def _take_in(self, transaction: Transaction, arrival: Arrival, search: _Search) -> bool:
         """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
         controller, container = self._controller, arrival.container
         entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
         if entry is None and container.id not in search.known:
-            await controller.enter(arrival.pod, container, arrival.origin)
+            controller.enter(transaction, arrival.pod, container, arrival.origin)
             return True
         if entry is None or before is None or entry.origin is not before:
             return False
-        await controller.amend(met(entry, arrival.origin))
+        controller.amend(transaction, met(entry, arrival.origin))
         if before.container.pid:
             extra = {"container": entry.decision.request.name, "container_id": container.id}
             logger.warning("container was started again without us; what was decided holds", extra=extra)

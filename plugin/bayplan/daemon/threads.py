@@ -49,8 +49,8 @@ class Errand(Generic[Result]):
         """Block until the work is done, for at most so long. Call it once."""
         self._finished.acquire(timeout=timeout_s)
 
-    async def outcome(self) -> Result:
-        """What the work returned or raised, as soon as it is done. Giving up does not stop the work."""
+    async def finished(self) -> None:
+        """Wait until the work is done. Giving up does not stop the work."""
         if not self.done:
             loop = asyncio.get_running_loop()
             told: asyncio.Future[None] = loop.create_future()
@@ -58,9 +58,17 @@ class Errand(Generic[Result]):
             # It may have been done before it could see whom to tell; then nobody else will.
             if not self.done:
                 await told
+
+    def result(self) -> Result:
+        """What the work that is done returned or raised."""
         if self._error is not None:
             raise self._error
         return self._result
+
+    async def outcome(self) -> Result:
+        """What the work returned or raised, as soon as it is done. Giving up does not stop the work."""
+        await self.finished()
+        return self.result()
 
 
 class StoreThread:

@@ -1,14 +1,9 @@
-"""One writer at a time, whoever asks: the NRI session and the OCI socket take turns at the controller.
-
-The session hands over its events one by one, but knows nothing of the other door. Its handler here waits for
-its turn, and answers the runtime only about containers of that runtime: what is due for others is written to
-the kernel.
+"""The NRI session at the controller: the runtime is answered only about containers of that runtime. What is
+due for others is written to the kernel.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 
 from bayplan.daemon.controller import Controller
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
@@ -17,39 +12,11 @@ from bayplan.nri import Event, Runtime
 logger = logging.getLogger(__name__)
 
 
-class Turn:
-    """``async with`` it around everything that reads the ledger, decides and changes it."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._postponed: list[Callable[[], None]] = []
-
-    def between(self, change: Callable[[], None]) -> None:
-        """Make a *change* that cannot wait by itself: now, or as soon as nobody has the turn."""
-        if self._lock.locked():
-            self._postponed.append(change)
-        else:
-            change()
-
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            while self._postponed:
-                self._postponed.pop(0)()
-        finally:
-            self._lock.release()
-
-
 class SessionHandler:
-    """The handler of the NRI session: the controller's, in turn. `bayplan.nri.handler` has the contract."""
+    """The handler of the NRI session: the controller's. `bayplan.nri.handler` has the contract."""
 
-    def __init__(self, controller: Controller, turn: Turn, verify_soon: Callable[[], None]) -> None:
+    def __init__(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
         self._controller = controller
-        self._turn = turn
         self._verify_soon = verify_soon
 
     def events(self, runtime: Runtime) -> frozenset[Event]:
@@ -68,41 +35,36 @@ class SessionHandler:
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """The controller's, with the updates of the *containers* that this runtime has."""
-        async with self._turn:
-            updates = await self._controller.synchronize(pods, containers)
-            return self._own(updates, {container.id for container in containers})
+        updates = await self._controller.synchronize(pods, containers)
+        return self._own(updates, {container.id for container in containers})
 
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
         """The controller's, with the updates of containers that came over NRI."""
-        async with self._turn:
-            adjustment, updates = await self._controller.create_container(pod, container)
-            return adjustment, self._own(updates)
+        adjustment, updates = await self._controller.create_container(pod, container)
+        return adjustment, self._own(updates)
 
     async def update_container(
         self, pod: Pod, container: Container, resources: Resources
     ) -> Sequence[Update]:
         """The controller's, with the updates of containers that came over NRI, and of this one."""
-        async with self._turn:
-            updates = await self._controller.update_container(pod, container, resources)
-            return self._own(updates, {container.id})
+        updates = await self._controller.update_container(pod, container, resources)
+        return self._own(updates, {container.id})
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:
         """The controller's, with the updates of containers that came over NRI."""
-        async with self._turn:
-            return self._own(await self._controller.stop_container(pod, container))
+        return self._own(await self._controller.stop_container(pod, container))
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """The controller's."""
-        async with self._turn:
-            await self._controller.state_changed(event, pod, container)
+        await self._controller.state_changed(event, pod, container)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The controller's."""
         return self._controller.fallback_adjustment(pod, container)
 
     def missed(self, event: Event, container_id: str, why: str) -> None:
-        """The controller's, between two turns: it changes the ledger, and somebody may be at it."""
-        self._turn.between(lambda: self._controller.missed(event, container_id, why))
+        """The controller's."""
+        self._controller.missed(event, container_id, why)
 
     def _own(self, updates: Sequence[Update], listed: Iterable[str] = ()) -> Sequence[Update]:
         """The *updates* that this runtime can carry out: of containers that came over NRI, and of those that

@@ -112,11 +112,6 @@ class Ledger:
                 ledger = _claiming(ledger, other, explained=True)
         return ledger
 
-    def scored_with(self, container_id: str) -> frozenset[str]:
-        """The ids of the other containers with that one's pod and score."""
-        key = key_of(self.entries[container_id].decision.request)
-        return frozenset(() if key is None else self.scored[key]) - {container_id}
-
     def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
         """A ledger without that container.
 

@@ -40,7 +40,8 @@ class Rows:
         return rows, list(rows._take(step, at_us))  # noqa: SLF001 - of its own class
 
     def _take(self, step: Step, at_us: int) -> Iterator[Statement]:
-        for container_id in step.gone:
+        unknown = [] if step.kept is None else sorted(self._current.keys() - step.kept)
+        for container_id in (*step.gone, *unknown):
             yield from self._ended(container_id)
         for row in step.decided:
             yield from self._ended(row[0])

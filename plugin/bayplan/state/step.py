@@ -18,19 +18,26 @@ Row = tuple[str, str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """First the ids of containers that are ``gone``; then the entries of those that were ``decided`` about
-    and ``told`` something; and what was ``refused``."""
+    """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
+    entries of those that were ``decided`` about and ``told`` something; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
     decided: tuple[Row, ...] = ()
     told: tuple[Row, ...] = ()
     refused: tuple[Row, ...] = ()
+    kept: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> Self:
+    def of(
+        cls,
+        entries: Iterable[Entry],
+        gone: Iterable[str] = (),
+        told: Iterable[Entry] = (),
+        kept: frozenset[str] | None = None,
+    ) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
-        *gone*, and what other containers were *told*."""
-        return cls(tuple(gone), tuple(map(_row, entries)), tuple(map(_row, told)))
+        *gone*, what other containers were *told*, and the ids of all that exist, unless it is None."""
+        return cls(tuple(gone), tuple(map(_row, entries)), tuple(map(_row, told)), kept=kept)
 
     @classmethod
     def refusal(cls, decision: Decision) -> Self:

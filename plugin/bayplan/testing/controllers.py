@@ -1,21 +1,23 @@
 """A controller with a real store on a machine of two nodes, for tests of what is built around it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.recorder import Recorder
-from bayplan.daemon.verify import Expectation, expectations
+from bayplan.daemon.verify import Expectation
 from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container, Pod
-from bayplan.nri import Capabilities, Event, Runtime, Version
-from bayplan.state import Store
+from bayplan.errors import StateError
+from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
+from bayplan.state import Step, Store
 from bayplan.testing.machines import machine
 
 Result = TypeVar("Result")
@@ -30,7 +32,9 @@ async def here(work: Callable[[], Result]) -> Result:
 class Controlled:
     """The controller, and what it asked of the host."""
 
-    def __init__(self, recorder: Recorder, policy: Policy, on: Machine, *, cgroup_v2: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, policy: Policy, on: Machine, *, cgroup_v2: bool, clock: Clock | None = None
+    ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
         self.room_due = asyncio.Event()
@@ -43,11 +47,20 @@ class Controlled:
             write_oom_score_adj=self.write_oom_score_adj,
             verify_soon=self.verify_soon,
             room_soon=self.room_due.set,
+            clock=clock,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
         """Note it."""
         self.oom_score_adj.append((one.id, value))
+
+    def accept(
+        self, machine: Machine | None = None, policy: Policy | None = None, ledger: Ledger | None = None
+    ) -> None:
+        """Change what the controller decides by."""
+        self.controller.soon(
+            lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
+        )
 
     def verify_soon(self) -> None:
         """Count it."""
@@ -55,14 +68,7 @@ class Controlled:
 
     def expectations(self) -> list[Expectation]:
         """What the kernel should have of every container."""
-        controller, residents = self.controller, self.controller.residents
-        return expectations(
-            controller.machine,
-            controller.policy.withheld_cpus,
-            controller.ledger,
-            residents.pods,
-            residents.containers.values(),
-        )
+        return self.controller.expectations()
 
 
 def runtime(nri: str) -> Runtime:
@@ -70,6 +76,30 @@ def runtime(nri: str) -> Runtime:
     version = Version.parse(nri)
     assert version is not None
     return Runtime("containerd", "any", nri, Capabilities.of(version), frozenset(Event))
+
+
+class _FullDisk:
+    """A store without room, which can still be read."""
+
+    def __init__(self, store: Store) -> None:
+        self.entries, self.history, self.close = store.entries, store.history, store.close
+
+    def commit(self, _: Step) -> None:
+        """Fail."""
+        raise StateError("state.db", "database or disk is full")
+
+    checkpoint = commit
+
+
+@contextmanager
+def full_disk(recorder: Recorder) -> Iterator[None]:
+    """Let the disk be full for everything that is handed over within."""
+    store = recorder.store
+    recorder.store = _FullDisk(store)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        recorder.store = store
 
 
 @asynccontextmanager
@@ -80,11 +110,12 @@ async def controlled(
     on: Machine = MACHINE,
     *,
     cgroup_v2: bool = True,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Controlled]:
     """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
     recorder = await Recorder.open(partial(Store.open, directory))
     try:
-        made = Controlled(recorder, policy, on, cgroup_v2=cgroup_v2)
+        made = Controlled(recorder, policy, on, cgroup_v2=cgroup_v2, clock=clock)
         await made.controller.restore()
         if nri is not None:
             made.controller.connected(runtime(nri))

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.oci_runtime import Persuader
-from bayplan.daemon.turns import Turn
+from bayplan.daemon.transactions import Transaction
 from bayplan.domain.ledger import Entry
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
@@ -45,7 +45,6 @@ class Desk:
     node: OciNode
     path: Path
     desk: OciDesk
-    turn: Turn
     around: Controlled
     server: OciServer
 
@@ -60,6 +59,11 @@ class Desk:
         while self.server.clients:
             await asyncio.wait(self.server.clients)
         await self.desk.settled()
+
+    @property
+    def turn(self) -> AbstractAsyncContextManager[Transaction]:
+        """The turn at the controller."""
+        return self.around.controller.turn()
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -81,14 +85,11 @@ async def desk(
     node = OciNode(directory / "root")
     kernel = hierarchy or node.hierarchy
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
-        turn = Turn()
-        one = OciDesk(
-            around.controller, turn, kernel, around.expectations, around.verify_soon, rules, persuader
-        )
+        one = OciDesk(around.controller, kernel, around.verify_soon, rules, persuader)
         server = OciServer(directory / "oci.sock", one.serve)
         await server.start()
         try:
-            yield Desk(node, directory / "oci.sock", one, turn, around, server)
+            yield Desk(node, directory / "oci.sock", one, around, server)
         finally:
             await server.close()
             await one.close()

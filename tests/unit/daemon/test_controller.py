@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.daemon.transactions import RETRY_S
 from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.domain.kubelet.topology_options import Scope
@@ -20,7 +21,8 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.testing.controllers import MACHINE, controlled
+from bayplan.testing.clock import ManualClock
+from bayplan.testing.controllers import MACHINE, controlled, full_disk
 from bayplan.testing.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -218,22 +220,18 @@ def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
 
 def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path) as one:
+        clock = ManualClock()
+        async with controlled(tmp_path, clock=clock) as one:
             started = {name: container(name, BEST_EFFORT) for name in ("runs", "ends", "goes")}
-            blocker = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-            blocker.execute("BEGIN IMMEDIATE")
-            for each in started.values():
-                with pytest.raises(StateError):
+            with full_disk(one.controller.recorder):
+                for each in started.values():
                     await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, each)
-            assert one.controller.ledger.entries == {}
-            assert set(one.controller.residents.unrecorded) == set(started)
-            await one.controller.stop_container(BEST_EFFORT, started["ends"])
-            await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
-            blocker.execute("ROLLBACK")
-            blocker.close()
-            assert one.controller.residents.unrecorded == {"runs": (BEST_EFFORT, started["runs"])}
-            await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, started["runs"])
-            assert one.controller.residents.unrecorded == {}
+                assert set(one.controller.ledger.entries) == set(started)
+                await one.controller.stop_container(BEST_EFFORT, started["ends"])
+                await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
+                await clock.until_armed()
+            clock.advance(RETRY_S)
+            await one.controller.recorder.entries()
             assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
 
     run(scenario)

@@ -12,7 +12,6 @@ import pytest
 
 from bayplan.daemon.hardware import HUGEPAGES, Hardware, Host, Measurement, measure
 from bayplan.daemon.settings import KUBELET, Settings
-from bayplan.daemon.turns import Turn
 from bayplan.domain.decision import Outcome
 from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES
 from bayplan.domain.policy import Policy, TopologyPolicy
@@ -78,8 +77,8 @@ class FakeHost:
 class Bench:
     """Hardware with a controller, and what it did."""
 
-    def __init__(self, host: FakeHost, hardware: Hardware, made: Controlled, turn: Turn) -> None:
-        self.host, self.hardware, self.made, self.turn = host, hardware, made, turn
+    def __init__(self, host: FakeHost, hardware: Hardware, made: Controlled) -> None:
+        self.host, self.hardware, self.made = host, hardware, made
         self.controller = made.controller
         self.verified = asyncio.Event()
 
@@ -102,10 +101,10 @@ class Bench:
 
 @asynccontextmanager
 async def bench(directory: Path, settings: Settings = PLAIN):
-    host, turn = FakeHost(), Turn()
-    hardware = Hardware(settings, Host(host.read, host.measure), here, turn)
+    host = FakeHost()
+    hardware = Hardware(settings, Host(host.read, host.measure), here)
     async with controlled(directory, hardware.policy, on=hardware.machine) as made:
-        one = Bench(host, hardware, made, turn)
+        one = Bench(host, hardware, made)
         hardware.serve(made.controller, one.verify_soon)
         yield one
 
@@ -237,7 +236,7 @@ class TestHotPlug:
         async def scenario() -> None:
             async with bench(tmp_path) as one:
                 one.host.resize(0, 8 * GIB)
-                async with one.turn:
+                async with one.controller.turn():
                     await one.reread()
                     assert one.controller.machine == MACHINE
                 assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB

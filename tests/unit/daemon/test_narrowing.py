@@ -11,7 +11,6 @@ from typing import TypeVar
 import pytest
 
 from bayplan.daemon.narrowing import Narrowing
-from bayplan.daemon.turns import Turn
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Container, ContainerState, Pod, Resources, Update
@@ -96,7 +95,7 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
             )
 
         async def in_thread(work: Callable[[], Result]) -> Result:
-            assert not turn._lock.locked()  # Nobody may have to wait for pages.
+            assert not controller._transactions._lock.locked()  # Nobody may have to wait for pages.
             result = work()
             while made.meanwhile:
                 await made.meanwhile.pop(0)()
@@ -106,10 +105,7 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
             one.verify_soon()
             made.settled.set()
 
-        turn = Turn()
-        narrowing = Narrowing(
-            controller, turn, node.hierarchy, one.expectations, in_thread, verify_soon, BOUNDS, moved
-        )
+        narrowing = Narrowing(controller, node.hierarchy, in_thread, verify_soon, BOUNDS, moved)
         made = Around(one, narrowing, node, pages)
         yield made
 
@@ -204,12 +200,8 @@ def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
                 claim=replace(claim, nodes=NodeSet([0, 1])),
                 home=NodeSet([1]),
             )
-            await controller.take_over(
-                controller.ledger.with_entry(
-                    replace(entry, decision=replace(entry.decision, placement=wide))
-                ),
-                ["second"],
-            )
+            there = replace(entry, decision=replace(entry.decision, placement=wide))
+            it.one.accept(ledger=controller.ledger.with_entry(there))
             it.node.make_cgroup("/kubepods/podflexible/second")
             it.pages.room_bytes = 0
             await it.narrowing.relieve()
@@ -351,7 +343,7 @@ def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> No
                 await controller.create_container(owner, each)
             assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
             # More memory came.
-            controller.machine = machine(3, cpus_per_node=4, memory_bytes=2 * GIB)
+            it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
             await it.narrowing.relieve()
         async with controlled(tmp_path / "state") as one:
             decision = one.controller.ledger.entries["c"].decision
@@ -364,12 +356,12 @@ def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> 
     async def scenario() -> None:
         async with around(tmp_path) as it:
             controller = it.one.controller
-            controller.machine = machine(2, cpu_less={8: GIB})
+            it.one.accept(machine(2, cpu_less={8: GIB}))
             owner = pod("b", QosClass.BURSTABLE)
             free = container("free", owner, resources=Resources(cpu_shares=512), oom_score_adj=900)
             await controller.create_container(owner, free)
             assert it.recorded == {"free": "0-1"}
-            controller.machine = machine(3, cpu_less={8: GIB})
+            it.one.accept(machine(3, cpu_less={8: GIB}))
             before = it.one.verifications
             await it.narrowing.relieve()
             assert it.recorded == {"free": "0-2"}
@@ -388,9 +380,7 @@ def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
 
             narrowing = Narrowing(
                 it.one.controller,
-                Turn(),
                 it.node.hierarchy,
-                it.one.expectations,
                 here,
                 it.one.verify_soon,
                 BOUNDS,

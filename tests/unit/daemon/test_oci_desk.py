@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from bayplan.testing.oci_desks import (
 from bayplan.testing.oci_node import OWN_CGROUP, OciNode, guaranteed, spec, state
 
 EXCLUSIVE = spec(SYSTEMD, resources=guaranteed(2, GIB // 2), annotations=CRIO)
+SHARED = spec(SYSTEMD, resources=guaranteed(0, GIB // 4), annotations=CRIO)
+GUARANTEED = pod("g", QosClass.GUARANTEED)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -85,6 +88,36 @@ def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(
             one.node.end(4242)
             assert await one.ask("poststop", announced) == ("ok", "")
             assert one.around.verifications == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("placed", [EXCLUSIVE, SHARED], ids=["exclusive", "shared"])
+def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, placed: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with desk(tmp_path) as one:
+            await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
+            gate = threading.Event()
+            announced = one.node.begin(ID, placed, 4242)
+            async with one.turn:
+                answer = asyncio.create_task(one.ask("createRuntime", announced))
+                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                # It is about to be decided, and the thread that writes has something else to do then.
+                busy = asyncio.ensure_future(one.desk._thread.do(gate.wait))
+                await asyncio.sleep(0)
+            while ID not in one.entries:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            nri = container("x", GUARANTEED, memory_bytes=GIB // 4, milli_cpus=2000)
+            await one.around.controller.create_container(GUARANTEED, nri)
+            gate.set()
+            assert await answer == ("ok", "")
+            await busy
+            assert one.entries["x"].decision.placement.exclusive_cpus
+            expected = {one.container.id: str(one.cpus) for one in one.around.expectations()}
+            assert one.node.shown(SCOPE, "cpuset.cpus") == (expected[ID],)
+            if placed is EXCLUSIVE:
+                assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == (expected[OTHER],)
 
     run(scenario)
 

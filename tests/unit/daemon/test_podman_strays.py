@@ -9,7 +9,6 @@ import pytest
 
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.strays import PODMAN, Strays
-from bayplan.daemon.turns import Turn
 from bayplan.daemon.verify import compare, repair
 from bayplan.domain.decision import Outcome
 from bayplan.domain.ledger import Entry
@@ -64,8 +63,8 @@ class PodmanNode(OciNode):
         self.pidfile(ID).write_text(f"{pid}")
 
 
-def strays(one: Controlled, node: OciNode, turn: Turn | None = None) -> Strays:
-    return Strays(one.controller, node.hierarchy, here, turn or Turn(), one.verify_soon)
+def strays(one: Controlled, node: OciNode) -> Strays:
+    return Strays(one.controller, node.hierarchy, here, one.verify_soon)
 
 
 @pytest.mark.parametrize(
@@ -251,12 +250,12 @@ def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_p
                 await one.ask("createRuntime", told)
                 return found
 
-            await Strays(controller, node.hierarchy, slowly, one.turn, one.around.verify_soon).look()
+            await Strays(controller, node.hierarchy, slowly, one.around.verify_soon).look()
             assert one.entries[ID].decision.outcome is Outcome.PLACED
             assert controller.residents.found == {}
 
             await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
-            await Strays(controller, node.hierarchy, here, one.turn, one.around.verify_soon).look()
+            await Strays(controller, node.hierarchy, here, one.around.verify_soon).look()
             assert one.entries[ID].decision.outcome is Outcome.ADOPTED
             await one.ask("createRuntime", told)
             assert one.entries[ID].decision.outcome is Outcome.PLACED
@@ -273,7 +272,7 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             assert (await one.ask("createRuntime", node.create()))[0] == "ok"
             node.created()
             decided = one.entries[ID]
-            looking = Strays(controller, node.hierarchy, here, one.turn, one.around.verify_soon)
+            looking = Strays(controller, node.hierarchy, here, one.around.verify_soon)
             await looking.look()
             assert one.entries[ID] is decided
 
@@ -310,7 +309,7 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
             node.create()
             node.created()
             controller = one.around.controller
-            looking = Strays(controller, node.hierarchy, here, one.turn, one.around.verify_soon)
+            looking = Strays(controller, node.hierarchy, here, one.around.verify_soon)
             await looking.look()
             origin = one.entries[ID].origin
             assert origin is not None

@@ -10,7 +10,6 @@ import pytest
 
 from bayplan.daemon.residue import CRIO
 from bayplan.daemon.strays import Strays
-from bayplan.daemon.turns import Turn
 from bayplan.domain.decision import Outcome
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -35,7 +34,7 @@ def started(node: OciNode, container_id: str = ID, pid: int = 42, **annotations:
 
 
 def strays(one: Controlled, node: OciNode) -> Strays:
-    return Strays(one.controller, node.hierarchy, here, Turn(), one.verify_soon)
+    return Strays(one.controller, node.hierarchy, here, one.verify_soon)
 
 
 def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.daemon.turns import SessionHandler, Turn
+from bayplan.daemon.turns import SessionHandler
 from bayplan.domain.decision import QosClass
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import ContainerState, Update
@@ -31,7 +31,7 @@ def run(scenario: Any) -> None:
 def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
             await one.controller.create_container(BEST_EFFORT, SHARED, origin)
             listed = container("l", BEST_EFFORT)
@@ -53,7 +53,7 @@ def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_
 ) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            handler = SessionHandler(one.controller, one.verify_soon)
             await one.controller.create_container(
                 GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
             )
@@ -90,10 +90,9 @@ def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> N
 def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            turn = Turn()
-            handler = SessionHandler(one.controller, turn, one.verify_soon)
+            handler = SessionHandler(one.controller, one.verify_soon)
             await handler.create_container(GUARANTEED, EXCLUSIVE)
-            async with turn:
+            async with one.controller.turn():
                 handler.missed(Event.CREATE_CONTAINER, "x", "late")
                 assert "x" in one.controller.ledger.entries
             assert one.controller.ledger.entries == {}
@@ -110,7 +109,7 @@ def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> 
 def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
             await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
             handler.missed(Event.CREATE_CONTAINER, "x", "late")
@@ -127,7 +126,7 @@ def test_what_the_runtime_has_for_us_in_its_own_directory_is_not_passed_over_sil
 ) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path, nri=None) as one:
-            handler = SessionHandler(one.controller, Turn(), one.verify_soon)
+            handler = SessionHandler(one.controller, one.verify_soon)
             handler.connected(replace(runtime("0.12.0"), config=config))
 
     asyncio.run(scenario())
