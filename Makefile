@@ -8,6 +8,8 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 # The programs of the environment that setup.sh makes from requirements.lock.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+# Set-up does not outlive make.
+SETUP := setpriv --pdeathsig TERM packaging/dev/setup.sh
 # As in setup.sh: certificates that only the system has.
 ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
@@ -29,19 +31,19 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
 
 setup:
-	@packaging/dev/setup.sh test
+	@$(SETUP) test
 
 setup-go:
-	@packaging/dev/setup.sh go
+	@$(SETUP) go
 
 install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see docs/oci-hook.md)
 	@packaging/install-hooks $(FORM)
 
 setup-e2e:
-	@packaging/dev/setup.sh e2e
+	@$(SETUP) e2e
 
 setup-crio:
-	@packaging/dev/setup.sh crio
+	@$(SETUP) crio
 
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
 	@packaging/dev/run.sh $(ARGS)

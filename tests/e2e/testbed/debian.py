@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from testbed.cache import artefact
+from testbed.progress import Step
 from testbed.shell import build_command, require, require_root
 
 STABLE = "trixie"
@@ -52,25 +53,29 @@ UNPACK_OPTIONS = (
 
 def tools() -> Path:
     """A directory with QEMU, a kernel with its modules, and static busybox, of Debian stable."""
-    return _bootstrap("tools", "extract", STABLE, TOOL_PACKAGES)
+    step = Step("QEMU, kernel and busybox of Debian stable", 230)
+    return _bootstrap("tools", "extract", STABLE, TOOL_PACKAGES, step)
 
 
 def root_tree() -> Path:
     """A directory with the root file system of the guest without systemd, which boots fastest."""
-    return _bootstrap("root-tree", "minbase", STABLE, ROOT_PACKAGES)
+    step = Step("the virtual machine's Debian with containerd 1.7", 330)
+    return _bootstrap("root-tree", "minbase", STABLE, ROOT_PACKAGES, step)
 
 
 def systemd_root_tree() -> Path:
     """A directory with the root file system of the guest with systemd and podman."""
-    return _bootstrap("systemd-root-tree", "minbase", STABLE, SYSTEMD_ROOT_PACKAGES)
+    step = Step("the virtual machine's Debian with systemd and podman", 350)
+    return _bootstrap("systemd-root-tree", "minbase", STABLE, SYSTEMD_ROOT_PACKAGES, step)
 
 
 def unstable_containerd() -> Path:
     """A directory with containerd and runc of Debian unstable."""
-    return _bootstrap("unstable", "extract", UNSTABLE, ("containerd",))
+    step = Step("containerd 2.1 of Debian unstable", 160)
+    return _bootstrap("unstable", "extract", UNSTABLE, ("containerd",), step)
 
 
-def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...]) -> Path:
+def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...], step: Step) -> Path:
     recipe = {
         "variant": variant,
         "suite": suite,
@@ -88,7 +93,7 @@ def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...]) -
         build_command(f"The Debian tree '{name}'", argv, env={"TMPDIR": str(path.parent)})
         path.chmod(0o755)
 
-    return artefact(name, recipe, build, keep=2)
+    return artefact(name, recipe, build, keep=2, step=step)
 
 
 def _mirror() -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from testbed import debian
 from testbed.cache import artefact, digest_files, recipe_key
 from testbed.errors import BuildError
+from testbed.progress import Step
 from testbed.shell import build_command, require
 
 MIB = 1 << 20
@@ -39,7 +40,9 @@ def root_disk(*, systemd: bool = False) -> Path:
         (merged / "opt/bayplan").mkdir(parents=True)
         make_ext4(merged, path, free_mib=ROOT_FREE_MIB)
 
-    return artefact("root-disk", {"tree": str(tree), "kernel": str(kernel_tree), "format": 3}, build, keep=4)
+    step = Step(f"the virtual machine's disk{' with systemd' if systemd else ''}", 350)
+    recipe = {"tree": str(tree), "kernel": str(kernel_tree), "format": 3}
+    return artefact("root-disk", recipe, build, keep=4, step=step)
 
 
 def tree_disk(name: str, tree: Path) -> Path:

@@ -4,6 +4,8 @@ Every message is one sentence that names the thing and what to do; a scenario th
 it.
 """
 
+from pathlib import Path
+
 
 class TestBedError(Exception):
     """The bed could not do what it was asked; never the fault of the program under test."""
@@ -13,13 +15,18 @@ class MissingError(TestBedError):
     """Something of the machine is missing: root, a program, a package source."""
 
 
-class BuildError(TestBedError):
-    """An artefact could not be built; carries the end of what the build said."""
+class EndedError(TestBedError):
+    """Set-up was interrupted, or another part of it failed: this part was not begun."""
 
-    def __init__(self, what: str, command: str, output: str) -> None:
-        self.what, self.command, self.output = what, command, output
-        last = "\n".join(output.strip().splitlines()[-12:])
-        super().__init__(f"{what} could not be built: `{command}` failed:\n{last}")
+
+class BuildError(TestBedError):
+    """An artefact could not be built; carries the end of what the build said, and where all of it is."""
+
+    def __init__(self, what: str, command: str, output: str, *, log: Path | None = None) -> None:
+        self.what, self.command, self.output, self.log = what, command, output, log
+        last = "\n".join(f"    {line}" for line in output.strip().splitlines()[-12:])
+        kept = f"\n(all of it: {log})" if log else ""
+        super().__init__(f"{what} could not be built: `{command}` failed:\n{last}{kept}")
 
 
 class GuestError(TestBedError):

@@ -14,10 +14,14 @@ from pathlib import Path
 
 from testbed.cache import artefact, cache_root, digest_files, locked
 from testbed.errors import MissingError
+from testbed.progress import Step
 from testbed.shell import build_command, require
 
 GO_MINIMUM = (1, 26, 3)
 CRI_TOOLS_VERSION = "v1.36.0"
+# crictl is built with the dependencies of this containerd where they are newer than its own: what both have
+# is then compiled once.
+SHARED_MODULE = "github.com/containerd/containerd/v2 v2.3.4"
 KUBELET_VERSION = "v1.36.3"
 CRIO_VERSION = "v1.36.3"
 # Whatever needs a C library beside libc is left out: seccomp, btrfs, ostree, gpgme. The last three are for
@@ -66,7 +70,10 @@ def containerd_from_source(version: str) -> Path:
     """A directory with bin/containerd, bin/containerd-shim-runc-v2 and bin/ctr of that tag."""
     module = "github.com/containerd/containerd/v2"
     commands = ("containerd", "containerd-shim-runc-v2", "ctr")
-    return _from_module("containerd-go", module, version, tuple(f"{module}/cmd/{name}" for name in commands))
+    step = Step(f"containerd {version}, compiled", 75)
+    return _from_module(
+        "containerd-go", module, version, tuple(f"{module}/cmd/{name}" for name in commands), step
+    )
 
 
 def crictl() -> Path:
@@ -78,8 +85,10 @@ def crictl() -> Path:
             shutil.copy2(installed, path / "bin/crictl")
 
         return artefact("crictl-installed", {"crictl": digest_files(Path(installed).resolve())}, copy)
+    module = "sigs.k8s.io/cri-tools"
+    step = Step(f"crictl {CRI_TOOLS_VERSION}, compiled", 27)
     return _from_module(
-        "crictl", "sigs.k8s.io/cri-tools", CRI_TOOLS_VERSION, ("sigs.k8s.io/cri-tools/cmd/crictl",)
+        "crictl", module, CRI_TOOLS_VERSION, (f"{module}/cmd/crictl",), step, beside=SHARED_MODULE
     )
 
 
@@ -111,7 +120,8 @@ def kubelet(version: str = KUBELET_VERSION) -> Path:
         named = f"-X k8s.io/component-base/version.gitVersion={version}"
         _go_build(what, scratch, Path(f"{path}/bin/"), (f"{module}/cmd/kubelet",), ("-mod=mod",), link=named)
 
-    return artefact("kubelet", {"version": version, "format": 1}, build)
+    step = Step(f"kubelet {version}, compiled", 75)
+    return artefact("kubelet", {"version": version, "format": 1}, build, step=step)
 
 
 def crio(version: str = CRIO_VERSION) -> Path:
@@ -138,7 +148,8 @@ def crio(version: str = CRIO_VERSION) -> Path:
         argv = [require("gcc"), "-std=c99", "-Os", "-static", "-s", "-o", path / "bin/pinns", *programs]
         build_command(f"pinns of {what}", argv)
 
-    return artefact("crio", {"version": version, "tags": CRIO_TAGS, "format": 1}, build)
+    step = Step(f"CRI-O {version}, compiled", 60)
+    return artefact("crio", {"version": version, "tags": CRIO_TAGS, "format": 1}, build, step=step)
 
 
 def workload() -> Path:
@@ -150,22 +161,28 @@ def workload() -> Path:
     return artefact("workload", {"source": digest_files(WORKLOAD_SOURCE), "go": GO_MINIMUM}, build)
 
 
-def _from_module(name: str, module: str, version: str, commands: tuple[str, ...]) -> Path:
+def _from_module(
+    name: str, module: str, version: str, commands: tuple[str, ...], step: Step, *, beside: str = ""
+) -> Path:
     def build(path: Path) -> None:
-        scratch = _module_requiring(path, module, version)
+        scratch = _module_requiring(path, module, version, beside)
         (path / "bin").mkdir(parents=True)
         what = f"{module.rsplit('/', 1)[0] if module.endswith('/v2') else module} {version}"
+        # Fetches the sources, which needs the network more than the CPUs, before it is this build's turn.
+        argv = [str(go_program()), "list", "-mod=mod", "-deps", *commands]
+        build_command(f"{what}'s sources", argv, env=GO_ENVIRONMENT, cwd=scratch)
         _go_build(what, scratch, Path(f"{path}/bin/"), commands, ("-mod=mod",))
 
-    return artefact(name, {"module": module, "version": version, "commands": commands, "format": 1}, build)
+    recipe = {"module": module, "version": version, "commands": commands, "format": 1}
+    return artefact(name, {**recipe, "beside": beside} if beside else recipe, build, step=step)
 
 
-def _module_requiring(path: Path, module: str, version: str) -> Path:
-    """A new module beside the artefact, with this one as its only requirement."""
+def _module_requiring(path: Path, module: str, version: str, *beside: str) -> Path:
+    """A new module beside the artefact, with this one as its only requirement, and what is to be no older."""
     scratch = path.parent / "module"
     scratch.mkdir()
-    go = ".".join(map(str, GO_MINIMUM))
-    (scratch / "go.mod").write_text(f"module scratch\n\ngo {go}\n\nrequire {module} {version}\n")
+    required = "\n".join(f"require {one}" for one in (f"{module} {version}", *filter(None, beside)))
+    (scratch / "go.mod").write_text(f"module scratch\n\ngo {'.'.join(map(str, GO_MINIMUM))}\n\n{required}\n")
     return scratch
 
 

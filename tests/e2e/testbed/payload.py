@@ -18,6 +18,7 @@ from testbed import debian
 from testbed.cache import artefact, cache_root
 from testbed.disks import make_ext4
 from testbed.errors import BuildError, MissingError
+from testbed.progress import Step
 from testbed.qemu import LIBRARY
 from testbed.shell import build_command
 
@@ -53,12 +54,12 @@ def payload_disk() -> Path:
         # Not the archive's own hash: it would follow the files' times.
         with zipfile.ZipFile(wheel) as archive:
             contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
-        dependencies = _dependencies()
-        recipe = {"wheel": contents, "dependencies": str(dependencies), "format": 3}
-        return artefact("payload", recipe, lambda path: _install(wheel, dependencies, path), keep=4)
+        locked = dependencies()
+        recipe = {"wheel": contents, "dependencies": str(locked), "format": 3}
+        return artefact("payload", recipe, lambda path: _install(wheel, locked, path), keep=4)
 
 
-def _dependencies() -> Path:
+def dependencies() -> Path:
     """A directory with the locked dependencies, compiled for the guest's Python."""
     wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
 
@@ -71,7 +72,8 @@ def _dependencies() -> Path:
         _compile(path)
 
     recipe = {"wanted": wanted, "locked": LOCK.read_text(), "python": GUEST_PYTHON, "format": 3}
-    return artefact("dependencies", recipe, build)
+    step = Step("the Python packages for the virtual machine", 45)
+    return artefact("dependencies", recipe, build, step=step)
 
 
 def _install(wheel: Path, dependencies: Path, path: Path) -> None:
