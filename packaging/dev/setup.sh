@@ -112,7 +112,8 @@ step() {
 	fi
 	child=''
 	clear_line
-	[ ! -e "$cache/size" ] || size=$(cat "$cache/size")
+	if [ -s "$cache/size" ]; then size=$(cat "$cache/size"); fi
+	rm -f "$cache/size"
 	echo "$sentence${size:+: $size}, $((SECONDS - started)) s"
 }
 
