@@ -1,7 +1,8 @@
-"""Fixtures of the scenarios: nodes that are booted once per topology, and logs kept when a scenario fails."""
+"""Fixtures of the scenarios: nodes that many of them share, and logs kept when a scenario fails."""
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,61 +12,58 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from testbed.crio import CrioNode  # noqa: E402 - the path comes first
-from testbed.errors import GuestError  # noqa: E402
+from testbed.errors import GuestError, TestBedError  # noqa: E402
 from testbed.node import Node  # noqa: E402
 from testbed.scenario import Wanted  # noqa: E402
 from testbed.topology import TWO_NODES  # noqa: E402
 
 ARTIFACTS = HERE / "artifacts"
+FAILED = pytest.StashKey[bool]()
 SCENARIO_LIMIT_S = 1200
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
 BY_NAME_ONLY = frozenset({"test_real_kubelet.py", "test_crio.py", "test_crio_faults.py"})
 
 
 class Nodes:
-    """The booted node: one at a time, since scenarios are sorted by topology."""
+    """The node in use: one at a time, since scenarios are sorted by what they want."""
 
     def __init__(self) -> None:
-        self.current: Node | None = None
+        self._node: Node | None = None
+        self._wanted: Wanted | None = None
 
-    def get(self, wanted: Wanted, versions: frozenset[str]) -> Node:
-        node = self.current
-        if node is None or not _fits(node, wanted) or not node.guest.alive():
-            self.shut_down()
-            node = self.current = Node(wanted.topology, *sorted(versions), systemd=wanted.systemd)
-        return node
+    def clean(self, wanted: Wanted) -> Node:
+        """A clean node: the one in use where it fits and can be cleaned, else one that is restored."""
+        if self._node is not None and wanted == self._wanted:
+            try:
+                self._node.prepare()
+            except TestBedError:
+                self.forget()
+            else:
+                return self._node
+        self.forget()
+        self._wanted, self._node = wanted, Node(wanted.topology, wanted.version, systemd=wanted.systemd)
+        return self._node
 
-    def shut_down(self) -> None:
-        if self.current is not None:
-            self.current.shut_down()
-            self.current = None
-
-
-def _fits(node: Node, wanted: Wanted) -> bool:
-    same_machine = (node.topology, node.systemd) == (wanted.topology, wanted.systemd)
-    return same_machine and (wanted.version is None or wanted.version in node.versions)
+    def forget(self) -> None:
+        """The next scenario gets a restored node."""
+        if self._node is not None:
+            self._node.shut_down()
+            self._node = None
 
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
     pool = Nodes()
     yield pool
-    pool.shut_down()
+    pool.forget()
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
+def node(request: pytest.FixtureRequest, nodes: Nodes) -> Iterator[Node]:
     """A clean node as `@on(...)` wants it: containerd serves, no pods, bayplan is down and has no state."""
-    wanted: Wanted = request.param
-    all_wanted = [other for item in request.session.items if (other := _wanted(item)) is not None]
-    versions = frozenset(
-        other.version
-        for other in [*all_wanted, wanted]
-        if (other.topology, other.systemd) == (wanted.topology, wanted.systemd) and other.version is not None
-    )
-    booted = nodes.get(wanted, versions)
-    booted.prepare(wanted.version)
-    return booted
+    yield nodes.clean(request.param)
+    if request.node.stash.get(FAILED, False):
+        nodes.forget()
 
 
 @pytest.fixture(scope="session")
@@ -94,10 +92,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark every scenario, before `-m` selects by marks."""
+    """Mark every scenario, before `-m` selects by marks; all that want the same machine go to one worker."""
     if HERE not in item.path.parents:
         return
     item.add_marker(pytest.mark.e2e)
+    item.add_marker(pytest.mark.xdist_group(str(_wanted(item) or item.path.stem)))
     if item.get_closest_marker("timeout") is None:
         # Building and booting have limits of their own.
         item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, func_only=True))
@@ -105,18 +104,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All scenarios of a topology run after each other, and of these all of a containerd version."""
+    """All scenarios that want the same machine run after each other, the machine with most of them first."""
     ours = [item for item in items if HERE in item.path.parents]
-    order = {id(item): place for place, item in enumerate(items)}
-
-    def key(item: pytest.Item) -> tuple[object, ...]:
-        wanted = _wanted(item)
-        if wanted is None:
-            return (0, False, "", "", order[id(item)])
-        return (1, wanted.systemd, wanted.topology.name, wanted.version or "", order[id(item)])
-
     others = [item for item in items if HERE not in item.path.parents]
-    items[:] = others + sorted(ours, key=key)
+    wanted = {item: str(_wanted(item) or item.path.stem) for item in ours}
+    count = Counter(wanted.values())
+    items[:] = sorted(ours, key=lambda item: (-count[wanted[item]], wanted[item])) + others
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -125,6 +118,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()
     if not report.failed or HERE not in item.path.parents:
         return
+    item.stash[FAILED] = True
     directory = ARTIFACTS / re.sub(r"[^\w.-]+", "_", f"{item.path.stem}-{item.name}")
     saved: list[Path] = []
     node = getattr(item, "funcargs", {}).get("node")

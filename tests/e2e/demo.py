@@ -93,7 +93,6 @@ def boot(console: Console, version: str) -> Node:
         console.print(f"containerd 2.1 is not to be had ({str(error).splitlines()[0]}); using 1.7")
         version = "1.7"
         node = Node(FOUR_NODES, version)
-    node.prepare(version)
     node.bayplan.start()
     node.bayplan.await_synchronized()
     console.print(node.guest.run("/opt/bayplan/bin/baypland", "--version").stdout.strip())

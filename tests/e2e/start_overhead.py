@@ -68,7 +68,6 @@ def main(argv: list[str]) -> int:
     node = None
     try:
         node = Node(TWO_NODES, systemd=True)
-        node.prepare(None)
         node.forms.install()
         node.bayplan.start("--oci-deadline", "20s")
         node.guest.run("mkdir", "-p", f"{BUNDLE}/rootfs")

@@ -1,11 +1,11 @@
 """Devices steer: a disk in a container, a network card that CNI moved into a pod, on a machine with both."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from testbed.containerd import CRICTL
 from testbed.node import Node
 from testbed.pods import Pod, guaranteed
 from testbed.scenario import on
@@ -17,6 +17,7 @@ KUBELET = (
     "--reserved-cpus=0",
     "--reserved-memory=0:memory=25Mi;1:memory=25Mi;2:memory=25Mi;3:memory=25Mi",
 )
+CNI_LIMIT_S = 60
 CNI = "/etc/cni/net.d/10-card.conflist"
 LINKS = "/sys/class/net/*/device/uevent"
 
@@ -59,8 +60,10 @@ def card_network(node: Node) -> Iterator[None]:
         "ipam": {"type": "static", "addresses": [{"address": "10.11.12.13/24"}]},
     }
     node.guest.write(CNI, json.dumps({"cniVersion": "0.4.0", "name": "card", "plugins": [card]}))
-    loaded = f"until {CRICTL} info | grep -q host-device; do sleep 0.1; done"
-    node.guest.run("sh", "-c", loaded, limit_s=60)
+    deadline = time.monotonic() + CNI_LIMIT_S
+    while "host-device" not in node.crictl("info").stdout:
+        assert time.monotonic() < deadline, "containerd does not know the pod network"
+        time.sleep(0.1)
     try:
         yield
     finally:

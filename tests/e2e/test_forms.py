@@ -132,7 +132,7 @@ def with_handlers(node: Node, *, nri: bool) -> None:
             node.forms.handler(form, name=f"{form}-systemd", systemd_cgroup=True),
         ]
     node.containerd.end()
-    node.containerd.start(VERSION, nri=nri, handlers=handlers)
+    node.containerd.start(nri=nri, handlers=handlers)
 
 
 def placements_with_crictl(node: Node, handler: str) -> list[Placement]:
@@ -158,7 +158,7 @@ def await_placement(node: Node, pod: Running, placed: Placement) -> None:
     deadline = time.monotonic() + REPAIRED_WITHIN_S
     while (found := node.view(pod).placement) != placed:
         assert time.monotonic() < deadline, found
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 def placements_with_podman(node: Node, form: str) -> list[Placement]:

@@ -370,7 +370,7 @@ def await_placement(node: Node, container_id: str) -> None:
         if not found:
             return
         assert time.monotonic() < deadline, found
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 def await_off(node: Node, container_id: str, cpus: frozenset[int]) -> None:
@@ -378,7 +378,7 @@ def await_off(node: Node, container_id: str, cpus: frozenset[int]) -> None:
     deadline = time.monotonic() + REPAIRED_WITHIN_S
     while found := node.view(container_id).cpus_allowed & cpus:
         assert time.monotonic() < deadline, found
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 def cgroups(node: Node) -> set[str]:

@@ -89,7 +89,7 @@ def machine() -> Iterator[Node]:
 
 @pytest.fixture
 def node(machine: Node) -> Iterator[Node]:
-    machine.prepare(CONTAINERD)
+    machine.prepare()
     yield machine
     kubelet = Kubelet(machine.guest)
     if kubelet.running():
@@ -162,7 +162,7 @@ def test_the_same_pods_get_the_same_places(
     node: Node, policies: Mapping[str, object], steps: list[Asked]
 ) -> None:
     theirs = by_kubelet(node, {**MANAGERS, **policies}, steps)
-    node.prepare(CONTAINERD)
+    node.prepare()
     ours = by_bayplan(node, steps)
     assert ours.placed == theirs.placed
     assert set(theirs.messages) == set(ours.messages)

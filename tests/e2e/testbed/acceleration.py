@@ -24,14 +24,16 @@ def acceleration() -> tuple[str, ...]:
     """QEMU's arguments for the fastest way that works."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return EMULATION
-    machine = {"boot": boot_key(), "kernel": platform.release(), "cpu": _cpu_model(), "format": 1}
+    machine = {"boot": boot_key(), **host(), "format": 1}
     answer = artefact("kvm", machine, lambda path: path.write_text("works" if _probe() else "broken"))
     return HARDWARE if answer.read_text() == "works" else EMULATION
 
 
-def _cpu_model() -> str:
+def host() -> dict[str, str]:
+    """What a machine that was saved here may depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith("model name")), "unknown")
+    model = next((line for line in lines if line.startswith("model name")), "unknown")
+    return {"kernel": platform.release(), "cpu": model}
 
 
 def _probe() -> bool:
@@ -40,7 +42,6 @@ def _probe() -> bool:
             console=Path(directory) / "console.log",
             machine=["-M", "q35", *HARDWARE, "-m", "512M", "-smp", "2"],
             kernel_words=[PROBE_WORD],
-            disks={},
         )
         with contextlib.suppress(subprocess.TimeoutExpired):
             guest.process.wait(PROBE_LIMIT_S)

@@ -35,7 +35,7 @@ def await_agreement(node: Node, container_ids: Iterable[str]) -> None:
     deadline, wanted = time.monotonic() + REPAIRED_WITHIN_S, set(container_ids)
     while found := disagreements(node, wanted):
         assert time.monotonic() < deadline, found
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 def disagreements(node: Node, container_ids: Iterable[str]) -> dict[str, list[str]]:

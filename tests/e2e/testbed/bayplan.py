@@ -1,10 +1,14 @@
 """The program under test in the guest: start, stop, kill and restart baypland, and ask it with bayplan."""
 
+import contextlib
+import io
 import json
 import signal
 import time
 from collections.abc import Iterable
 from typing import Any
+
+from bayplan.cli.main import main
 
 from testbed.containerd import NRI_SOCKET
 from testbed.errors import CommandError
@@ -21,6 +25,7 @@ ADMIN_SOCKET = "/run/bayplan/admin.sock"
 CONFIG = "/etc/bayplan/testbed.toml"
 LOG = "/var/log/bayplan.log"
 START_LIMIT_S = 90
+POLL_S = 0.2
 SYNCHRONIZED = '"msg": "synchronized"'
 
 
@@ -105,13 +110,18 @@ class Bayplan:
 
     def ask(self, *words: str) -> dict[str, Any]:
         """What `bayplan WORDS --output json` says."""
-        said = self.command(*words, "--output", "json").stdout
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(self.command(*words, "--output", "json").stdout)
         return answer
 
     def command(self, *words: str, check: bool = True) -> Completed:
-        """Run the bayplan command line tool against the daemon's admin socket."""
-        return self.guest.run(CLIENT, *words, "--admin-socket", ADMIN_SOCKET, check=check)
+        """What the command line tool says of the daemon. It runs here, where it takes a tenth of the time."""
+        argv = [*words, "--admin-socket", str(self.guest.forwarded(ADMIN_SOCKET))]
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            exit_code = main(argv)
+        if check and exit_code:
+            raise CommandError(["bayplan", *argv], exit_code, stdout.getvalue(), stderr.getvalue())
+        return Completed(exit_code, stdout.getvalue(), stderr.getvalue())
 
     def await_synchronized(self, *, since: int | None = None, limit_s: float = 90) -> str:
         """Wait until the daemon has reconciled itself with the runtime; what the log says from `since` on.
@@ -149,7 +159,7 @@ class Bayplan:
         wanted, deadline = set(container_ids), time.monotonic() + limit_s
         while (known := self.known()) != wanted:
             assert time.monotonic() < deadline, f"the ledger holds {known}, expected {wanted}"
-            time.sleep(1)
+            time.sleep(POLL_S)
 
     def _argv(self, flags: tuple[str, ...] | None = None) -> tuple[str, ...]:
         fixed = ("--nri-socket", NRI_SOCKET, "--state-dir", STATE_DIRECTORY, "--admin-socket", ADMIN_SOCKET)

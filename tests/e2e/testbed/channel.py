@@ -65,7 +65,8 @@ class Channel:
         self._connection.close()
 
     def _read(self) -> None:
-        buffer = b""
+        # Joined once a line is whole: an answer may carry megabytes.
+        pieces: list[bytes] = []
         while True:
             try:
                 received = self._connection.recv(1 << 16)
@@ -73,13 +74,15 @@ class Channel:
                 received = b""
             if not received:
                 break
-            *lines, buffer = (buffer + received).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
+            *ends, rest = received.split(b"\n")
+            for end in ends:
+                answer = json.loads(b"".join([*pieces, end]))
+                pieces.clear()
                 with self._lock:
                     waiting = self._waiting.get(answer["id"])
                 if waiting is not None:
                     waiting.set_result(answer)
+            pieces.append(rest)
         with self._lock:
             self._closed = True
             waiting_still = list(self._waiting.values())

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from testbed import debian, gobuild
 from testbed.cache import artefact
+from testbed.crictl import SOCKET, Crictl
 from testbed.disks import tree_disk
 from testbed.errors import TestBedError
 from testbed.guest import Guest
 from testbed.oci import PAUSE_IMAGE
 
 SERVICE = "containerd"
-CRICTL = "/opt/crictl/bin/crictl"
-SOCKET = "/run/containerd/containerd.sock"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 CONFIG = "/etc/containerd/config.toml"
 LOG = "/var/log/containerd.log"
@@ -66,8 +65,8 @@ VERSIONS: dict[str, Callable[[], Path] | None] = {
     "2.3": lambda: gobuild.containerd_from_source("v2.3.4"),
     "2.4-beta": lambda: gobuild.containerd_from_source("v2.4.0-beta.0"),
 }
-# Where a scenario names none.
-DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "1.7 2.1 2.3").split())
+# Where a scenario names none; the first is that of `make test`.
+DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.1 1.7 2.3").split())
 
 
 def version_disks(*versions: str) -> dict[str, Path]:
@@ -97,29 +96,25 @@ class Handler:
 
 
 class Containerd:
-    """One containerd at a time in a guest; starting another version begins with an empty store."""
+    """The containerd of a guest; `version` None: there is none."""
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, version: str | None) -> None:
         self.guest = guest
-        self.version: str | None = None
+        self.version = version
 
-    def start(
-        self, version: str, *, nri: bool = True, settings: str = "", handlers: Sequence[Handler] = ()
-    ) -> None:
-        """Start a version and wait until it serves; images are there afterwards. `settings`: more TOML.
+    def start(self, *, nri: bool = True, settings: str = "", handlers: Sequence[Handler] = ()) -> None:
+        """Start it and wait until it serves. `settings`: more TOML.
 
         Only a 2.x takes `handlers`, beside the one called runc that pods get without a word.
         """
-        fresh = version != self.version
-        if fresh:
-            self.erase()
-        self.version = version
         for handler in handlers:
             settings += self._handler_table(handler)
-        self.guest.write(CONFIG, config_text(version, nri=nri) + settings)
+        self.guest.write(CONFIG, config_text(self._known_version(), nri=nri) + settings)
         self._launch()
-        if fresh:
-            self.ctr("images", "import", "--snapshotter", "overlayfs", IMAGES)
+
+    def import_images(self) -> None:
+        """Once per machine."""
+        self.ctr("images", "import", "--snapshotter", "overlayfs", IMAGES)
 
     def restart(self, *, how: signal.Signals = signal.SIGTERM) -> None:
         """End the running process with a signal and start it again; containers keep running."""
@@ -131,19 +126,6 @@ class Containerd:
 
     def running(self) -> bool:
         return self.guest.running(SERVICE) is not None
-
-    def erase(self) -> None:
-        """Stop containerd if it runs and forget its containers, images and state."""
-        if self.running():
-            self.end(signal.SIGKILL)
-        self.guest.run(
-            "sh",
-            "-c",
-            "pkill -KILL -f '[c]ontainerd-shim'; sleep 0.2;"
-            " grep -oE '/run/(containerd|netns)[^ ]*' /proc/mounts | sort -r | xargs -r umount -l;"
-            " rm -rf /var/lib/containerd /run/containerd",
-        )
-        self.version = None
 
     def _handler_table(self, handler: Handler) -> str:
         table = f'[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler.name}'
@@ -165,12 +147,14 @@ class Containerd:
     def log(self) -> str:
         return self.guest.read_files(LOG).get(LOG, "")
 
-    def _binaries(self) -> str:
+    def _known_version(self) -> str:
         if self.version is None:
-            raise TestBedError("containerd was not started yet")
-        if VERSIONS[self.version] is None:
-            return "/usr/bin"
-        return f"/opt/containerd-{self.version}/bin"
+            raise TestBedError("this node has no containerd")
+        return self.version
+
+    def _binaries(self) -> str:
+        version = self._known_version()
+        return "/usr/bin" if VERSIONS[version] is None else f"/opt/containerd-{version}/bin"
 
     def _launch(self) -> None:
         binaries = self._binaries()
@@ -178,8 +162,7 @@ class Containerd:
         self.guest.start(SERVICE, f"{binaries}/containerd", "--config", CONFIG, log=LOG, env={"PATH": path})
         self.guest.await_socket(SOCKET, service=SERVICE, limit_s=START_LIMIT_S)
         # The socket is served before the CRI service has recovered its containers.
-        asking = f"until {CRICTL} version >/dev/null 2>&1; do sleep 0.1; done"
-        self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
+        Crictl(self.guest).await_serving(limit_s=START_LIMIT_S)
 
 
 def config_text(version: str, *, nri: bool = True) -> str:

@@ -12,10 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from testbed import gobuild
-from testbed.containerd import CRICTL, NRI_SOCKET
-from testbed.crictl import Crictl, Running
+from testbed.containerd import NRI_SOCKET
+from testbed.crictl import CRICTL, Crictl, Running
 from testbed.disks import tree_disk
-from testbed.errors import TestBedError
 from testbed.forms import HOOKS_DIR, PATIENCE_S, SOURCE
 from testbed.guest import Guest
 from testbed.node import Node
@@ -119,19 +118,20 @@ class CrioNode(Node):
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology, systemd=True, more_disks={"crio": crio_disk()})
-        self.crictl = Crictl(self.guest, socket=SOCKET)
-        self.crio = Crio(self.guest)
 
-    def prepare(self, version: str | None = None) -> None:
+    def _take(self, guest: Guest) -> None:
+        super()._take(guest)
+        self.crictl = Crictl(guest, socket=SOCKET)
+        self.crio = Crio(guest)
+
+    def prepare(self) -> None:
         """A node without pods, decisions, logs, hooks and drop-ins, CRI-O and bayplan down."""
-        if version is not None:
-            raise TestBedError(f"a node with CRI-O has no containerd {version}")
         if self.bayplan.running():
             self.bayplan.kill()
         if self.crio.running():
             self.crictl.remove_everything()
             self.crio.stop()
-        super().prepare(None)
+        super().prepare()
         self.guest.run("sh", "-c", f"rm -rf {DROP_INS} {HOOKS_DIR}; : >{LOG}")
 
     def install_forms(self, *, timeout_s: float = PATIENCE_S, on_failure: str = "allow") -> None:

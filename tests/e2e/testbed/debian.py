@@ -16,7 +16,7 @@ from testbed.shell import build_command, require, require_root
 STABLE = "trixie"
 UNSTABLE = "unstable"
 
-TOOL_PACKAGES = ("qemu-system-x86", "linux-image-cloud-amd64", "busybox-static")
+TOOL_PACKAGES = ("qemu-system-x86", "qemu-utils", "linux-image-cloud-amd64", "busybox-static")
 ROOT_PACKAGES = (
     "containerd",
     "runc",

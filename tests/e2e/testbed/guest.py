@@ -1,40 +1,19 @@
-"""A booted guest: run commands, keep services, read and write files in it."""
+"""A running guest: run commands, keep services, read and write files in it. `machine.py` starts it."""
 
 import base64
 import shutil
-import socket
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.acceleration import acceleration
 from testbed.channel import Channel
-from testbed.disks import root_disk
 from testbed.errors import CommandError, GuestError
+from testbed.forwarding import Forwarding
+from testbed.monitor import Monitor
 from testbed.qemu import Qemu
-from testbed.topology import Topology
 
-BOOT_LIMIT_S = 240
-# On a busy machine QEMU 10 was seen to abort on an assertion of its own, once in some fifty boots.
-BOOT_ATTEMPTS = 3
-# Units that a machine of one hour has no use for, and that cost seconds under emulation.
-MASKED_UNITS = (
-    "ldconfig.service",
-    "systemd-journal-catalog-update.service",
-    "systemd-random-seed.service",
-    "systemd-sysusers.service",
-    "systemd-update-done.service",
-    "systemd-update-utmp.service",
-    "timers.target",
-)
-SYSTEMD_WORDS = (
-    "systemd.unit=bayplan-guest.target",
-    "systemd.show_status=no",
-    *(f"systemd.mask={unit}" for unit in MASKED_UNITS),
-)
 COMMAND_LIMIT_S = 120
 
 
@@ -48,46 +27,31 @@ class Completed:
 
 
 class Guest:
-    """A virtual machine with the given topology; `disks` appear read-only as /opt/NAME.
-
-    With `systemd`, that is process 1 and owns the cgroups, and podman is there; without it, containerd is.
-    """
+    """A virtual machine whose agent can be asked; `directory` is its own, and goes with it."""
 
     def __init__(
-        self, topology: Topology, *, disks: Mapping[str, Path] | None = None, systemd: bool = False
+        self, qemu: Qemu, channel: Channel, forwarding: Forwarding, monitor: Monitor, directory: Path
     ) -> None:
-        self.topology = topology
-        self.disks = dict(disks or {})
-        self._directory = Path(tempfile.mkdtemp(prefix="bayplan-guest-"))
-        started = time.monotonic()
-        for attempt in range(BOOT_ATTEMPTS):
-            self._boot(systemd=systemd)
-            try:
-                self._call("ping", limit_s=BOOT_LIMIT_S)
-                break
-            except GuestError:
-                if not self.qemu.aborted() or attempt + 1 == BOOT_ATTEMPTS:
-                    self.shut_down()
-                    raise
-                self._channel.close()
-        self.boot_s = time.monotonic() - started
+        self.qemu = qemu
+        self.monitor = monitor
+        self._channel = channel
+        self._forwarding = forwarding
+        self._directory = directory
+        # What QEMU refuses to start with, it says in its log: whoever waits for the agent tells it.
+        if qemu.alive():
+            monitor.negotiate()
 
-    def _boot(self, *, systemd: bool) -> None:
-        topology = self.topology
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.qemu = Qemu(
-                console=self._directory / "console.log",
-                machine=["-M", topology.machine_options(), *acceleration(), *topology.qemu_args()],
-                kernel_words=[*topology.kernel_words(), *(SYSTEMD_WORDS if systemd else ())],
-                disks={"root": root_disk(systemd=systemd), **self.disks},
-                agent_fd=theirs.fileno(),
-            )
-        self._channel = Channel(ours)
+    def forwarded(self, path: str) -> Path:
+        """A socket of this machine behind which is the guest's socket of that path."""
+        return self._forwarding.forwarded(path)
 
-    @property
-    def console_log(self) -> Path:
-        return self.qemu.console
+    def await_agent(self, limit_s: float) -> None:
+        """Wait until the agent answers."""
+        self._call("ping", limit_s=limit_s)
+
+    def resume(self, *, disk: str) -> None:
+        """After it was restored: set its clock, and mount the disk that was exchanged."""
+        self._call("resume", limit_s=COMMAND_LIMIT_S, time_s=time.time(), disk=disk)
 
     def run(
         self,
@@ -186,6 +150,8 @@ class Guest:
 
     def shut_down(self) -> None:
         self._channel.close()
+        self._forwarding.close()
+        self.monitor.close()
         self.qemu.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import gobuild
-from testbed.containerd import CRICTL, SOCKET
-from testbed.crictl import RUNTIME_LIMIT
+from testbed.crictl import CRICTL, RUNTIME_LIMIT, SOCKET
 from testbed.disks import tree_disk
 from testbed.errors import GuestError, TestBedError
 from testbed.guest import Guest

@@ -1,6 +1,6 @@
 """A whole node: guest, containerd, crictl, podman, bayplan and the kernel's view, as one value for scenarios.
 
-A node boots once per topology and lives through many scenarios; `prepare` gives each of them a clean one.
+A node lives through many scenarios; `prepare` gives each of them a clean one, `restore` a new one.
 """
 
 import time
@@ -14,11 +14,14 @@ from testbed.errors import TestBedError
 from testbed.forms import Forms
 from testbed.guest import Guest
 from testbed.kernel import ContainerView, Kernel
+from testbed.machine import Machine
+from testbed.payload import payload_disk
 from testbed.podman import Podman
 from testbed.pods import Pod
 from testbed.supplies import disks
 from testbed.topology import Topology
 
+POLL_S = 0.2
 LEFT_BEHIND = """
 find /sys/fs/cgroup/kubepods /sys/fs/cgroup/k8s.io -depth -type d -exec rmdir {} + 2>/dev/null
 rm -rf /var/lib/bayplan /etc/bayplan /run/bayplan /var/log/pods /run/testbed
@@ -27,45 +30,59 @@ for log in /var/log/containerd.log /var/log/bayplan.log; do : >"$log"; done
 
 
 class Node:
-    """`versions` of containerd can be started without booting again; podman wants `systemd`. `more_disks` are
-    by their names under /opt.
+    """A node with this containerd, or with none, and with podman if `systemd` is process 1. `more_disks` are by
+    their names under /opt.
     """
 
     def __init__(
         self,
         topology: Topology,
-        *versions: str,
-        with_bayplan: bool = True,
+        version: str | None = None,
+        *,
         systemd: bool = False,
         more_disks: Mapping[str, Path] | None = None,
     ) -> None:
         self.topology = topology
-        self.versions = frozenset(versions)
+        self.version = version
         self.systemd = systemd
-        supplied = disks(*versions, with_bayplan=with_bayplan, systemd=systemd)
-        self.guest = Guest(topology, disks={**supplied, **(more_disks or {})}, systemd=systemd)
-        self.containerd = Containerd(self.guest)
-        self.crictl = Crictl(self.guest)
-        self.podman = Podman(self.guest)
-        self.bayplan = Bayplan(self.guest)
-        self.forms = Forms(self.guest)
-        self.kernel = Kernel(self.guest)
+        versions = () if version is None else (version,)
+        supplied = disks(*versions, with_bayplan=False, systemd=systemd)
+        self._machine = Machine(topology, {**supplied, **(more_disks or {})}, systemd)
+        purpose = "-".join([*(["systemd"] if systemd else []), *versions, *(more_disks or ())])
+        self._saved = self._machine.saved(purpose or "bare", self._settle)
+        self._payload = payload_disk()
+        self.restore()
 
-    def prepare(self, version: str | None) -> None:
-        """A node without pods, decisions and logs, with this containerd serving, if any, and bayplan down."""
+    def restore(self) -> None:
+        """Begin again with the saved machine: containerd serves and has its images, nothing else has happened."""
+        self._take(self._machine.restore(self._saved, self._payload))
+
+    def _settle(self, guest: Guest) -> None:
+        """What a machine has done before it is saved."""
+        self._take(guest)
+        if self.version is not None:
+            self.containerd.start()
+            self.containerd.import_images()
+        if self.systemd:
+            self.podman.import_image()
+
+    def _take(self, guest: Guest) -> None:
+        self.guest = guest
+        self.containerd = Containerd(guest, self.version)
+        self.crictl = Crictl(guest)
+        self.podman = Podman(guest)
+        self.bayplan = Bayplan(guest)
+        self.forms = Forms(guest)
+        self.kernel = Kernel(guest)
+
+    def prepare(self) -> None:
+        """A node without pods, decisions and logs, with containerd serving, if any, and bayplan down."""
         if self.bayplan.running():
             self.bayplan.kill()
         self.podman.remove_everything()
-        if self.containerd.version == version and self.containerd.running():
-            try:
-                self.crictl.remove_everything()
-            except TestBedError:
-                self.containerd.erase()
-        elif self.containerd.version is not None:
-            self.containerd.erase()
+        if self.version is not None:
+            self.crictl.remove_everything()
         self.guest.run("sh", "-c", LEFT_BEHIND)
-        if version is not None and self.containerd.version != version:
-            self.containerd.start(version)
 
     def view(self, running: Running | str) -> ContainerView:
         """The kernel's view of a container: of its id, or of a pod with one container."""
@@ -78,7 +95,7 @@ class Node:
         deadline = time.monotonic() + limit_s
         while (view := self.view(running)).mems_allowed != mems:
             assert time.monotonic() < deadline, f"allowed are nodes {view.mems_allowed}, expected {mems}"
-            time.sleep(1)
+            time.sleep(POLL_S)
         return view
 
     def launch(self, pod: Pod, *, handler: str = "") -> Running:
@@ -114,7 +131,7 @@ class Node:
 
     @property
     def _engine(self) -> Crictl | Podman:
-        return self.crictl if self.containerd.version is not None else self.podman
+        return self.crictl if self.version is not None else self.podman
 
     def shut_down(self) -> None:
         self.guest.shut_down()

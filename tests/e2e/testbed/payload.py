@@ -26,6 +26,8 @@ PROJECT = Path(__file__).parents[3]
 LOCK = PROJECT / "requirements.lock"
 GUEST_PYTHON = "3.13"
 GUEST_PLATFORM = "x86_64-manylinux_2_40"
+# A machine that is restored expects a disk of the size that it was saved with.
+DISK_BYTES = 256 << 20
 LAUNCHER = """#!/usr/bin/python3 -s
 import sys
 sys.path.insert(0, "/opt/bayplan/lib")
@@ -55,7 +57,7 @@ def payload_disk() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
         locked = dependencies()
-        recipe = {"wheel": contents, "dependencies": str(locked), "format": 3}
+        recipe = {"wheel": contents, "dependencies": str(locked), "format": 4}
         return artefact("payload", recipe, lambda path: _install(wheel, locked, path), keep=4)
 
 
@@ -91,6 +93,9 @@ def _install(wheel: Path, dependencies: Path, path: Path) -> None:
         launcher.write_text(LAUNCHER.format(module=module, function=function))
         launcher.chmod(0o755)
     make_ext4(root, path)
+    if path.stat().st_size > DISK_BYTES:
+        raise BuildError("The payload", "mkfs.ext4", f"its disk is larger than {DISK_BYTES} bytes")
+    os.truncate(path, DISK_BYTES)
 
 
 def _compile(directory: Path) -> None:

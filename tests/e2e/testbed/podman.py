@@ -1,7 +1,7 @@
 """podman in the guest, the way an administrator uses it: create, init (created by the runtime, not started),
 start, stop, rm.
 
-The image is made of the test bed's own files on first use. Which runtime, hooks and cgroup driver a container
+The image is made of the test bed's own files. Which runtime, hooks and cgroup driver a container
 gets is one value, an `Engine`; podman wants the same one with every later command about that container.
 """
 
@@ -66,23 +66,19 @@ class Asked:
 class Podman:
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
-        self._prepared = False
         self._engines: dict[str, Engine] = {}
 
     def __call__(self, *words: str, engine: Engine | None = None, check: bool = True) -> Completed:
         """podman with these words, told of runtime, driver and hooks when `engine` is given."""
         return self.guest.run("podman", *(engine.flags() if engine else ()), *words, check=check)
 
-    def prepare(self) -> None:
+    def import_image(self) -> None:
         """The image, once per machine."""
-        if not self._prepared:
-            self.guest.run("mkdir", "-p", LOGS, NO_HOOKS)
-            self("import", "--quiet", IMAGE_ROOT, WORKLOAD_IMAGE)
-            self._prepared = True
+        self.guest.run("mkdir", "-p", LOGS, NO_HOOKS)
+        self("import", "--quiet", IMAGE_ROOT, WORKLOAD_IMAGE)
 
     def create(self, engine: Engine, asked: Asked) -> str:
         """Describe the container and have the runtime create it, without starting it; its id."""
-        self.prepare()
         made = self("create", *asked.words(), engine=engine).stdout.strip()
         self._engines[made] = engine
         self("init", made, engine=engine)

@@ -1,28 +1,32 @@
 """QEMU as a child process: its command line, the serial console, its death.
 
 The guest never outlives the process that started it: the kernel kills QEMU with its parent, a guest that
-panics ends QEMU, and the agent powers off when its channel closes.
+panics ends QEMU, and the agent powers off when its port closes.
 """
 
 import contextlib
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from testbed import debian
 from testbed.disks import initramfs, kernel
-from testbed.shell import require
+from testbed.shell import build_command, require
 
 ABORT_LIMIT_S = 5
 LIBRARY = "usr/lib/x86_64-linux-gnu"
 # Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by
-# byte.
-EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off")
+# byte. One thread for all CPUs: atomic instructions need no lock then, and nobody spins for somebody else; that
+# halves the CPU time of a pod, and leaves this machine's other CPU to another guest.
+EMULATION = ("-accel", "tcg,thread=single", "-cpu", "max,erms=off,fsrm=off")
 HARDWARE = ("-accel", "kvm", "-cpu", "host")
 # Said for each device: QEMU would take the last bus there is, which may be an expander's.
 ROOT_BUS = "bus=pcie.0"
 # numa_balancing moves pages between allowed nodes: what memory.numa_stat says would depend on the hour.
+# Without tsc=reliable the kernel reads the time from an emulated timer, several thousand times dearer.
 KERNEL_WORDS = (
     "console=ttyS0",
     "panic=-1",
@@ -31,24 +35,45 @@ KERNEL_WORDS = (
     "mitigations=off",
     "random.trust_cpu=on",
     "numa_balancing=disable",
+    "tsc=reliable",
+    "init_on_alloc=0",
     "cgroup_no_v1=all",
 )
 
 
-def qemu_program() -> list[str]:
-    """QEMU of the tools tree, run with its own C library and modules."""
+def tool(program: str) -> list[str]:
+    """A program of the tools tree, run with its own C library."""
     tree = debian.tools()
     loader = tree / LIBRARY / "ld-linux-x86-64.so.2"
-    return [
-        *(require("setpriv"), "--pdeathsig", "KILL"),
-        *(str(loader), "--library-path", str(tree / LIBRARY)),
-        str(tree / "usr/bin/qemu-system-x86_64"),
-        *("-L", str(tree / "usr/share/qemu"), "-L", str(tree / "usr/share/seabios")),
-    ]
+    return [str(loader), "--library-path", str(tree / LIBRARY), str(tree / "usr/bin" / program)]
+
+
+def make_overlay(path: Path, base: Path) -> None:
+    """A disk that keeps what is written to it, and reads the rest from another."""
+    argv = [*tool("qemu-img"), "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, path]
+    build_command("A disk for a machine", argv)
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """A disk of the guest, which knows it by its serial number. What is written to it is kept with `kept` only."""
+
+    serial: str
+    image: Path
+    format: str = "raw"
+    kept: bool = False
+
+    def qemu_args(self) -> list[str]:
+        writes = "" if self.kept else ",snapshot=on"
+        image = f"file={self.image},if=none,id={self.serial},format={self.format},cache=unsafe{writes}"
+        device = f"virtio-blk-pci,drive={self.serial},serial={self.serial},{ROOT_BUS}"
+        return ["-drive", image, "-device", device]
 
 
 class Qemu:
-    """A running QEMU; the serial console goes to a file."""
+    """A running QEMU; the serial console goes to a file. `ports` are virtio-serial ports, by name, and `monitor`
+    is QMP's: file descriptors of sockets. `incoming`: it waits for the state of a saved machine.
+    """
 
     def __init__(
         self,
@@ -56,32 +81,30 @@ class Qemu:
         console: Path,
         machine: Sequence[str],
         kernel_words: Sequence[str],
-        disks: Mapping[str, Path],
-        agent_fd: int | None = None,
+        drives: Sequence[Drive] = (),
+        ports: Mapping[str, int] = MappingProxyType({}),
+        monitor: int | None = None,
+        incoming: bool = False,
     ) -> None:
         self.console = console
-        args = [
-            *qemu_program(),
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-nic",
-            "none",
-            "-no-reboot",
-        ]
+        tree = debian.tools()
+        args = [*(require("setpriv"), "--pdeathsig", "KILL"), *tool("qemu-system-x86_64")]
+        args += ["-L", str(tree / "usr/share/qemu"), "-L", str(tree / "usr/share/seabios")]
+        args += ["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot"]
         args += ["-serial", f"file:{console}", "-rtc", "base=utc", *machine]
         args += ["-kernel", str(kernel()), "-initrd", str(initramfs())]
         args += ["-append", " ".join([*KERNEL_WORDS, *kernel_words])]
-        for serial, image in disks.items():
-            args += ["-drive", f"file={image},if=none,id={serial},format=raw,snapshot=on,cache=unsafe"]
-            args += ["-device", f"virtio-blk-pci,drive={serial},serial={serial},{ROOT_BUS}"]
-        fds = ()
-        if agent_fd is not None:
-            fds = (agent_fd,)
-            args += ["-device", f"virtio-serial-pci,{ROOT_BUS}", "-chardev", f"socket,id=agent,fd={agent_fd}"]
-            args += ["-device", "virtserialport,chardev=agent,name=bayplan.agent"]
-        tree = debian.tools()
+        for drive in drives:
+            args += drive.qemu_args()
+        if ports:
+            args += ["-device", f"virtio-serial-pci,{ROOT_BUS}"]
+        for number, (name, fd) in enumerate(ports.items()):
+            args += ["-chardev", f"socket,id=port{number},fd={fd}"]
+            args += ["-device", f"virtserialport,chardev=port{number},name={name}"]
+        if monitor is not None:
+            args += ["-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control"]
+        if incoming:
+            args += ["-incoming", "defer"]
         self._errors = console.with_name("qemu.log")
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -89,7 +112,7 @@ class Qemu:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                pass_fds=fds,
+                pass_fds=[*ports.values(), *([] if monitor is None else [monitor])],
                 env={
                     "QEMU_MODULE_DIR": str(tree / LIBRARY / "qemu"),
                     "PATH": "/usr/bin:/bin",

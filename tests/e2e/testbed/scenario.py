@@ -16,21 +16,28 @@ class Wanted:
     version: str | None
     systemd: bool = False
 
+    def __str__(self) -> str:
+        words = [self.topology.name, *(["systemd"] if self.systemd else []), self.version or ""]
+        return "-".join(filter(None, words))
+
 
 def on(topology: Topology, *versions: str) -> pytest.MarkDecorator:
-    """Run the test once per containerd version (default: 1.7, 2.1, 2.3), with a clean node as the fixture
-    `node`.
+    """Run the test once per containerd version (default: all), with a clean node as the fixture `node`.
+
+    The first version is part of `make test`, the others are marked `matrix`.
     """
-    wanted = [
-        pytest.param(Wanted(topology, version), id=f"{topology.name}-{version}")
-        for version in versions or DEFAULT_VERSIONS
-    ]
-    return pytest.mark.parametrize("node", wanted, indirect=True)
+    wanted = [Wanted(topology, version) for version in versions or DEFAULT_VERSIONS]
+    return pytest.mark.parametrize(
+        "node",
+        [
+            pytest.param(one, id=str(one), marks=[pytest.mark.matrix] if place else [])
+            for place, one in enumerate(wanted)
+        ],
+        indirect=True,
+    )
 
 
 def on_systemd(topology: Topology, version: str | None = None) -> pytest.MarkDecorator:
     """Run the test on a node with systemd and podman, and with this containerd or none."""
-    name = f"{topology.name}-systemd" + (f"-{version}" if version else "")
-    return pytest.mark.parametrize(
-        "node", [pytest.param(Wanted(topology, version, True), id=name)], indirect=True
-    )
+    wanted = Wanted(topology, version, True)
+    return pytest.mark.parametrize("node", [pytest.param(wanted, id=str(wanted))], indirect=True)

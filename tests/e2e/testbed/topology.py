@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 from functools import reduce
 from math import gcd
+from pathlib import Path as FilePath
 
 from testbed.errors import TestBedError
 
@@ -98,13 +99,18 @@ class Topology:
             return self.distances[source][target]
         return 10 if source == target else 20
 
-    def qemu_args(self) -> list[str]:
+    def qemu_args(self, memory: FilePath, *, restored: bool) -> list[str]:
+        """The machine. Its memory is in files of a directory, one for each node; a restored machine starts
+        with what is there, and leaves it as it is.
+        """
         args = ["-smp", self._smp(), "-m", f"{self.memory_mib}M"]
+        sharing = "share=off,readonly=on,rom=off" if restored else "share=on"
         nearest_cpu_node = next(i for i, node in enumerate(self.nodes) if node.cpus)
         for i, node in enumerate(self.nodes):
             words = [f"node,nodeid={i}"]
             if node.memory_mib:
-                args += ["-object", f"memory-backend-ram,id=m{i},size={node.memory_mib}M"]
+                file = f"memory-backend-file,id=m{i},size={node.memory_mib}M,mem-path={memory}/node{i}"
+                args += ["-object", f"{file},{sharing}"]
                 words.append(f"memdev=m{i}")
             if node.cpus:
                 span = self.cpus_of(i)

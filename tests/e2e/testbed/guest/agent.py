@@ -1,8 +1,9 @@
-"""Runs inside the guest: executes what the tests ask for over a virtio-serial port.
+"""Runs inside the guest: executes what the tests ask for, and forwards Unix sockets, over two virtio-serial ports.
 
-One JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the reply
-has the same `id` and either the operation's results or `error`. Every request has a thread of its own, so
-that a slow command does not hold up the others. Standard library only; ends when the host closes the port.
+Requests: one JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the
+reply has the same `id` and either the operation's results or `error`. Every request has a thread of its own,
+so that a slow command does not hold up the others. Forwarding: the frames of `testbed/forwarding.py`.
+Standard library only; ends when the host closes the first port.
 """
 # pathlib takes longer to import than all the rest together, and emulation is slow.
 # ruff: noqa: PTH101, PTH103, PTH120, PTH123, PTH207
@@ -10,17 +11,26 @@ that a slow command does not hold up the others. Standard library only; ends whe
 import base64
 import contextlib
 import glob
+import fcntl
 import json
 import os
+import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 
-PORT_NAME = "bayplan.agent"
+REQUEST_PORT = "bayplan.agent"
+STREAM_PORT = "bayplan.streams"
 POLL_S = 0.02
+BLKFLSBUF = 0x1261
+# As in testbed/forwarding.py: stream, kind, length of what follows.
+FRAME = struct.Struct("<IBI")
+OPEN, SEND, END = range(3)
+STREAM_CHUNK_BYTES = 1 << 16
 reply_lock = threading.Lock()
 services = {}
 
@@ -201,6 +211,30 @@ def op_ping(request):
     return {"uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME)}
 
 
+def op_resume(request):
+    """After the machine was restored: the time of day, and the disk that was exchanged meanwhile."""
+    time.clock_settime(time.CLOCK_REALTIME, request["time_s"])
+    if request.get("disk"):
+        mount_exchanged(request["disk"])
+    return {}
+
+
+def mount_exchanged(serial):
+    """Mount the disk with this serial number as /opt/SERIAL, whatever the kernel read of it before."""
+    for path in glob.glob("/sys/block/vd*/serial"):
+        with open(path) as file:
+            if file.read().strip() != serial:
+                continue
+        device = "/dev/" + path.split("/")[3]
+        with open(device, "rb") as disk:
+            fcntl.ioctl(disk, BLKFLSBUF)
+        directory = "/opt/" + serial
+        os.makedirs(directory, exist_ok=True)
+        subprocess.run(["mount", "-t", "ext4", "-o", "ro,noatime", device, directory], check=True)
+        return
+    raise RuntimeError("no disk has the serial number " + serial)
+
+
 OPERATIONS = {
     name.removeprefix("op_"): function for name, function in globals().items() if name.startswith("op_")
 }
@@ -218,24 +252,104 @@ def serve(port, line):
             text = text[os.write(port, text) :]
 
 
-def find_port():
+class Forwarder:
+    """Connects to Unix sockets for the host: each stream of the port is a connection."""
+
+    def __init__(self, port):
+        self.port = port
+        self.connections = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(port, selectors.EVENT_READ, None)
+
+    def run(self):
+        received = b""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data is not None:
+                    self.relay(key.data)
+                    continue
+                chunk = os.read(self.port, STREAM_CHUNK_BYTES)
+                if not chunk:
+                    return
+                received = self.take_frames(received + chunk)
+
+    def take_frames(self, received):
+        """Do what the whole frames say; the rest."""
+        while len(received) >= FRAME.size:
+            stream, kind, length = FRAME.unpack_from(received)
+            if len(received) < FRAME.size + length:
+                break
+            payload, received = received[FRAME.size : FRAME.size + length], received[FRAME.size + length :]
+            try:
+                self.take(stream, kind, payload)
+            except OSError:
+                self.end(stream)
+        return received
+
+    def take(self, stream, kind, payload):
+        if kind == OPEN:
+            connection = self.connections[stream] = socket.socket(socket.AF_UNIX)
+            connection.connect(payload.decode())
+            self.selector.register(connection, selectors.EVENT_READ, stream)
+        elif stream in self.connections:
+            if kind == SEND:
+                self.connections[stream].sendall(payload)
+            else:
+                self.forget(stream)
+
+    def relay(self, stream):
+        connection = self.connections.get(stream)
+        if connection is None:
+            return
+        try:
+            chunk = connection.recv(STREAM_CHUNK_BYTES)
+        except OSError:
+            chunk = b""
+        if chunk:
+            self.write(stream, SEND, chunk)
+        else:
+            self.end(stream)
+
+    def end(self, stream):
+        self.forget(stream)
+        self.write(stream, END, b"")
+
+    def forget(self, stream):
+        connection = self.connections.pop(stream, None)
+        if connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(connection)
+            connection.close()
+
+    def write(self, stream, kind, payload):
+        frame = FRAME.pack(stream, kind, len(payload)) + payload
+        while frame:
+            frame = frame[os.write(self.port, frame) :]
+
+
+def find_port(name):
     for entry in glob.glob("/sys/class/virtio-ports/*/name"):
         with open(entry) as file:
-            if file.read().strip() == PORT_NAME:
-                return "/dev/" + entry.split("/")[-2]
-    sys.exit("bayplan guest: no virtio port " + PORT_NAME)
+            if file.read().strip() == name:
+                return os.open("/dev/" + entry.split("/")[-2], os.O_RDWR)
+    sys.exit("bayplan guest: no virtio port " + name)
 
 
 def main():
-    port = os.open(find_port(), os.O_RDWR)
-    buffer = b""
+    port = find_port(REQUEST_PORT)
+    threading.Thread(target=Forwarder(find_port(STREAM_PORT)).run, daemon=True).start()
+    # Joined once a line is whole: a request may carry megabytes.
+    pieces = []
     while True:
-        received = os.read(port, 65536)
+        received = os.read(port, 1 << 16)
         if not received:
             return
-        *lines, buffer = (buffer + received).split(b"\n")
-        for line in lines:
+        *ends, rest = received.split(b"\n")
+        for end in ends:
+            line = b"".join([*pieces, end])
+            pieces = []
             threading.Thread(target=serve, args=(port, line), daemon=True).start()
+        pieces.append(rest)
 
 
 main()
