@@ -75,6 +75,7 @@ def test_refused_or_let_through_as_decided_and_as_configured(node: Node) -> None
         assert node.view(unplaced).mems_allowed == {0, 1}
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES, VERSION)
 def test_updates_without_nri_leave_what_was_decided(node: Node) -> None:
     node.forms.install()
@@ -96,6 +97,7 @@ def test_updates_without_nri_leave_what_was_decided(node: Node) -> None:
         node.bayplan.await_known([])
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES, VERSION)
 def test_what_started_on_a_full_disk_is_recorded_when_there_is_room(node: Node) -> None:
     node.guest.run("mkdir", "-p", STATE_DIRECTORY)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, guaranteed
 from testbed.scenario import on
@@ -19,6 +20,7 @@ def start(node: Node, policy: str, *flags: str) -> None:
     node.bayplan.await_synchronized()
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_restricted_fills_node_after_node_and_refuses_in_kubelets_words(node: Node) -> None:
     start(node, "restricted")
@@ -58,6 +60,7 @@ def test_a_group_of_nodes_takes_no_single_node_pods_and_the_refusal_says_that_th
     assert "nodes 1 have all of it free; only kubelet's rules refuse it" in refusal
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_single_numa_node_aligns_cpus_with_memory_and_never_takes_two_nodes(node: Node) -> None:
     start(node, "single-numa-node")
@@ -86,6 +89,7 @@ def test_pod_scope_puts_all_of_a_pod_where_all_of_it_fits(node: Node) -> None:
     assert "TopologyAffinityError: default/too-wide/main" in node.crictl.refused(first)
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_huge_pages_and_memory_come_from_one_node_until_no_node_has_both(node: Node) -> None:
     start(node, "restricted")

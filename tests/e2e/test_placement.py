@@ -45,7 +45,7 @@ def test_a_pod_larger_than_a_node_gets_the_two_nearest(node: Node) -> None:
     assert node.bayplan.decided(pod.container_id)["outcome"] == "placed"
 
 
-@on(FOUR_NODES)
+@on(FOUR_NODES, "1.7", "2.1", "2.3")
 def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()

@@ -46,6 +46,7 @@ os._exit(1 if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 """
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 def test_the_bed_runs_hooks_with_both_runtimes_and_both_cgroup_drivers(node: Node) -> None:
     hook = {
@@ -76,6 +77,7 @@ def test_the_bed_runs_hooks_with_both_runtimes_and_both_cgroup_drivers(node: Nod
             ]
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_container_is_in_its_place_before_it_starts_and_after(node: Node, form: str) -> None:
@@ -100,7 +102,9 @@ def test_a_container_is_in_its_place_before_it_starts_and_after(node: Node, form
 
 
 @on_systemd(TWO_NODES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.matrix) for form in FORMS[1:])]
+)
 def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) -> None:
     node.forms.install()
     node.bayplan.start("--log-level", "debug", *PATIENT)
@@ -124,7 +128,14 @@ def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) ->
 
 
 @on_systemd(TWO_NODES)
-@pytest.mark.parametrize(("form", "runtime"), [("hook", "runc"), ("precreate", "crun"), ("wrapper", "runc")])
+@pytest.mark.parametrize(
+    ("form", "runtime"),
+    [
+        ("wrapper", "runc"),
+        pytest.param("hook", "runc", marks=pytest.mark.matrix),
+        pytest.param("precreate", "crun", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> None:
     asked = Asked(f"{form}-gone", memory="300m", cpus=1)
 
@@ -187,6 +198,7 @@ def small_disk(node: Node) -> Iterator[None]:
     node.guest.run("umount", "--lazy", STATE_DIRECTORY)
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 @pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_costs_no_decision(node: Node) -> None:
@@ -257,6 +269,7 @@ def test_a_decision_that_cannot_be_recorded_is_none(node: Node) -> None:
     assert_agreement(node, [stays, later])
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 def test_cpus_that_a_person_sets_are_named_and_put_back_and_kept_where_that_is_said(node: Node) -> None:
     node.forms.install()
@@ -301,6 +314,7 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
         node.guest.run("sh", "-c", f"systemctl stop bayplan; rm -r {unit} {unit}.d; systemctl daemon-reload")
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 def test_killed_hooks_and_a_restarted_daemon_leave_ledger_and_kernel_agreed(node: Node) -> None:
     node.forms.install()

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from testbed.bayplan import CONFIG, STATE_DIRECTORY
 from testbed.crictl import Running
 from testbed.node import Node
@@ -52,6 +53,7 @@ def test_a_restarted_runtime_is_found_again(node: Node) -> None:
     assert node.bayplan.status()["unmanaged"] == []
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.1")
 def test_sigterm_leaves_everything_as_it_is(node: Node) -> None:
     node.bayplan.start()
@@ -81,6 +83,7 @@ def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
     assert node.view(shared).cpus_allowed.isdisjoint(placement(node, second)[0])
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.1")
 def test_a_second_daemon_is_refused(node: Node) -> None:
     node.bayplan.start()

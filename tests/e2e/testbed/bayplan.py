@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from bayplan.cli.main import main
-
 from testbed.containerd import NRI_SOCKET
 from testbed.errors import CommandError
 from testbed.guest import Completed, Guest

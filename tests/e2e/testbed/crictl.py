@@ -1,5 +1,5 @@
-"""crictl, the way an administrator uses it, on this machine: the runtime's socket is forwarded from the guest, where
-a start of crictl takes twenty times as long. Every value comes back typed.
+"""crictl, the way an administrator uses it, on this machine: the runtime's socket is forwarded from the guest,
+where a start of crictl takes twenty times as long. Every value comes back typed.
 
 `launch` is what scenarios want: sandbox, containers created and started. The steps are there one by one as
 well.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from testbed import gobuild
@@ -51,7 +52,10 @@ class Crictl:
 
     def __call__(self, *words: str, check: bool = True) -> Completed:
         """crictl with these words. Raises CommandError unless it ends with 0, or `check` is off."""
-        flags = (f"--timeout={RUNTIME_LIMIT}", f"--runtime-endpoint=unix://{self.guest.forwarded(self._socket)}")
+        flags = (
+            f"--timeout={RUNTIME_LIMIT}",
+            f"--runtime-endpoint=unix://{self.guest.forwarded(self._socket)}",
+        )
         argv = [str(gobuild.crictl() / "bin/crictl"), *flags, *words]
         ended = subprocess.run(
             argv,
@@ -170,8 +174,7 @@ class Crictl:
 def _files(*configs: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
     """The paths of files with these configurations, for as long as crictl reads them."""
     with tempfile.TemporaryDirectory(prefix="bayplan-crictl-") as directory:
-        paths = [f"{directory}/{number}.json" for number in range(len(configs))]
+        paths = [Path(directory, f"{number}.json") for number in range(len(configs))]
         for path, config in zip(paths, configs, strict=True):
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(config, file)
-        yield tuple(paths)
+            path.write_text(json.dumps(config))
+        yield tuple(str(path) for path in paths)

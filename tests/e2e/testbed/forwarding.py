@@ -1,8 +1,8 @@
-"""Unix sockets of the guest as Unix sockets of this machine, so that clients run here, where nothing is emulated.
+"""Unix sockets of the guest as Unix sockets of this machine, so that clients run here, not emulated.
 
-One virtio-serial port carries all connections, in frames: stream (4 bytes), kind (1), length of the payload (4),
-all little-endian, and the payload. OPEN names the socket in the guest, SEND carries bytes, END closes. The other
-end is in `guest/agent.py`. A connection that one side closes is closed on the other.
+One virtio-serial port carries all connections, in frames: stream (4 bytes), kind (1), length of the payload
+(4), all little-endian, and the payload. OPEN names the socket in the guest, SEND carries bytes, END closes.
+The other end is in `guest/agent.py`. A connection that one side closes is closed on the other.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""A virtual machine, booted once, saved as soon as it is ready for scenarios, and restored within a second or two.
+"""A virtual machine, booted once, saved when it is ready for scenarios, and restored within a second or two.
 
-What is saved: the memory of each NUMA node as a file, which restored machines map privately, the state of the
-devices (QEMU's migration to a file), and an overlay of the root disk. The disk with bayplan is exchanged when the
-machine is restored: it changes with every change of the tree.
+What is saved: the memory of each NUMA node as a file, which restored machines map privately, the state of
+the devices (QEMU's migration to a file), and an overlay of the root disk. The disk with bayplan is exchanged
+when the machine is restored: it changes with every change of the tree.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ STATE, ROOT, PLACEHOLDER = "state", "root.qcow2", "payload"
 # The memory is in files already; without this it would be written to the state as well.
 MEMORY_APART = ({"capability": "x-ignore-shared", "state": True},)
 # What decides how a saved machine is made, beside its disks.
-MADE_BY = tuple(Path(__file__).parent / f"{name}.py" for name in ("containerd", "machine", "qemu", "topology"))
+MADE_BY = tuple(Path(__file__).parent / f"{name}.py" for name in ("containerd", "machine", "qemu"))
 # Units that a machine of one hour has no use for, and that cost seconds under emulation.
 MASKED_UNITS = (
     "ldconfig.service",
@@ -57,8 +57,8 @@ SYSTEMD_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`disks` appear read-only as /opt/NAME. With `systemd`, that is process 1 and owns the cgroups, and podman is
-    there.
+    """`disks` appear read-only as /opt/NAME. With `systemd`, that is process 1 and owns the cgroups, and podman
+    is there.
     """
 
     topology: Topology
@@ -68,18 +68,18 @@ class Machine:
     def saved(self, purpose: str, settle: Callable[[Guest], None]) -> Path:
         """The directory of this machine, booted and settled for a purpose; kept between runs."""
         recipe = {
-            "topology": repr(self.topology),
+            "machine": self._machine_args(Path(), restored=False),
             "disks": {name: str(path) for name, path in self.disks.items()},
             "root": str(root_disk(systemd=self.systemd)),
             "initramfs": str(initramfs()),
-            "acceleration": acceleration(),
+            "kernel words": self._kernel_words(),
             **host(),
             "made by": digest_files(*MADE_BY),
         }
 
         def build(path: Path) -> None:
             path.mkdir()
-            guest = self._start(lambda: self._boot(path), BOOT_LIMIT_S)
+            guest = self.boot(path)
             try:
                 settle(guest)
                 _save(guest, path)
@@ -87,6 +87,14 @@ class Machine:
                 guest.shut_down()
 
         return artefact(f"machine-{self.topology.name}-{purpose}", recipe, build, keep=2)
+
+    def boot(self, directory: Path) -> Guest:
+        """A guest whose memory and root disk are in a directory."""
+        make_overlay(directory / ROOT, root_disk(systemd=self.systemd))
+        placeholder = directory / PLACEHOLDER
+        placeholder.touch()
+        os.truncate(placeholder, DISK_BYTES)
+        return self._start(lambda: self._launch(directory, placeholder, restored=False), BOOT_LIMIT_S)
 
     def restore(self, saved: Path, payload: Path) -> Guest:
         """A guest that goes on where the saved machine stopped, with bayplan as /opt/bayplan."""
@@ -107,13 +115,6 @@ class Machine:
                 break
         return guest
 
-    def _boot(self, directory: Path) -> Guest:
-        make_overlay(directory / ROOT, root_disk(systemd=self.systemd))
-        placeholder = directory / PLACEHOLDER
-        placeholder.touch()
-        os.truncate(placeholder, DISK_BYTES)
-        return self._launch(directory, placeholder, restored=False)
-
     def _restore(self, saved: Path, payload: Path) -> Guest:
         guest = self._launch(saved, payload, restored=True)
         # What goes wrong from here on ends QEMU, which is told by who waits for the agent.
@@ -126,17 +127,14 @@ class Machine:
         return guest
 
     def _launch(self, directory: Path, payload: Path, *, restored: bool) -> Guest:
-        topology, own = self.topology, Path(tempfile.mkdtemp(prefix="bayplan-guest-"))
+        own = Path(tempfile.mkdtemp(prefix="bayplan-guest-"))
         ends = {name: socket.socketpair() for name in (*PORTS, "monitor")}
         root = Drive("root", directory / ROOT, "qcow2", kept=not restored)
         disks = [Drive(name, image) for name, image in {**self.disks, PAYLOAD: payload}.items()]
         qemu = Qemu(
             console=own / "console.log",
-            machine=[
-                *("-M", topology.machine_options(), *acceleration()),
-                *topology.qemu_args(directory, restored=restored),
-            ],
-            kernel_words=[*topology.kernel_words(), *(SYSTEMD_WORDS if self.systemd else ())],
+            machine=self._machine_args(directory, restored=restored),
+            kernel_words=self._kernel_words(),
             drives=[root, *disks],
             ports={name: ends[name][1].fileno() for name in PORTS},
             monitor=ends["monitor"][1].fileno(),
@@ -146,6 +144,13 @@ class Machine:
             theirs.close()
         agent, streams, monitor = (ours for ours, _ in ends.values())
         return Guest(qemu, Channel(agent), Forwarding(streams, own), Monitor(monitor), own)
+
+    def _machine_args(self, directory: Path, *, restored: bool) -> list[str]:
+        options = ["-M", self.topology.machine_options(), *acceleration()]
+        return [*options, *self.topology.qemu_args(directory, restored=restored)]
+
+    def _kernel_words(self) -> list[str]:
+        return [*self.topology.kernel_words(), *(SYSTEMD_WORDS if self.systemd else ())]
 
 
 def _save(guest: Guest, directory: Path) -> None:
@@ -162,5 +167,7 @@ def _await_migrated(monitor: Monitor) -> None:
     """Wait until QEMU has written, or read, the state of a machine."""
     while (answer := monitor("query-migrate")).get("status") != "completed":
         if answer.get("status") == "failed":
-            raise GuestError(f"QEMU did not write or read the machine: {answer.get('error-desc', 'no reason given')}")
+            raise GuestError(
+                f"QEMU did not write or read the machine: {answer.get('error-desc', 'no reason given')}"
+            )
         time.sleep(POLL_S)

@@ -4,8 +4,9 @@ A node lives through many scenarios; `prepare` gives each of them a clean one, `
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from testbed.bayplan import Bayplan
 from testbed.containerd import Containerd
@@ -30,8 +31,8 @@ for log in /var/log/containerd.log /var/log/bayplan.log; do : >"$log"; done
 
 
 class Node:
-    """A node with this containerd, or with none, and with podman if `systemd` is process 1. `more_disks` are by
-    their names under /opt.
+    """A node with this containerd, or with none, and with podman if `systemd` is process 1. `more_disks` are
+    by their names under /opt.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Node:
         self.restore()
 
     def restore(self) -> None:
-        """Begin again with the saved machine: containerd serves and has its images, nothing else has happened."""
+        """Begin again with the saved machine: containerd serves and has its images, nothing else happened."""
         self._take(self._machine.restore(self._saved, self._payload))
 
     def _settle(self, guest: Guest) -> None:
@@ -97,6 +98,16 @@ class Node:
             assert time.monotonic() < deadline, f"allowed are nodes {view.mems_allowed}, expected {mems}"
             time.sleep(POLL_S)
         return view
+
+    def await_node(
+        self, number: int, condition: Callable[[dict[str, Any]], bool], *, limit_s: float = 60
+    ) -> dict[str, Any]:
+        """Wait until `bayplan nodes` says of a NUMA node what is wanted; what it says then."""
+        deadline = time.monotonic() + limit_s
+        while not condition(found := self.bayplan.nodes()["nodes"][number]):
+            assert time.monotonic() < deadline, f"bayplan says of node {number}: {found}"
+            time.sleep(POLL_S)
+        return dict(found)
 
     def launch(self, pod: Pod, *, handler: str = "") -> Running:
         return self.crictl.launch(pod, handler=handler)

@@ -19,8 +19,8 @@ from testbed.shell import build_command, require
 ABORT_LIMIT_S = 5
 LIBRARY = "usr/lib/x86_64-linux-gnu"
 # Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by
-# byte. One thread for all CPUs: atomic instructions need no lock then, and nobody spins for somebody else; that
-# halves the CPU time of a pod, and leaves this machine's other CPU to another guest.
+# byte. One thread for all CPUs: atomic instructions need no lock then, and nobody spins for somebody else;
+# that halves the CPU time of a pod, and leaves this machine's other CPU to another guest.
 EMULATION = ("-accel", "tcg,thread=single", "-cpu", "max,erms=off,fsrm=off")
 HARDWARE = ("-accel", "kvm", "-cpu", "host")
 # Said for each device: QEMU would take the last bus there is, which may be an expander's.
@@ -56,7 +56,7 @@ def make_overlay(path: Path, base: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """A disk of the guest, which knows it by its serial number. What is written to it is kept with `kept` only."""
+    """A disk of the guest, which knows it by its serial number. Writes are lost unless it is `kept`."""
 
     serial: str
     image: Path
@@ -71,8 +71,8 @@ class Drive:
 
 
 class Qemu:
-    """A running QEMU; the serial console goes to a file. `ports` are virtio-serial ports, by name, and `monitor`
-    is QMP's: file descriptors of sockets. `incoming`: it waits for the state of a saved machine.
+    """A running QEMU; the serial console goes to a file. `ports` are virtio-serial ports, by name, and
+    `monitor` is QMP's: file descriptors of sockets. `incoming`: it waits for the state of a saved machine.
     """
 
     def __init__(

@@ -52,16 +52,25 @@ class PciDevice:
 
 
 BARE = "bare-"
+DIMM_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A machine. Distances are a full matrix (row: from, column: to), 10 on the diagonal; None: 10 and 20."""
+    """A machine. Distances are a full matrix (row: from, column: to), 10 on the diagonal; None: 10 and 20.
+
+    A node has whole sockets, `sockets_per_node`, or a socket has several nodes, `nodes_per_socket`. The last
+    `spare_cpus` of the last node, whole sockets, are not there at the start, and `spare_memory_mib` is room
+    for memory: both are for Guest.monitor's device_add.
+    """
 
     name: str
     nodes: tuple[NumaNode, ...]
     threads_per_core: int = 1
     sockets_per_node: int = 1
+    nodes_per_socket: int = 1
+    spare_cpus: int = 0
+    spare_memory_mib: int = 0
     distances: tuple[tuple[int, ...], ...] | None = None
     hmat: tuple[Path, ...] = ()
     kernel_args: tuple[str, ...] = field(default=())
@@ -103,7 +112,7 @@ class Topology:
         """The machine. Its memory is in files of a directory, one for each node; a restored machine starts
         with what is there, and leaves it as it is.
         """
-        args = ["-smp", self._smp(), "-m", f"{self.memory_mib}M"]
+        args = ["-smp", self._smp(), "-m", self._memory()]
         sharing = "share=off,readonly=on,rom=off" if restored else "share=on"
         nearest_cpu_node = next(i for i, node in enumerate(self.nodes) if node.cpus)
         for i, node in enumerate(self.nodes):
@@ -139,22 +148,26 @@ class Topology:
                 words += [f"hugepagesz={size}", f"hugepages={per_node}"]
         return [*words, *self.kernel_args]
 
+    def _memory(self) -> str:
+        most = self.memory_mib + self.spare_memory_mib
+        spare = f",slots={DIMM_SLOTS},maxmem={most}M" if self.spare_memory_mib else ""
+        return f"{self.memory_mib}M{spare}"
+
     def _smp(self) -> str:
-        """Whole sockets for every node: a socket split over two nodes made one kernel stumble in its
-        scheduler.
-        """
         counts = [node.cpus for node in self.nodes if node.cpus]
         if not counts:
             raise TestBedError(f"topology {self.name}: no node has CPUs")
-        per_socket, rest = divmod(reduce(gcd, counts), self.sockets_per_node)
+        per_socket, rest = divmod(reduce(gcd, counts) * self.nodes_per_socket, self.sockets_per_node)
         cores, odd = divmod(per_socket, self.threads_per_core)
-        if rest or odd or not cores:
+        sockets, part = divmod(self.cpus, per_socket or 1)
+        if rest or odd or part or not cores or self.spare_cpus % per_socket:
             raise TestBedError(
-                f"topology {self.name}: {counts} CPUs per node do not divide into"
-                f" {self.sockets_per_node} sockets of {self.threads_per_core}-thread cores"
+                f"topology {self.name}: {counts} CPUs per node, {self.spare_cpus} of them spare, do not divide"
+                f" into {self.sockets_per_node} sockets for {self.nodes_per_socket} nodes, of"
+                f" {self.threads_per_core}-thread cores"
             )
-        sockets = self.cpus // per_socket
-        return f"{self.cpus},sockets={sockets},cores={cores},threads={self.threads_per_core}"
+        dies = f"sockets={sockets},cores={cores},threads={self.threads_per_core}"
+        return f"{self.cpus - self.spare_cpus},maxcpus={self.cpus},{dies}"
 
     def _best_initiator(self, target: int, fallback: int) -> int:
         paths = [path for path in self.hmat if path.target == target]
@@ -212,6 +225,20 @@ TIERED = Topology(
         *(Path(here, 1 - here, 140, 60_000) for here in (0, 1)),
         *(Path(here, 2, 250 + 50 * here, 30_000) for here in (0, 1)),
     ),
+)
+# Two sockets of two nodes each, as with sub-NUMA clustering.
+SPLIT_SOCKETS = Topology(
+    "split-sockets",
+    (NumaNode(2, 512),) * 4,
+    nodes_per_socket=2,
+    distances=((10, 12, 20, 20), (12, 10, 20, 20), (20, 20, 10, 12), (20, 20, 12, 10)),
+)
+HOT_PLUG = Topology(
+    "hot-plug",
+    (NumaNode(2, 1024), NumaNode(4, 1024)),
+    spare_cpus=2,
+    spare_memory_mib=512,
+    kernel_args=("memhp_default_state=online",),
 )
 WITH_DEVICES = Topology(
     "with-devices",

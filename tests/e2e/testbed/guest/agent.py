@@ -1,8 +1,8 @@
-"""Runs inside the guest: executes what the tests ask for, and forwards Unix sockets, over two virtio-serial ports.
+"""Runs inside the guest, over two virtio-serial ports: executes what the tests ask for, forwards Unix sockets.
 
-Requests: one JSON object per line in both directions. A request has `id`, `op` and the operation's fields; the
-reply has the same `id` and either the operation's results or `error`. Every request has a thread of its own,
-so that a slow command does not hold up the others. Forwarding: the frames of `testbed/forwarding.py`.
+Requests: one JSON object per line in both directions. A request has `id`, `op` and the operation's fields;
+the reply has the same `id` and either the operation's results or `error`. Every request has a thread of its
+own, so that a slow command does not hold up the others. Forwarding: the frames of `testbed/forwarding.py`.
 Standard library only; ends when the host closes the first port.
 """
 # pathlib takes longer to import than all the rest together, and emulation is slow.
@@ -10,8 +10,8 @@ Standard library only; ends when the host closes the first port.
 
 import base64
 import contextlib
-import glob
 import fcntl
+import glob
 import json
 import os
 import selectors
