@@ -1,4 +1,4 @@
-"""crictl, the way an administrator uses it, on this machine: the runtime's socket is forwarded from the guest,
+"""crictl, as an administrator uses it, on this machine: the runtime's socket is forwarded from the guest,
 where a start of crictl takes twenty times as long. Every value comes back typed.
 
 `launch` is what scenarios want: sandbox, containers created and started. The steps are there one by one as

@@ -57,8 +57,8 @@ SYSTEMD_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`disks` appear read-only as /opt/NAME. With `systemd`, that is process 1 and owns the cgroups, and podman
-    is there.
+    """`disks` appear read-only as /opt/NAME. With `systemd`, that is process 1 and owns the cgroups, and
+    podman is there.
     """
 
     topology: Topology

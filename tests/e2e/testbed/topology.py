@@ -162,8 +162,8 @@ class Topology:
         sockets, part = divmod(self.cpus, per_socket or 1)
         if rest or odd or part or not cores or self.spare_cpus % per_socket:
             raise TestBedError(
-                f"topology {self.name}: {counts} CPUs per node, {self.spare_cpus} of them spare, do not divide"
-                f" into {self.sockets_per_node} sockets for {self.nodes_per_socket} nodes, of"
+                f"topology {self.name}: {counts} CPUs per node, {self.spare_cpus} of them spare, do not"
+                f" divide into {self.sockets_per_node} sockets for {self.nodes_per_socket} nodes, of"
                 f" {self.threads_per_core}-thread cores"
             )
         dies = f"sockets={sockets},cores={cores},threads={self.threads_per_core}"

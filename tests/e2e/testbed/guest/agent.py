@@ -1,4 +1,4 @@
-"""Runs inside the guest, over two virtio-serial ports: executes what the tests ask for, forwards Unix sockets.
+"""Runs in the guest, over two virtio-serial ports: does what the tests ask for, and forwards Unix sockets.
 
 Requests: one JSON object per line in both directions. A request has `id`, `op` and the operation's fields;
 the reply has the same `id` and either the operation's results or `error`. Every request has a thread of its
