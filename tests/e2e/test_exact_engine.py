@@ -111,7 +111,7 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
 
 @on(FOUR_NODES, "2.1")
 def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(node: Node) -> None:
-    node.bayplan.start()
+    node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()
     neighbour = node.launch(guaranteed("neighbour", 0.5, "400Mi"))
     grown = node.launch(guaranteed("grown", 0.5, "400Mi"))
