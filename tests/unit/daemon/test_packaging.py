@@ -1,7 +1,9 @@
 """The systemd unit and the containerd drop-in fit the daemon's defaults."""
 
 import configparser
+import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from bayplan.daemon.settings import Settings
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
+INSTALLED = Path("/opt/bayplan")
 UNIT = PACKAGING / "systemd" / "bayplan.service"
 
 
@@ -34,7 +37,7 @@ def test_the_unit_notifies_restarts_and_survives_the_oom_killer() -> None:
     assert (service["Type"], service["NotifyAccess"], service["Restart"]) == ("notify", "main", "always")
     assert int(service["OOMScoreAdjust"]) == -998
     assert int(service["WatchdogSec"]) > 0
-    assert service["ExecStart"].split()[-1] == "baypland"
+    assert Path(service["ExecStart"]) == INSTALLED / "bin" / "baypland"
     assert service["ExecReload"] == '/bin/sh -c "kill -HUP ${MAINPID}"'
 
 
@@ -65,11 +68,35 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
 
 @pytest.mark.interop
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    # It wants the program to be there, which is this environment's where none is installed.
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace(str(INSTALLED), sys.prefix))
     finished = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(UNIT)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
     )
     assert finished.stderr.strip() == ""
     assert finished.returncode == 0
+
+
+def test_set_up_installs_where_unit_and_documents_say() -> None:
+    script = (PACKAGING / "dev" / "setup.sh").read_text()
+    assert re.findall(r"^installed=(.+)$", script, re.MULTILINE) == [str(INSTALLED)]
+    assert f"packaging/systemd/{UNIT.name} " in script
+    readme = (PACKAGING.parent / "README.md").read_text()
+    section = readme.partition("## Install\n")[2].partition("\n## ")[0]
+    commands = [line.split("#")[0].strip() for line in section.splitlines() if line.startswith("    ")]
+    assert commands[:3] == ["apt install make", "make install", "systemctl enable --now bayplan"]
+    assert str(INSTALLED) in section
+    makefile = (PACKAGING.parent / "Makefile").read_text()
+    assert re.search(r"^install: ##.*\n\t@\$\(SETUP\) install$", makefile, re.MULTILINE)
+    hooks = f"{INSTALLED}/share/bayplan/packaging/install-hooks"
+    assert hooks in (PACKAGING.parent / "docs" / "oci-hook.md").read_text()
+    project = tomllib.loads((PACKAGING.parent / "pyproject.toml").read_text())
+    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    assert shared["packaging/install-hooks"] == hooks.removeprefix(f"{INSTALLED}/")
+    assert set(project["project"]["scripts"]) == set(
+        re.findall(r"for name in (.+); do ln", script)[0].split()
+    )
 
 
 def test_the_containerd_drop_in_switches_on_what_the_daemon_connects_to() -> None:
