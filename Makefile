@@ -23,9 +23,14 @@ ifneq ($(PIP_INDEX),)
 export UV_DEFAULT_INDEX := $(PIP_INDEX)
 endif
 endif
+# Tests start a thousand programs in Python, which load quickly only what was compiled before.
+unexport PYTHONDONTWRITEBYTECODE
+# In how many processes tests run that share no machine; each takes the other's tests when it has none left.
+WORKERS ?= 2
+PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test unit e2e kubelet crio lint format bench
-.PHONY: bench-oci proto lock clean
+.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property e2e
+.PHONY: kubelet crio lint format bench bench-oci proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -51,11 +56,23 @@ setup-crio:
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
 	@packaging/dev/run.sh $(ARGS)
 
-test: setup-e2e lint ## lint, then all tests: unit, property, simulated runtime, interop, virtual machines
-	$(RUN) pytest
+test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, interop, virtual machines
+	$(PYTEST) -m "not e2e and not matrix"
+	$(RUN) pytest -m "e2e and not matrix"
+
+test-all: setup-crio lint ## lint, then all tests on all versions and forms, and properties with many examples
+	$(PYTEST) -m "not e2e" --hypothesis-profile many
+	$(RUN) pytest -m e2e
+	$(RUN) pytest tests/e2e/test_real_kubelet.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 unit: setup ## the tests that need neither root nor a virtual machine
-	$(RUN) pytest -m "not e2e and not interop and not root"
+	$(PYTEST) -m "not e2e and not interop and not root and not matrix"
+
+interop: setup-go ## only the tests against the Go side of NRI in several versions, and other people's programs
+	$(PYTEST) -m interop
+
+property: setup ## only the tests of properties, with many examples; ARGS="--hypothesis-profile elsewhere": with others
+	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)
 
 e2e: setup-e2e ## only the tests in virtual machines
 	$(RUN) pytest -m e2e

@@ -1,17 +1,32 @@
 """What holds for all tests: none fails because a machine is busy, or because of who started it, and where."""
 
+import importlib
 import os
+import pkgutil
 import signal
 import tempfile
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+import bayplan
+
+# The profile says how many examples of a property are tried: few in `make test`, many in `make test-all`.
 # What is drawn is the same each time, so that nothing fails today that did not fail yesterday. Other draws:
 # --hypothesis-profile elsewhere.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("bayplan", UNHURRIED, derandomize=True)
-settings.register_profile("elsewhere", UNHURRIED)
-settings.load_profile("bayplan")
+settings.register_profile("few", UNHURRIED, derandomize=True, max_examples=50)
+settings.register_profile("many", UNHURRIED, derandomize=True, max_examples=1000)
+settings.register_profile("elsewhere", UNHURRIED, max_examples=1000)
+settings.load_profile("few")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load all modules: Hypothesis draws constants from those that are loaded, whichever tests did that."""
+    if any(is_hypothesis_test(getattr(item, "obj", None)) for item in session.items):
+        for module in pkgutil.walk_packages(bayplan.__path__, "bayplan."):
+            importlib.import_module(module.name)
+
 
 # What is ignored or blocked is so in every program that tests start, too: a SIGTERM would not end it, and
 # nobody would be told how it ended.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import Claim
@@ -108,7 +108,6 @@ def puzzle(draw: random.Random) -> Puzzle:
     return Puzzle(question, ground.mask, core.mask, width, ids, claims)
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**32))
 def test_it_finds_the_best_set_or_proves_that_there_is_none(seed: int) -> None:
     one = puzzle(random.Random(seed))

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import Decision, Outcome, Placement, Request
@@ -18,7 +18,6 @@ from bayplan.testing.exact_oracle import Trial
 STEPS = 40
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 8))
 def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None:
     trial = Trial(random.Random(seed), nodes)
@@ -26,7 +25,6 @@ def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None
         trial.step()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.integers(2, 8),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.engine import Engine
@@ -32,7 +32,6 @@ def manifest(name: str, mib: int, cpus: str, nodes: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("make", [ExactEngine, KubeletNodeEngine])
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(TopologyPolicy), PODS, PODS)
 def test_nothing_is_changed(
     make: Callable[[], Engine],
@@ -54,7 +53,6 @@ def test_nothing_is_changed(
     assert daemon.ledger == twin.ledger
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(TopologyPolicy), PODS, PODS)
 def test_what_it_says_is_what_happens(
     topology: TopologyPolicy, there: list[tuple[int, str, str]], asked: list[tuple[int, str, str]]

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.ttrpc import ttrpc_pb2
@@ -29,8 +29,6 @@ from bayplan.wire.limits import (
     MAX_UNANSWERED_BYTES,
     MAX_UNANSWERED_REQUESTS,
 )
-
-UNTIMED = settings(deadline=None)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 PAYLOADS = st.binary(max_size=200) | st.integers(0, 20_000).map(bytes)
@@ -62,7 +60,6 @@ def frames_of(data):
         data = data[8 + size :]
 
 
-@UNTIMED
 @given(ROLES, st.lists(st.tuples(CALLS, ANSWERS), max_size=8), FRAGMENTS)
 def test_what_goes_in_comes_out(role, exchanges, fragments):
     client, server = Connection(role), Connection(role.peer)
@@ -75,7 +72,6 @@ def test_what_goes_in_comes_out(role, exchanges, fragments):
     assert deliver(client, b"".join(server.send(answer) for answer in answers), fragments) == answers
 
 
-@UNTIMED
 @given(ROLES, st.integers(0, 20_000))
 def test_every_message_is_framed_as_the_go_side_reads(role, size):
     connection = Connection(role)
@@ -160,7 +156,6 @@ def outcome(role, calls, data, fragments):
     return events, error
 
 
-@settings(UNTIMED, max_examples=400)
 @given(ROLES, st.integers(0, 4), garbage(), FRAGMENTS)
 def test_garbage_becomes_events_or_a_remote_error_and_the_same_in_every_fragmentation(
     role, calls, data, fragments
@@ -200,7 +195,6 @@ def read(reader, body):
         return None
 
 
-@UNTIMED
 @given(st.binary(max_size=40) | BODIES)
 def test_requests_are_read_as_the_library_reads_them(body):
     try:
@@ -218,7 +212,6 @@ def test_requests_are_read_as_the_library_reads_them(body):
     )
 
 
-@UNTIMED
 @given(st.binary(max_size=40) | BODIES)
 def test_responses_are_read_as_the_library_reads_them(body):
     try:
@@ -305,7 +298,6 @@ def test_what_was_read_is_not_kept_by_a_caller_that_never_drains_to_the_end():
         tracemalloc.stop()
 
 
-@UNTIMED
 @given(ROLES, st.text(max_size=5), st.text(max_size=5), st.integers(), st.text(max_size=5))
 def test_sending_gives_bytes_or_a_local_error(role, service, method, timeout_ns, key):
     connection = Connection(role)

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
@@ -175,6 +175,5 @@ def check(world: World) -> None:
 
 
 @given(st.lists(actions, max_size=25))
-@settings(deadline=None, max_examples=150)
 def test_promises(script):
     asyncio.run(play(script))

@@ -67,7 +67,7 @@ class Runtime:
             hook.kill()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(more, marks=pytest.mark.matrix) for more in (2, 3))])
 def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: int) -> None:
     async def scenario() -> None:
         async with desk(tmp_path) as one:

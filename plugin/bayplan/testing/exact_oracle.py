@@ -348,7 +348,7 @@ class Trial:
             grounds = [request.nodes.nodes, *([] if request.nodes.required else grounds)]
         elif request.tier is not None:
             tier = NodeSet(node.id for node in self.machine.nodes if node.tier == request.tier.tier)
-            grounds = [tier, *([] if request.tier.required else grounds)]
+            grounds = [tier & self.machine.memory_nodes, *([] if request.tier.required else grounds)]
         for ground in grounds:
             wished = ground is grounds[0] and (request.nodes is not None or request.tier is not None)
             if request.qos is QosClass.GUARANTEED or wished:

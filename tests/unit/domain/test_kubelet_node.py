@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
@@ -299,7 +299,6 @@ def test_what_a_resized_pod_needs_is_not_known_and_so_not_kept() -> None:
     assert [str(node.place(f"c{i}", 600 * MIB).placement.mems) for i in range(2)] == ["0", "1"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([RESTRICTED, SINGLE, BEST_EFFORT]),
     st.integers(1, 4),
@@ -499,7 +498,6 @@ def _walk(node: Node, facade: Facade | None, steps: Sequence[Step], *, whole_cpu
         _check_promises(node)
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_memory_goes_where_kubelets_own_books_would_put_it(
     nodes: int, policy: Policy, steps: list[Step]
@@ -513,7 +511,6 @@ def test_memory_goes_where_kubelets_own_books_would_put_it(
     assert ours.cpus.shared == facade.state.cpus.shared
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_cpus_and_memory_go_where_kubelets_own_books_would_put_them_until_somebody_leaves(
     nodes: int, policy: Policy, steps: list[Step]
@@ -523,7 +520,6 @@ def test_cpus_and_memory_go_where_kubelets_own_books_would_put_them_until_somebo
     _walk(Node(hardware, policy), Facade(hardware, policy), arrivals, whole_cpus=True)
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
     nodes: int, policy: Policy, steps: list[Step]
@@ -540,7 +536,6 @@ def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
     assert before == after
 
 
-@settings(max_examples=100)
 @given(st.integers(2, 4), st.sampled_from([RESTRICTED, SINGLE]), STEPS)
 def test_where_only_kubelets_rules_refuse_the_exact_engine_does_not(
     nodes: int, policy: Policy, steps: list[Step]

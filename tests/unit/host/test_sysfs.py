@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.topology import Cpu, Machine, Node
@@ -396,7 +396,6 @@ def machines(draw):
     return Machine(nodes, cpus)
 
 
-@settings(max_examples=40, deadline=None)
 @given(wanted=machines().filter(lambda wanted: wanted.memory_bytes > 0))
 def test_what_the_kernel_would_print_is_read_back(tmp_path_factory, wanted):
     assert read_machine(SysfsTree(wanted).write(tmp_path_factory.mktemp("machine"))) == wanted

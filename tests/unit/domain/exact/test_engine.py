@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import (
@@ -581,7 +581,6 @@ steps = st.lists(
 policies = st.sampled_from(list(TopologyPolicy))
 
 
-@settings(max_examples=150, deadline=None)
 @given(steps, policies)
 def test_nothing_is_promised_twice(operations: list[tuple[int, int, int]], policy: TopologyPolicy) -> None:
     node = Node(machine(3, cpus_per_node=4, threads_per_core=2), Policy(topology=policy))

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.exact.flow import Flow, bits, crosses
@@ -37,7 +37,6 @@ def check_balance(flow: Flow) -> None:
     assert flow.crossings == crossing
 
 
-@settings(max_examples=200, deadline=None)
 @given(capacities, changes, masks, st.integers(1, 40))
 def test_what_fits_is_what_no_subset_forbids(
     capacity: list[int], wanted: list[tuple[int, int]], nodes: int, amount: int
@@ -72,7 +71,6 @@ def test_what_fits_is_what_no_subset_forbids(
         )
 
 
-@settings(max_examples=100, deadline=None)
 @given(capacities, changes)
 def test_too_much_is_noted_and_met_as_soon_as_there_is_room(
     capacity: list[int], wanted: list[tuple[int, int]]

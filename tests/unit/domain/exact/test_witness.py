@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.decision import Outcome, QosClass
@@ -30,7 +30,6 @@ def placed(engine: Engine, ledger: Ledger, name: str, memory_bytes: int) -> Ledg
     return ledger.with_entry(Entry(decision))
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_share_of_one_is_its_part_of_the_whole_and_order_plays_no_part(seed: int) -> None:
     trial = Trial(random.Random(seed), 6)

@@ -1,7 +1,7 @@
 """Packed, spread and distributed choices: always exactly what was asked for, only from what is available."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_assignment import FreeCpus, take_packed
@@ -53,7 +53,6 @@ topologies = st.one_of(
 
 
 @given(topologies, st.data())
-@settings(deadline=None, max_examples=300)
 def test_exactly_what_was_asked_for_and_only_from_what_is_available(topology, data):
     available = CpuSet(data.draw(st.sets(st.sampled_from(list(topology.all_cpus)))))
     count = data.draw(st.integers(0, len(available)))
@@ -71,7 +70,6 @@ def test_exactly_what_was_asked_for_and_only_from_what_is_available(topology, da
 
 
 @given(topologies, st.data())
-@settings(deadline=None, max_examples=50)
 def test_order_of_description_does_not_matter(topology, data):
     available = CpuSet(data.draw(st.sets(st.sampled_from(list(topology.all_cpus)), min_size=1)))
     count = data.draw(st.integers(1, len(available)))

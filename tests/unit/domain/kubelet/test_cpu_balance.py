@@ -3,7 +3,7 @@
 from itertools import combinations
 from math import floor, sqrt
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_balance import Split, best_split
@@ -68,7 +68,6 @@ def problems(draw, nodes):
 
 
 @given(problems(nodes=6))
-@settings(deadline=None, max_examples=500)
 def test_split_is_the_one_that_the_whole_search_finds(problem):
     assert best_split(*problem) == by_search(*problem)
 
@@ -108,7 +107,6 @@ def test_a_tie_goes_to_the_first_combination_that_has_a_remainder_to_give():
 
 
 @given(st.lists(st.integers(1, 16), min_size=24, max_size=64), st.data())
-@settings(deadline=None, max_examples=25)
 def test_many_nodes_are_split_into_what_was_asked_for(free, data):
     count = data.draw(st.integers(1, len(free)))
     extra = data.draw(st.integers(0, count - 1))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_checkpoint import (
@@ -26,7 +26,6 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 
 
 @given(cpu_sets, st.dictionaries(names, st.dictionaries(names, cpu_sets, max_size=3), max_size=3))
-@settings(deadline=None)
 def test_what_is_written_is_read_back(shared, assignments):
     state = CpuState(shared, assignments)
 

@@ -1,7 +1,7 @@
 """CPU hints against kubelet's count over every set of nodes."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_hints import cpu_hints
@@ -53,7 +53,6 @@ def machine(sockets, nodes, cpus, sparse=1):
     st.booleans(),
     st.data(),
 )
-@settings(deadline=None, max_examples=200)
 def test_hints_are_those_that_counting_finds(topology, align_by_socket, data):
     cpus = list(topology.all_cpus)
     available = CpuSet(data.draw(st.sets(st.sampled_from(cpus))))

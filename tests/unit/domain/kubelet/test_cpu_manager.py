@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_checkpoint import format_checkpoint, restore_checkpoint
@@ -93,7 +93,6 @@ def pods(draw, uid):
 
 
 @given(options, st.data())
-@settings(deadline=None, max_examples=150)
 def test_no_cpu_is_given_away_twice_or_lost(chosen, data):
     static = policy(chosen, CpuSet([0, 8]))
     state = started(static)

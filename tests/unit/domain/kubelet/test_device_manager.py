@@ -4,7 +4,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.device_manager import (
@@ -70,7 +70,6 @@ def counted(devices, usable, reusable, count):
     }
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_hints_are_those_of_counting_every_mask(data):
     where = st.one_of(st.none(), st.frozensets(st.integers(0, 4), min_size=1, max_size=3))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.hints import Hint
@@ -117,7 +117,6 @@ def changed(manager, pod, action, others):
     return manager
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_books_are_right_after_anything(data):
     shape = data.draw(st.lists(st.tuples(st.integers(3, 20), st.integers(0, 4)), min_size=1, max_size=4))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
@@ -277,7 +277,6 @@ def test_the_explanation_does_not_promise_room_where_there_is_none():
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(TopologyPolicy),
     st.sampled_from(Scope),

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.domain.kubelet.distances import Distances
@@ -115,7 +115,6 @@ def cases(draw, explicit_only=False):
     return tuple(sets), NodeSet(ids), distances
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases())
 def test_gives_the_answer_of_the_cross_product(case):
     sets, everything, distances = case
@@ -124,14 +123,12 @@ def test_gives_the_answer_of_the_cross_product(case):
     assert merged.hint == by_product(sets, everything, distances)
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases(explicit_only=True))
 def test_gives_the_answer_of_the_cross_product_for_plain_lists(case):
     sets, everything, distances = case
     assert merge(sets, everything, distances).hint == by_product(sets, everything, distances)
 
 
-@settings(max_examples=150, deadline=None)
 @given(NODES.flatmap(lambda ids: st.tuples(hint_sets(ids), st.one_of(st.just(NodeSet()), node_sets(ids)))))
 def test_best_hint_of_one_set(case):
     hints, containing = case
@@ -142,7 +139,6 @@ def test_best_hint_of_one_set(case):
     assert best_hint(hints, containing) == expected
 
 
-@settings(max_examples=150, deadline=None)
 @given(NODES.flatmap(regions))
 def test_narrowest_size(region):
     sizes = [len(hint.nodes) for hint in HintSet(regions=(region,)).listed()]
