@@ -19,6 +19,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
 from bayplan.daemon.transactions import Basis, Transaction, Transactions
 from bayplan.daemon.verify import Expectation, expectations
+from bayplan.domain.adoption import adopt
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
@@ -28,7 +29,7 @@ from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_policy import PolicyAbility
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.policy import Policy
-from bayplan.domain.reconcile import adopt, reconcile
+from bayplan.domain.reconcile import reconcile
 from bayplan.domain.relief import topped_up
 from bayplan.domain.rewrite import (
     Ability,
@@ -46,6 +47,7 @@ from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import Clock, Event, Runtime
+from bayplan.state import annotations_of, entry_in
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +180,7 @@ class Controller:
             basis.ledger,
             by_id,
             containers,
+            carried={one.id: entry for one in containers if (entry := entry_in(one)) is not None},
             kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, alone=True)
@@ -233,6 +236,8 @@ class Controller:
         self.journal.decided("placed", decision)
         if adjustment.oom_score_adj is not None:
             self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
+        if origin is None and not decision.request.opted_out:
+            adjustment = replace(adjustment, annotations=annotations_of(entry))
         return adjustment, updates
 
     async def update_container(

@@ -56,6 +56,12 @@ class Journal:
         """Ledger and runtime agree on what exists."""
         for entry in result.found:
             self.found(entry.decision)
+        if result.recovered:
+            self._counters["recovered_containers"] += len(result.recovered)
+            logger.warning(
+                "the state database was lost or is an older one; recorded again from the containers",
+                extra={"containers": len(result.recovered)},
+            )
         for container_id in result.gone:
             logger.info("recorded container is gone", extra={"container_id": container_id})
         logger.info(

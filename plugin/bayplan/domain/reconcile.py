@@ -3,19 +3,23 @@
 Pure: it plans what to record, what to forget and what to tell the runtime; the daemon carries it out.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
-from bayplan.domain.decision import Decision, Outcome, QosSource, Reason
+from bayplan.domain.adoption import adopt, caught_up, is_carried_out, shared_pools
+from bayplan.domain.decision import QosSource
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
-from bayplan.domain.request import derive_request
 from bayplan.domain.rewrite import merged, shared_pool_updates
 from bayplan.domain.topology import Machine
-from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Container, ContainerState, Pod, Update
 from bayplan.sets import CpuSet
+
+_NOTHING_CARRIED: Final[Mapping[str, Entry]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class Reconciliation:
     """The ledger that agrees with the runtime, and the way to it.
 
     ``gone`` are ids to forget; ``changed`` are entries to record; ``found`` are the containers that nobody
-    decided about; ``updates`` are to be sent to the runtime.
+    decided about; ``recovered`` are the ids of those whose record was lost and made again from what they
+    carry; ``updates`` are to be sent to the runtime.
     """
 
     ledger: Ledger
@@ -31,6 +36,7 @@ class Reconciliation:
     changed: tuple[Entry, ...]
     found: tuple[Entry, ...]
     updates: tuple[Update, ...]
+    recovered: tuple[str, ...] = ()
 
 
 def reconcile(
@@ -41,9 +47,14 @@ def reconcile(
     pods: Mapping[str, Pod],
     containers: Collection[Container],
     *,
+    carried: Mapping[str, Entry] = _NOTHING_CARRIED,
     kubelet_pins_cpus: bool = False,
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
+
+    *carried* are the entries that containers say they were created with, by id. A container with one that is
+    not in *ledger* means that the ledger was lost, or is an older one: then all of it is held against what
+    the containers have.
 
     Pods between two containers keep their room as long as the runtime lists them.
 
@@ -60,22 +71,34 @@ def reconcile(
         for container_id, entry in sorted(ledger.entries.items())
         if container_id not in observed and (entry.origin is None or container_id in listed)
     )
-    kept, repairs = [], []
-    for container_id, entry in sorted(ledger.entries.items()):
-        if container_id in observed:
-            kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
-            seen, repair = _as_observed(entry, observed[container_id], kubelets=kubelets)
-            kept.append(seen)
-            repairs += [repair] if repair is not None else []
-        elif container_id not in gone:
-            kept.append(entry)
+    recorded = {key: entry for key, entry in ledger.entries.items() if key in observed}
+    recovered = {
+        key: entry
+        for key, entry in sorted(carried.items())
+        if key in observed and key not in ledger.entries and is_carried_out(entry, observed[key])
+    }
+    known = {**recorded, **recovered}
+    cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
+    if recovered:
+        known = _caught_up(machine, policy, engine, known, observed, cpusets)
+    kept, repairs = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)], []
+    for container_id, entry in sorted(known.items()):
+        kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
+        seen, repair = _as_observed(entry, observed[container_id], kubelets=kubelets)
+        kept.append(seen)
+        repairs += [repair] if repair is not None else []
     agreed = Ledger.of(kept)
+    if recovered:
+        # They may have been written while another engine decided.
+        agreed = engine.restored(machine, policy, agreed)
     found = []
-    strangers = sorted(set(observed) - set(ledger.entries))
+    strangers = sorted(set(observed) - set(known))
     for container_id in sorted(strangers, key=lambda key: not observed[key].resources.cpuset_cpus):
         container = observed[container_id]
         pod = pods.get(container.pod_id, Pod(container.pod_id))
-        entry = adopt(machine, policy, engine, agreed, pod, container)
+        own = container.resources.cpuset_cpus
+        others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
+        entry = adopt(machine, policy, engine, agreed, pod, container, others)
         agreed = agreed.with_entry(entry)
         found.append(entry)
     ended = ledger
@@ -85,7 +108,13 @@ def reconcile(
     for pod_id, last in sorted(ended.between.items()):
         if pod_id in pods and pod_id not in inhabited:
             agreed = agreed.with_entry(last)
-    agreed = _recognise_shared(agreed.shared_cpus(machine, policy.withheld_cpus), agreed, found)
+    candidates = [
+        entry
+        for entry in found
+        if not kubelet_pins_cpus or entry.decision.request.qos_source is not QosSource.CGROUP_PARENT
+    ]
+    pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
+    agreed = _sharing(pools, agreed, candidates)
     updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
     agreed = agreed.telling(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
@@ -98,29 +127,38 @@ def reconcile(
         changed + last_ones,
         tuple(agreed.entries[e.container_id] for e in found),
         updates,
+        tuple(recovered),
     )
 
 
-def adopt(
-    machine: Machine, policy: Policy, engine: Engine, ledger: Ledger, pod: Pod, container: Container
-) -> Entry:
-    """The entry for a container that exists without a decision of ours: nothing about it is moved.
-
-    Its cpusets count as somebody else's. One exception: as many CPUs as an exclusive request asks for, all of
-    them free, are taken to be its exclusive CPUs, which is what our own looks like after a lost state store.
-    What it claims is promised where its spec lets it go.
-    """
-    wishes = readable_wishes(pod.annotations, container.name, machine)
-    request = derive_request(pod, container, machine.memory_bytes, wishes)
-    cpus, mems = request.pinned_cpus, request.pinned_mems
-    own = cpus is not None and len(cpus) == request.exclusive_cpus and cpus.isdisjoint(ledger.exclusive_cpus)
-    if cpus and own:
-        request = replace(request, pinned_cpus=None, pinned_mems=None)
-    placement = engine.adopt(machine, policy, ledger, request, mems)
-    if cpus and own:
-        placement = replace(placement, mems=mems, exclusive_cpus=cpus)
-    reason = Reason("created-without-us", "the runtime created it while no decision could be made")
-    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
+def _caught_up(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    known: Mapping[str, Entry],
+    observed: Mapping[str, Container],
+    cpusets: Mapping[CpuSet | None, int],
+) -> dict[str, Entry]:
+    """The entries *known* of containers, some of them older than what these have by now. CPUs that an entry
+    and its container agree on come first; no CPU is given to two."""
+    ledger, result, taken = Ledger.of(known.values()), dict[str, Entry](), CpuSet()
+    firm = {
+        key
+        for key, entry in known.items()
+        if (own := entry.decision.placement.exclusive_cpus) and observed[key].resources.cpuset_cpus == own
+    }
+    for container_id in sorted(known, key=lambda key: (key not in firm, key)):
+        entry, container = known[container_id], observed[container_id]
+        alone = cpusets[container.resources.cpuset_cpus] == 1
+        entry = caught_up(machine, policy, engine, ledger, entry, container, taken, alone=alone)
+        placement = entry.decision.placement
+        if not placement.exclusive_cpus.isdisjoint(taken):
+            request = replace(entry.decision.request, pinned_cpus=container.resources.cpuset_cpus)
+            placement = replace(placement, exclusive_cpus=CpuSet())
+            entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+        taken |= placement.exclusive_cpus
+        result[container_id] = entry
+    return result
 
 
 def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple[Entry, Update | None]:
@@ -152,12 +190,11 @@ def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple
     return replace(entry, decision=decision, told_cpus=resources.cpuset_cpus), repair
 
 
-def _recognise_shared(shared: CpuSet, ledger: Ledger, found: list[Entry]) -> Ledger:
-    """Treat found containers that run on exactly the shared pool as members of it, not as pinned: that is
-    what ours look like after a lost state store."""
+def _sharing(pools: Collection[CpuSet], ledger: Ledger, found: Collection[Entry]) -> Ledger:
+    """*ledger* with those *found* that run on one of the shared *pools* as members of it, not as pinned."""
     for entry in found:
         request = entry.decision.request
-        if request.pinned_cpus == shared:
+        if request.pinned_cpus in pools:
             decision = replace(entry.decision, request=replace(request, pinned_cpus=None))
             ledger = ledger.with_entry(replace(entry, decision=decision))
     return ledger

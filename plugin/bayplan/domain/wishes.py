@@ -24,6 +24,8 @@ from bayplan.quantity import parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
+WRITTEN: Final = f"{PREFIX}/decision"
+"""Not a wish: what was decided, written into the container by us. A pod that brings it is not listened to."""
 ALL: Final = "all"
 """In place of the names of devices: every one."""
 
@@ -171,7 +173,8 @@ def read_wishes(
     for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
         found: dict[str, str] = {}
         ours = f"{prefix}/"
-        for annotation, text in sorted(one for one in annotations.items() if one[0].startswith(ours)):
+        asked = (one for one in annotations.items() if one[0].startswith(ours) and one[0] != WRITTEN)
+        for annotation, text in sorted(asked):
             path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
             if key is None:
                 known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(KEYS))

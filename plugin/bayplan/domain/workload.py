@@ -113,6 +113,7 @@ class Adjustment:
     oom_score_adj: int | None = None
     unified: Mapping[str, str] = field(default_factory=dict)
     memory_policy: MemoryPolicySetting | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

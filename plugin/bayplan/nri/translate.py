@@ -199,6 +199,7 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
         message.linux.oom_score_adj.value = adjustment.oom_score_adj
     if adjustment.memory_policy is not None:
         _write_memory_policy(message.linux.memory_policy, adjustment.memory_policy)
+    message.annotations.update(adjustment.annotations)
     return message
 
 

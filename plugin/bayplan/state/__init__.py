@@ -1,11 +1,12 @@
 """The durable record of decisions: one SQLite database in the state directory.
 
 A cache plus a history: losing it is an event, never an outage, because the runtime knows what runs. Only
-this package knows SQL or how an entry is written down.
+this package knows SQL or how an entry is written down, there or into the container itself.
 """
 
+from bayplan.state.annotation import annotations_of, entry_in
 from bayplan.state.step import Step
 from bayplan.state.store import HistoryItem, Store
 from bayplan.state.unusable import unusable
 
-__all__ = ["HistoryItem", "Step", "Store", "unusable"]
+__all__ = ["HistoryItem", "Step", "Store", "annotations_of", "entry_in", "unusable"]

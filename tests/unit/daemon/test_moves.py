@@ -137,3 +137,23 @@ def test_what_could_not_be_promised_is_promised_and_recorded_when_somebody_stops
             assert (claim.amounts_bytes, claim.short_bytes) == ({"memory": 900 * MIB}, {})
 
     run(scenario)
+
+
+def test_who_may_use_all_nodes_after_a_resize_is_told_all_nodes(tmp_path: Path) -> None:
+    """An empty cpuset would leave it confined to the nodes before, which have no room for it."""
+
+    async def scenario() -> None:
+        owner = pod("g", QosClass.GUARANTEED)
+        a, b = (container(name, owner, memory_bytes=900 * MIB, milli_cpus=500) for name in "ab")
+        async with controlled(tmp_path) as one:
+            await one.controller.create_container(owner, a)
+            await one.controller.create_container(owner, b)
+            updates = await one.controller.update_container(
+                owner, b, Resources(memory_limit_bytes=1900 * MIB)
+            )
+            decision = one.controller.ledger.entries["b"].decision
+            assert decision.outcome is Outcome.DEGRADED
+            assert decision.placement.claim is not None
+            assert list(updates) == [Update("b", cpuset_mems=decision.placement.claim.nodes)]
+
+    run(scenario)

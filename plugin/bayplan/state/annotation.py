@@ -1,0 +1,63 @@
+"""The second copy of an entry: an annotation of the container itself, which its runtime gives back when it
+lists what runs (containerd from its metadata, CRI-O from config.json; both keep it through a restart).
+
+Written once, with the answer to the creation: what became of the container later is not in it. A text is
+taken for ours only if it names the container that has it. Whoever else chooses annotations (a pod, an image,
+a CRI client) does so before the runtime has drawn the container's id, which is random: they cannot name it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from bayplan.domain.ledger import Entry
+from bayplan.domain.wishes import WRITTEN
+from bayplan.domain.workload import Container
+from bayplan.errors import ParseError
+from bayplan.state.codec import decode_entry, encode
+
+MAX_CHARACTERS: Final = 16_384
+"""In an annotation that is read; without its reasons an entry has some 600, on many nodes a few thousand."""
+
+_MAX_REASONS: Final = 8
+_MAX_REASON_CHARACTERS: Final = 200
+
+
+def annotations_of(entry: Entry) -> Mapping[str, str]:
+    """The annotation that has *entry*, as far as it is needed to make the record again: nothing that only
+    explains the decision, but for short reasons; nothing where it would be too long to be read."""
+    decision = entry.decision
+    reasons = [one for one in decision.reasons if len(one.text) <= _MAX_REASON_CHARACTERS]
+    bare = replace(
+        decision,
+        reasons=tuple(reasons[:_MAX_REASONS]),
+        moves=(),
+        candidates=(),
+        advantage=None,
+        shortage=None,
+    )
+    document = msgspec.json.decode(encode(replace(entry, decision=bare, origin=None)))
+    text = msgspec.json.encode(_without_defaults(document)).decode()
+    return {WRITTEN: text} if len(text) <= MAX_CHARACTERS else {}
+
+
+def entry_in(container: Container) -> Entry | None:
+    """The entry that was written into *container* when it was created; None where there is none of ours."""
+    text = container.annotations.get(WRITTEN)
+    if text is None or len(text) > MAX_CHARACTERS:
+        return None
+    try:
+        entry = decode_entry(text.encode(errors="replace"))
+    except ParseError:
+        return None
+    return None if entry.container_id != container.id or entry.ended else replace(entry, origin=None)
+
+
+def _without_defaults(value: Any) -> Any:
+    """*value* without what it has by default, as far as that is null, false or empty."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_defaults(inner) for key, inner in value.items()}
+    return {key: inner for key, inner in kept.items() if inner not in (None, {}, []) and inner is not False}

@@ -1,0 +1,266 @@
+"""A state directory that is emptied, or goes back to an older copy, while containers run: the record is made
+again from what the runtime lists, exactly, and nobody is moved for it."""
+
+import asyncio
+import random
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.recorder import Recorder
+from bayplan.domain.decision import Claim
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.exact.witness import shortages
+from bayplan.domain.policy import Policy
+from bayplan.domain.relief import topped_up
+from bayplan.domain.wishes import WRITTEN
+from bayplan.domain.workload import Container, Pod
+from bayplan.nri import Session
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet
+from bayplan.state import Store
+from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from bayplan.testing.machines import machine
+from bayplan.testing.plugin import IDENTITY, UNHURRIED
+from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint, OperationError
+from bayplan.testing.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED, make_container, make_pod
+
+MACHINE = machine(2, cpus_per_node=8, memory_bytes=8 * GIB)
+Promises = dict[str, dict[str, object]]
+POLICY = Policy(reserved_cpus=CpuSet([0]))
+OWNER, NEIGHBOUR, OTHERS = (
+    make_pod("db", qos=GUARANTEED),
+    make_pod("web", qos=BURSTABLE),
+    make_pod("batch", qos=BEST_EFFORT),
+)
+flavors = pytest.mark.parametrize(
+    "flavor", [CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3], ids=lambda flavor: flavor.version
+)
+
+
+def guaranteed(name: str, cpus: float, memory_bytes: int, pod: pb.PodSandbox = OWNER) -> pb.Container:
+    return make_container(
+        pod,
+        name,
+        memory_limit_bytes=memory_bytes,
+        cpu_shares=int(1024 * cpus),
+        cpu_quota_us=int(100_000 * cpus),
+        oom_score_adj=-997,
+    )
+
+
+def burstable(name: str) -> pb.Container:
+    return make_container(
+        NEIGHBOUR, name, memory_limit_bytes=GIB, cpu_shares=256, cpu_quota_us=50_000, oom_score_adj=990
+    )
+
+
+def best_effort(name: str) -> pb.Container:
+    return make_container(OTHERS, name, cpu_shares=2, oom_score_adj=1000)
+
+
+async def nothing(_: Pod, __: Container, ___: int) -> None:
+    """There are no processes to write to."""
+
+
+@asynccontextmanager
+async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Controller]:
+    """A controller that restored what *directory* has and heard from *runtime* what runs."""
+    recorder = await Recorder.open(partial(Store.open, directory))
+    controller = Controller(
+        MACHINE,
+        POLICY,
+        ExactEngine(),
+        recorder,
+        cgroup_v2=True,
+        write_oom_score_adj=nothing,
+        verify_soon=lambda: None,
+    )
+    await controller.restore()
+    session = Session(controller, IDENTITY, MemoryEndpoint(runtime), patience=UNHURRIED)
+    running = asyncio.create_task(session.run())
+    try:
+        await runtime.synchronized()
+        yield controller
+    finally:
+        gone = len(runtime.dropped) + 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await recorder.close()
+        await runtime.abandoned(gone)
+
+
+def promised(controller: Controller) -> Promises:
+    """What every container was promised, and what is known of it."""
+    # What was promised short and was made up for since is made up for again as soon as somebody looks.
+    ledger, _ = topped_up(MACHINE, POLICY, controller.engine, controller.ledger)
+    return {
+        key: {
+            "request": entry.decision.request,
+            "mems": entry.decision.placement.mems,
+            "exclusive": entry.decision.placement.exclusive_cpus,
+            "claim": entry.decision.placement.claim,
+            "home": entry.decision.placement.home,
+            "overlapping": entry.decision.placement.overlapping,
+            "told": entry.told_cpus,
+            "oom group": entry.oom_group,
+            "ended": entry.ended,
+        }
+        for key, entry in ledger.entries.items()
+    }
+
+
+def comparable(promises: Promises, resized: set[str]) -> Promises:
+    """Nobody but the record knew the answers to resizes: who was *resized* may be where it is for good, and
+    where somebody is short, it is only known how much all were promised together."""
+    claims = {key: one["claim"] for key, one in promises.items() if isinstance(one["claim"], Claim)}
+    short = any(claim.short_bytes for claim in claims.values())
+    compared = {}
+    for key, one in promises.items():
+        asked = dict(Counter(claims[key].amounts_bytes) + Counter(claims[key].short_bytes))
+        claim = replace(claims[key], amounts_bytes=asked, short_bytes={}) if short else claims[key]
+        compared[key] = {**one, "claim": claim, "home": None if key in resized else one["home"]}
+    return compared
+
+
+def specs(runtime: FakeRuntime) -> dict[str, bytes]:
+    return {key: one.linux.SerializeToString(deterministic=True) for key, one in runtime.containers.items()}
+
+
+async def populate(runtime: FakeRuntime, draw: random.Random, operations: int, names: str = "n") -> set[str]:
+    """Containers of all classes come, grow, shrink and end, on a machine too small for all of them; who was
+    resized."""
+    resized = set[str]()
+    for number in range(operations):
+        running = [key for key, one in runtime.containers.items() if one.state != pb.CONTAINER_STOPPED]
+        what = draw.random()
+        try:
+            if what < 0.6 or not running:
+                made = draw.choice([best_effort, burstable, None, None])
+                cpus, size = draw.choice([0.5, 1, 1, 2, 1.5]), draw.randrange(1, 30) * 100 * MIB
+                one = made(f"{names}{number}") if made else guaranteed(f"{names}{number}", cpus, size)
+                owner = {OTHERS.id: OTHERS, NEIGHBOUR.id: NEIGHBOUR}.get(one.pod_sandbox_id, OWNER)
+                await runtime.create_container(owner, one)
+                await runtime.start_container(one.id)
+            elif what < 0.8:
+                await runtime.remove_container(draw.choice(running))
+            else:
+                key = draw.choice([one for one in running if OWNER.id in one] or running)
+                change = pb.LinuxResources()
+                if OWNER.id in key:
+                    change.memory.limit.value = draw.randrange(1, 30) * 100 * MIB
+                    cpus = draw.choice([1, 2, 1.5])
+                    change.cpu.quota.value, change.cpu.shares.value = int(cpus * 100_000), int(cpus * 1024)
+                await runtime.update_container(key, change)
+                resized.add(key)
+        except OperationError:
+            continue  # refused: the container keeps what it has
+    return resized
+
+
+@flavors
+async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> None:
+    """Twenty containers: with CPUs of their own, confined, shared, one that had to become wider."""
+    runtime = FakeRuntime(flavor)
+    pinned_to_0 = make_pod("first", qos=GUARANTEED, annotations={"bayplan.dev/required-nodes": "0"})
+    async with daemon(runtime, tmp_path / "state") as controller:
+        for number in range(6):
+            await runtime.create_container(OTHERS, best_effort(f"o{number}"))
+            await runtime.create_container(NEIGHBOUR, burstable(f"b{number}"))
+        for number, cpus in enumerate((2, 1, 1.5, 0.5, 3, 1, 0.5)):
+            await runtime.create_container(
+                OWNER, guaranteed(f"g{number}", cpus, (1 + number % 3) * 700 * MIB)
+            )
+        await runtime.create_container(pinned_to_0, guaranteed("first", 1, 3 * GIB, pinned_to_0))
+        for key in runtime.containers:
+            await runtime.start_container(key)
+        before, told = promised(controller), specs(runtime)
+        assert len(before) == 20
+        assert any(one["home"] is not None for one in before.values())  # moved over, with a home
+    shutil.rmtree(tmp_path / "state")
+    async with daemon(runtime, tmp_path / "state") as controller:
+        assert promised(controller) == before
+        assert specs(runtime) == told
+        assert controller.residents.found == {}
+        assert controller.counters["recovered_containers"] == 20
+        await runtime.create_container(OWNER, guaranteed("later", 2, 100 * MIB))
+        taken = [entry.decision.placement.exclusive_cpus for entry in controller.ledger.entries.values()]
+        assert sum(map(len, taken)) == len(controller.ledger.exclusive_cpus)
+    async with daemon(runtime, tmp_path / "state") as controller:  # And it is recorded now.
+        assert controller.counters["recovered_containers"] == 0
+        assert len(controller.ledger.entries) == 21
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_anything_that_happened_before_a_loss(tmp_path: Path, seed: int) -> None:
+    draw, runtime = random.Random(seed), FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path / "state") as controller:
+        resized = await populate(runtime, draw, 25)
+        before, told = promised(controller), specs(runtime)
+    shutil.rmtree(tmp_path / "state")
+    async with daemon(runtime, tmp_path / "state") as controller:
+        assert comparable(promised(controller), resized) == comparable(before, resized)
+        assert shortages(MACHINE, POLICY, controller.ledger) == ()
+        assert specs(runtime) == told
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_an_older_copy_of_the_state_directory(tmp_path: Path, seed: int) -> None:
+    draw, runtime = random.Random(seed), FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path / "state"):
+        resized = await populate(runtime, draw, 15)
+    shutil.copytree(tmp_path / "state", tmp_path / "older")
+    async with daemon(runtime, tmp_path / "state") as controller:
+        resized |= await populate(runtime, draw, 10, names="later")
+        await runtime.create_container(OTHERS, best_effort("proof"))  # so that the copy is seen to be older
+        await runtime.start_container(f"{OTHERS.id}-proof")
+        before, told = promised(controller), specs(runtime)
+    async with daemon(runtime, tmp_path / "older") as controller:
+        assert comparable(promised(controller), resized) == comparable(before, resized)
+        assert shortages(MACHINE, POLICY, controller.ledger) == ()
+        assert specs(runtime) == told
+
+
+async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_path: Path) -> None:
+    """The annotation of a container with CPUs of its own, on one that was created without us: as it is, and
+    made to fit."""
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path / "state"):
+        await runtime.create_container(OWNER, guaranteed("real", 2, GIB))
+        await runtime.start_container(f"{OWNER.id}-real")
+    text = runtime.containers[f"{OWNER.id}-real"].annotations[WRITTEN]
+    for name, written in (
+        ("copied", text),
+        ("forged", text.replace(f"{OWNER.id}-real", f"{OWNER.id}-forged")),
+    ):
+        one = guaranteed(name, 2, GIB)
+        one.annotations[WRITTEN] = written
+        await runtime.create_container(OWNER, one)
+        await runtime.start_container(one.id)
+    shutil.rmtree(tmp_path / "state")
+    async with daemon(runtime, tmp_path / "state") as controller:
+        entries = controller.ledger.entries
+        owners = [key for key, one in entries.items() if one.decision.placement.exclusive_cpus]
+        assert owners == [f"{OWNER.id}-real"]
+        assert set(controller.residents.found) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
+        for name in ("copied", "forged"):
+            resources = runtime.containers[f"{OWNER.id}-{name}"].linux.resources
+            assert resources.cpu.cpus == str(controller.ledger.shared_cpus(MACHINE))
+            assert resources.cpu.mems == ""
+
+
+async def test_what_a_pod_brings_along_is_replaced_at_its_creation(tmp_path: Path) -> None:
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    async with daemon(runtime, tmp_path / "state"):
+        one = best_effort("sly")
+        one.annotations[WRITTEN] = "mine"
+        await runtime.create_container(OTHERS, one)
+        assert one.id in runtime.containers[one.id].annotations[WRITTEN]

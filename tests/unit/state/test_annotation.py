@@ -1,0 +1,99 @@
+"""An entry written into a container: all that a record needs, and nothing that somebody else wrote."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bayplan.domain.decision import (
+    Affinity,
+    DeviceHint,
+    MemoryPolicyMode,
+    MemoryPolicySetting,
+    Outcome,
+    QosClass,
+    Reason,
+)
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy
+from bayplan.domain.request import derive_request
+from bayplan.domain.wishes import WRITTEN, read_wishes
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import annotations_of, entry_in
+from bayplan.testing.machines import container, machine, pod
+
+MACHINE = machine(2, cpus_per_node=4)
+OWNER = pod("g", QosClass.GUARANTEED)
+MADE = container("x" * 64, OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
+
+
+def decided() -> Entry:
+    decision = ExactEngine().decide(
+        MACHINE, Policy(), Ledger(), derive_request(OWNER, MADE, MACHINE.memory_bytes)
+    )
+    return Entry(decision, told_cpus=CpuSet([1, 2]), oom_group=True)
+
+
+def with_text(text: str) -> Entry | None:
+    return entry_in(replace(MADE, annotations={WRITTEN: text}))
+
+
+def test_what_a_record_needs_comes_back() -> None:
+    entry = decided()
+    placement = replace(
+        entry.decision.placement,
+        home=NodeSet([0]),
+        memory_policy=MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([0])),
+        affinity=Affinity(NodeSet([0]), preferred=True, whole=True, mems=NodeSet([0]), cpus=CpuSet([1, 2])),
+    )
+    request = replace(
+        entry.decision.request, hints=(DeviceHint("gpu", NodeSet([1]), names=("0000:01:00.0",)),)
+    )
+    entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+    read = entry_in(replace(MADE, annotations=annotations_of(entry)))
+    assert read is not None
+    assert read == replace(entry, decision=replace(entry.decision, candidates=(), advantage=None))
+    assert entry.decision.candidates  # What only explains stays out.
+
+
+def test_it_is_short_and_readable() -> None:
+    text = annotations_of(decided())[WRITTEN]
+    assert len(text) < 900
+    assert json.loads(text)["decision"]["placement"]["exclusive_cpus"] == "1-2"
+
+
+def test_long_reasons_stay_out_and_what_cannot_be_read_is_not_written() -> None:
+    entry = decided()
+    long = replace(entry, decision=replace(entry.decision, reasons=(Reason("why", "x" * 1000),)))
+    assert "why" not in annotations_of(long)[WRITTEN]
+    huge = replace(entry.decision.request, name="x" * 20_000)
+    assert annotations_of(replace(entry, decision=replace(entry.decision, request=huge))) == {}
+
+
+def test_another_containers_is_not_ours() -> None:
+    text = annotations_of(decided())[WRITTEN]
+    assert with_text(text) is not None
+    assert entry_in(replace(MADE, id="y" * 64, annotations={WRITTEN: text})) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"decision":{}}', "\ud800", "{" * 20_000, "1" * 9999]
+)
+def test_what_cannot_be_read_is_not_ours(text: str) -> None:
+    assert with_text(text) is None
+
+
+def test_no_entry_of_a_pod_between_two_containers_and_no_origin() -> None:
+    entry = replace(decided(), ended=True)
+    assert with_text(annotations_of(entry)[WRITTEN]) is None
+
+
+def test_a_pod_may_bring_it_and_asks_for_nothing_by_it() -> None:
+    assert read_wishes({WRITTEN: "anything"}, "main") == read_wishes({}, "main")
+
+
+def test_refusals_are_as_readable_as_anything() -> None:
+    refused = replace(decided().decision, outcome=Outcome.REFUSED)
+    assert with_text(annotations_of(Entry(refused))[WRITTEN]) is not None
