@@ -1,14 +1,17 @@
 """What happens when somebody dies: the daemon, the runtime, the state database."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 from testbed.bayplan import CONFIG, STATE_DIRECTORY
 from testbed.crictl import Running
 from testbed.node import Node
-from testbed.pods import best_effort, guaranteed
+from testbed.pods import MIB, best_effort, burstable, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TWO_NODES
+
+from bayplan.domain.wishes import WRITTEN
 
 
 @on(FOUR_NODES)
@@ -83,6 +86,43 @@ def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
     assert node.view(shared).cpus_allowed.isdisjoint(placement(node, second)[0])
 
 
+@on(FOUR_NODES)
+def test_an_emptied_state_directory_is_rebuilt_from_the_containers(node: Node) -> None:
+    """Containers of all classes run; one ends, another is resized, and the runtime is restarted as well,
+    before the daemon comes back with nothing. One is created meanwhile that brings another's annotation."""
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    gone = node.launch(guaranteed("gone", 1, "50Mi"))
+    pods = [
+        node.launch(guaranteed("exclusive", 1, "100Mi")),
+        node.launch(guaranteed("confined", 0.5, "100Mi")),
+        node.launch(burstable("burstable", node_memory_bytes=4 << 30)),
+        *(node.launch(best_effort(f"shared-{number}")) for number in range(3)),
+    ]
+    node.crictl.stop(gone.container_id)
+    node.crictl.update(pods[1].container_id, memory=150 * MIB)
+    before = [placement(node, pod) for pod in pods]
+    known = [known_of(node, pod) for pod in pods]
+    node.bayplan.stop()
+    node.guest.run("find", STATE_DIRECTORY, "-mindepth", "1", "-delete")
+    node.containerd.restart(how=signal.SIGKILL)
+    spec = node.crictl.inspect(pods[0].container_id)["info"]["runtimeSpec"]
+    sly = best_effort("sly")
+    taken_over = replace(sly.containers[0], annotations={WRITTEN: spec["annotations"][WRITTEN]})
+    forged = node.launch(sly.with_containers(taken_over))
+
+    position = node.bayplan.log_position()
+    node.bayplan.start()
+    assert "recorded again from the containers" in node.bayplan.await_synchronized(since=position)
+    assert [placement(node, pod) for pod in pods] == before
+    assert [known_of(node, pod) for pod in pods] == known
+    assert [one["name"] for one in node.bayplan.status()["unmanaged"]] == ["default/sly/main"]
+    assert placement(node, forged)[0].isdisjoint(before[0][0])
+    later = node.launch(guaranteed("later", 1, "100Mi"))
+    assert placement(node, later)[0].isdisjoint(before[0][0])
+    assert all(node.view(pod).cpus_allowed.isdisjoint(placement(node, later)[0]) for pod in pods[1:])
+
+
 @pytest.mark.matrix
 @on(TWO_NODES, "2.1")
 def test_a_second_daemon_is_refused(node: Node) -> None:
@@ -124,3 +164,11 @@ def test_changed_settings_are_taken_over_on_sighup_and_wrong_ones_are_not(node: 
 def placement(node: Node, pod: Running) -> tuple[frozenset[int], frozenset[int], int]:
     view = node.view(pod)
     return view.cpus_allowed, view.mems_allowed, view.oom_score_adj
+
+
+def known_of(node: Node, pod: Running) -> dict[str, object]:
+    """What the daemon says of a container, without what comes and goes."""
+    entry = node.bayplan.decided(pod.container_id)
+    assert entry is not None
+    fields = ("qosClass", "qosSource", "outcome", "mems", "cpus", "cpusExclusive", "memory", "bookedBytes")
+    return {key: entry[key] for key in fields}

@@ -7,6 +7,7 @@ handed in.
 """
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -47,7 +48,7 @@ from bayplan.domain.topology import Machine
 from bayplan.domain.wishes import readable_wishes
 from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import Clock, Event, Runtime
-from bayplan.state import annotations_of, entry_in
+from bayplan.state import annotations_of, entries_in
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class Controller:
             basis.ledger,
             by_id,
             containers,
-            carried={one.id: entry for one in containers if (entry := entry_in(one)) is not None},
+            carried=entries_in(containers),
             kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, alone=True)
@@ -237,7 +238,7 @@ class Controller:
         if adjustment.oom_score_adj is not None:
             self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
         if origin is None and not decision.request.opted_out:
-            adjustment = replace(adjustment, annotations=annotations_of(entry))
+            adjustment = replace(adjustment, annotations=annotations_of(entry, time.time_ns() // 1000))
         return adjustment, updates
 
     async def update_container(

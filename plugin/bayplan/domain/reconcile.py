@@ -52,9 +52,9 @@ def reconcile(
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
-    *carried* are the entries that containers say they were created with, by id. A container with one that is
-    not in *ledger* means that the ledger was lost, or is an older one: then all of it is held against what
-    the containers have.
+    *carried* are the entries that containers say they were created with, by id, the oldest first. A container
+    with one that is not in *ledger* means that the ledger was lost, or is an older one: then all of it is held
+    against what the containers have.
 
     Pods between two containers keep their room as long as the runtime lists them.
 
@@ -74,7 +74,7 @@ def reconcile(
     recorded = {key: entry for key, entry in ledger.entries.items() if key in observed}
     recovered = {
         key: entry
-        for key, entry in sorted(carried.items())
+        for key, entry in carried.items()
         if key in observed and key not in ledger.entries and is_carried_out(entry, observed[key])
     }
     known = {**recorded, **recovered}
@@ -82,7 +82,7 @@ def reconcile(
     if recovered:
         known = _caught_up(machine, policy, engine, known, observed, cpusets)
     kept, repairs = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)], []
-    for container_id, entry in sorted(known.items()):
+    for container_id, entry in known.items():
         kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
         seen, repair = _as_observed(entry, observed[container_id], kubelets=kubelets)
         kept.append(seen)
@@ -127,7 +127,7 @@ def reconcile(
         changed + last_ones,
         tuple(agreed.entries[e.container_id] for e in found),
         updates,
-        tuple(recovered),
+        tuple(sorted(recovered)),
     )
 
 
@@ -158,7 +158,7 @@ def _caught_up(
             entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
         taken |= placement.exclusive_cpus
         result[container_id] = entry
-    return result
+    return {key: result[key] for key in known}
 
 
 def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple[Entry, Update | None]:

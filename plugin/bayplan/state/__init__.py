@@ -4,9 +4,9 @@ A cache plus a history: losing it is an event, never an outage, because the runt
 this package knows SQL or how an entry is written down, there or into the container itself.
 """
 
-from bayplan.state.annotation import annotations_of, entry_in
+from bayplan.state.annotation import annotations_of, entries_in
 from bayplan.state.step import Step
 from bayplan.state.store import HistoryItem, Store
 from bayplan.state.unusable import unusable
 
-__all__ = ["HistoryItem", "Step", "Store", "annotations_of", "entry_in", "unusable"]
+__all__ = ["HistoryItem", "Step", "Store", "annotations_of", "entries_in", "unusable"]

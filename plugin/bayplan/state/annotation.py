@@ -6,7 +6,7 @@ taken for ours only if it names the container that has it. Whoever else chooses 
 a CRI client) does so before the runtime has drawn the container's id, which is random: they cannot name it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,13 +21,20 @@ from bayplan.state.codec import decode_entry, encode
 MAX_CHARACTERS: Final = 16_384
 """In an annotation that is read; without its reasons an entry has some 600, on many nodes a few thousand."""
 
+
+class _Written(msgspec.Struct):
+    at_us: int = 0
+
+
+_TIME: Final = msgspec.json.Decoder(_Written)
 _MAX_REASONS: Final = 8
 _MAX_REASON_CHARACTERS: Final = 200
 
 
-def annotations_of(entry: Entry) -> Mapping[str, str]:
-    """The annotation that has *entry*, as far as it is needed to make the record again: nothing that only
-    explains the decision, but for short reasons; nothing where it would be too long to be read."""
+def annotations_of(entry: Entry, at_us: int) -> Mapping[str, str]:
+    """The annotation that has *entry*, decided *at_us* (microseconds since the epoch), as far as it is needed
+    to make the record again: nothing that only explains the decision, but for short reasons; nothing where
+    it would be too long to be read."""
     decision = entry.decision
     reasons = [one for one in decision.reasons if len(one.text) <= _MAX_REASON_CHARACTERS]
     bare = replace(
@@ -39,20 +46,30 @@ def annotations_of(entry: Entry) -> Mapping[str, str]:
         shortage=None,
     )
     document = msgspec.json.decode(encode(replace(entry, decision=bare, origin=None)))
-    text = msgspec.json.encode(_without_defaults(document)).decode()
+    text = msgspec.json.encode({"at_us": at_us, **_without_defaults(document)}).decode()
     return {WRITTEN: text} if len(text) <= MAX_CHARACTERS else {}
 
 
-def entry_in(container: Container) -> Entry | None:
-    """The entry that was written into *container* when it was created; None where there is none of ours."""
+def entries_in(containers: Iterable[Container]) -> dict[str, Entry]:
+    """The entries that were written into *containers* when they were created, by id, in the order of their
+    creation: what several containers of a pod claim together depends on it."""
+    found = sorted((one for one in map(_read, containers) if one is not None), key=lambda one: one[:2])
+    return {container_id: entry for _, container_id, entry in found}
+
+
+def _read(container: Container) -> tuple[int, str, Entry] | None:
     text = container.annotations.get(WRITTEN)
     if text is None or len(text) > MAX_CHARACTERS:
         return None
     try:
-        entry = decode_entry(text.encode(errors="replace"))
-    except ParseError:
+        document = text.encode(errors="replace")
+        entry = decode_entry(document)
+        at_us = _TIME.decode(document).at_us
+    except (ParseError, msgspec.MsgspecError):
         return None
-    return None if entry.container_id != container.id or entry.ended else replace(entry, origin=None)
+    if entry.container_id != container.id or entry.ended:
+        return None
+    return at_us, container.id, replace(entry, origin=None)
 
 
 def _without_defaults(value: Any) -> Any:

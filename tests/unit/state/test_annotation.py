@@ -19,9 +19,10 @@ from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.request import derive_request
 from bayplan.domain.wishes import WRITTEN, read_wishes
+from bayplan.domain.workload import Container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.state import annotations_of, entry_in
+from bayplan.state import annotations_of, entries_in
 from bayplan.testing.machines import container, machine, pod
 
 MACHINE = machine(2, cpus_per_node=4)
@@ -36,8 +37,12 @@ def decided() -> Entry:
     return Entry(decision, told_cpus=CpuSet([1, 2]), oom_group=True)
 
 
+def read(one: Container) -> Entry | None:
+    return entries_in([one]).get(one.id)
+
+
 def with_text(text: str) -> Entry | None:
-    return entry_in(replace(MADE, annotations={WRITTEN: text}))
+    return read(replace(MADE, annotations={WRITTEN: text}))
 
 
 def test_what_a_record_needs_comes_back() -> None:
@@ -52,14 +57,13 @@ def test_what_a_record_needs_comes_back() -> None:
         entry.decision.request, hints=(DeviceHint("gpu", NodeSet([1]), names=("0000:01:00.0",)),)
     )
     entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
-    read = entry_in(replace(MADE, annotations=annotations_of(entry)))
-    assert read is not None
-    assert read == replace(entry, decision=replace(entry.decision, candidates=(), advantage=None))
+    found = read(replace(MADE, annotations=annotations_of(entry, 7)))
+    assert found == replace(entry, decision=replace(entry.decision, candidates=(), advantage=None))
     assert entry.decision.candidates  # What only explains stays out.
 
 
 def test_it_is_short_and_readable() -> None:
-    text = annotations_of(decided())[WRITTEN]
+    text = annotations_of(decided(), 7)[WRITTEN]
     assert len(text) < 900
     assert json.loads(text)["decision"]["placement"]["exclusive_cpus"] == "1-2"
 
@@ -67,15 +71,15 @@ def test_it_is_short_and_readable() -> None:
 def test_long_reasons_stay_out_and_what_cannot_be_read_is_not_written() -> None:
     entry = decided()
     long = replace(entry, decision=replace(entry.decision, reasons=(Reason("why", "x" * 1000),)))
-    assert "why" not in annotations_of(long)[WRITTEN]
+    assert "why" not in annotations_of(long, 7)[WRITTEN]
     huge = replace(entry.decision.request, name="x" * 20_000)
-    assert annotations_of(replace(entry, decision=replace(entry.decision, request=huge))) == {}
+    assert annotations_of(replace(entry, decision=replace(entry.decision, request=huge)), 7) == {}
 
 
 def test_another_containers_is_not_ours() -> None:
-    text = annotations_of(decided())[WRITTEN]
+    text = annotations_of(decided(), 7)[WRITTEN]
     assert with_text(text) is not None
-    assert entry_in(replace(MADE, id="y" * 64, annotations={WRITTEN: text})) is None
+    assert read(replace(MADE, id="y" * 64, annotations={WRITTEN: text})) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_what_cannot_be_read_is_not_ours(text: str) -> None:
 
 def test_no_entry_of_a_pod_between_two_containers_and_no_origin() -> None:
     entry = replace(decided(), ended=True)
-    assert with_text(annotations_of(entry)[WRITTEN]) is None
+    assert with_text(annotations_of(entry, 7)[WRITTEN]) is None
 
 
 def test_a_pod_may_bring_it_and_asks_for_nothing_by_it() -> None:
@@ -96,4 +100,14 @@ def test_a_pod_may_bring_it_and_asks_for_nothing_by_it() -> None:
 
 def test_refusals_are_as_readable_as_anything() -> None:
     refused = replace(decided().decision, outcome=Outcome.REFUSED)
-    assert with_text(annotations_of(Entry(refused))[WRITTEN]) is not None
+    assert with_text(annotations_of(Entry(refused), 7)[WRITTEN]) is not None
+
+
+def test_the_oldest_comes_first() -> None:
+    made = [container(name, OWNER, memory_bytes=MIB) for name in "abc"]
+    listed = []
+    for at_us, one in zip((3, 1, 2), made, strict=True):
+        request = derive_request(OWNER, one, MACHINE.memory_bytes)
+        entry = Entry(ExactEngine().decide(MACHINE, Policy(), Ledger(), request))
+        listed.append(replace(one, annotations=annotations_of(entry, at_us)))
+    assert list(entries_in(listed)) == ["b", "c", "a"]
