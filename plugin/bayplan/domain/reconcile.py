@@ -52,9 +52,9 @@ def reconcile(
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
-    *carried* are the entries that containers say they were created with, by id, the oldest first. A container
-    with one that is not in *ledger* means that the ledger was lost, or is an older one: then all of it is held
-    against what the containers have.
+    *carried* are the entries that containers say they were created with, by id, the oldest first. One that is
+    not in *ledger* means that the ledger was lost, or is an older one: then all of it is held against what
+    the containers have.
 
     Pods between two containers keep their room as long as the runtime lists them.
 
