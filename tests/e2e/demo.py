@@ -4,12 +4,14 @@ python tests/e2e/demo.py [--containerd VERSION] [--shell]
 """
 
 import argparse
+import signal
 import sys
 import time
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from testbed import progress
 from testbed.containerd import VERSIONS
 from testbed.crictl import Running
 from testbed.errors import CommandError, TestBedError
@@ -19,6 +21,19 @@ from testbed.pods import MIB, Container, Pod, best_effort, burstable, guaranteed
 from testbed.topology import FOUR_NODES
 
 WIDTH = 150
+NEXT = """
+What to try next:
+  make run ARGS=--shell              the same machine, then commands of yours in it
+  make install                       bayplan on this machine (README.md, Install)
+  .venv/bin/bayplan simulate --help  any machine, any pods, without a machine or a daemon (docs/simulate.md)
+  make test                          all tests"""
+SHELL = """\
+Commands for the machine, one per line, each in a shell of its own. To get out, and to shut the machine down:
+exit, or Ctrl-D. For instance:
+  bayplan explain database
+  bayplan status
+  bayplan nodes
+  crictl ps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +79,16 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     started = time.monotonic()
     node = None
+    # The same way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         node = boot(console, arguments.containerd)
         show(node, console)
         console.print(f"\nAll of this took {time.monotonic() - started:.0f} s.")
         if arguments.shell:
             take_commands(node)
+        else:
+            console.print(NEXT, markup=False)
     except TestBedError as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
@@ -83,16 +102,18 @@ def main(argv: list[str]) -> int:
 
 def boot(console: Console, version: str) -> Node:
     console.print(
-        f"Booting a machine with four NUMA nodes of 2 CPUs and 1 GiB, containerd {version}, bayplan ..."
+        f"A virtual machine: four NUMA nodes of 2 CPUs and 1 GiB, containerd {version}, bayplan.\n"
+        "The first time it is booted and saved, which takes half a minute; later it is there in a few seconds."
     )
-    try:
-        node = Node(FOUR_NODES, version)
-    except TestBedError as error:
-        if version != "2.1":
-            raise
-        console.print(f"containerd 2.1 is not to be had ({str(error).splitlines()[0]}); using 1.7")
-        version = "1.7"
-        node = Node(FOUR_NODES, version)
+    with progress.shown():
+        try:
+            node = Node(FOUR_NODES, version)
+        except TestBedError as error:
+            if version != "2.1":
+                raise
+            console.print(f"containerd 2.1 is not to be had ({str(error).splitlines()[0]}); using 1.7")
+            version = "1.7"
+            node = Node(FOUR_NODES, version)
     node.bayplan.start()
     node.bayplan.await_synchronized()
     console.print(node.guest.run("/opt/bayplan/bin/baypland", "--version").stdout.strip())
@@ -165,9 +186,11 @@ def spans(ids: frozenset[int]) -> str:
 
 
 def take_commands(node: Node) -> None:
-    """A line at a time, each in a shell of its own; the end of input ends it."""
-    sys.stdout.write("Commands for the machine, one per line; Ctrl-D shuts it down.\n")
+    """A line at a time, each in a shell of its own; the end of input ends it, or a word that ends a shell."""
+    sys.stdout.write(f"\n{SHELL}\n")
     for line in iter(lambda: _ask("node# "), None):
+        if line.strip() in ("exit", "quit", "logout"):
+            return
         try:
             done = node.guest.run(
                 "sh", "-c", f"PATH=$PATH:/opt/bayplan/bin:/opt/crictl/bin; {line}", check=False
