@@ -99,6 +99,7 @@ bench: setup-go ## what a creation, a Synchronize and a decision cost, and how w
 	$(RUN) python tests/bench/creation.py
 	$(RUN) python -m bayplan.testing.bench
 	$(RUN) python tests/bench/merge.py
+	$(RUN) python tests/bench/worst.py
 	$(RUN) python tests/bench/admission.py
 	$(RUN) python tests/bench/replay.py
 	$(RUN) python tests/bench/hook.py

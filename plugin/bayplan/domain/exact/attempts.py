@@ -10,12 +10,17 @@ from bayplan.domain.exact.books import Amounts, Books, shortage
 from bayplan.domain.exact.branching import Branching
 from bayplan.domain.exact.claiming import Ground, claimed_amounts
 from bayplan.domain.exact.criteria import Question
+from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.reasons import amounts_text, cpus_text, unproven_refusal
 from bayplan.domain.exact.search import Area
 from bayplan.domain.ledger import Ledger
 
 MAX_TARGETS: Final = 16
 """For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
+
+_STEPS_OF_A_TARGET: Final = 6
+_SETS_OF_A_REFUSAL: Final = 3000
+"""So many sets with promises are gone through for the cuts of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,21 @@ class Attempt:
                 if bare.plausible(nodes):
                     yield nodes
 
-    def reachable(self, loose: Books) -> Iterator[int]:
+    def reachable(self, loose: Books, effort: Effort) -> Iterator[int]:
         """Those with room on *loose*, the books as if all others had moved over as far as they may; if there
         are too many to look at each, one of the others as well if none of the good ones has room."""
-        question, area, found = self.question.on(loose), self.area, False
+        question, area, found = replace(self.question.on(loose), effort=effort), self.area, False
+        lookup = question.lookup
         for nodes in self.targets():
-            if question.lookup.fits(nodes, question.amounts):
+            before = lookup.steps
+            fits = question.plausible(nodes) and lookup.fits(nodes, question.amounts)
+            effort.spent += _STEPS_OF_A_TARGET + lookup.steps - before
+            if fits:
                 found = True
                 yield nodes
+            if effort.exhausted:
+                effort.ended = True
+                return
         width = min(area.widest, area.ground.bit_count())
         if found or area.exactly or not question.site.too_many(area.ground, width):
             return
@@ -61,7 +73,8 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     the widest ones, within which all the others are."""
     ground, question, lacking = attempt.ground, attempt.question, None
     text = _what_and_where(attempt, request)
-    targets = list(islice(attempt.targets(widest_first=True), MAX_TARGETS))
+    most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.lookup.claimed))))
+    targets = list(islice(attempt.targets(widest_first=True), most))
     if not ground.nodes:
         text = f"{ground.why}, {ground.obstacle}"
     elif not targets:

@@ -118,6 +118,12 @@ class Books:
         twin._totals = self._totals  # noqa: SLF001 - of its own class
         return twin
 
+    def empty(self) -> "Books":
+        """Books without promises."""
+        twin = self.copy()
+        twin.flows, twin._totals = {}, {}  # noqa: SLF001 - of its own class
+        return twin
+
     def change(self, claim: Claim, sign: int = 1) -> None:
         """Add (or with -1 remove) *claim*. For copies only: the totals of a ledger do not follow."""
         for resource, amount_bytes in claim.amounts_bytes.items():

@@ -37,10 +37,10 @@ from bayplan.domain.exact.claiming import (
     without,
 )
 from bayplan.domain.exact.criteria import Question
-from bayplan.domain.exact.effort import Effort
+from bayplan.domain.exact.effort import SHARE_OF_MOVES, Effort
 from bayplan.domain.exact.flow import crosses
 from bayplan.domain.exact.lookup import Lookup
-from bayplan.domain.exact.moves import make_room, measured, moves_to, with_all_wider
+from bayplan.domain.exact.moves import Room, measured, movers_of, moves_to, with_all_wider
 from bayplan.domain.exact.reasons import amounts_text, chosen, overlap, unproven_best
 from bayplan.domain.exact.search import Area, Found, search
 from bayplan.domain.exact.sites import Site
@@ -78,7 +78,9 @@ class Confining:
         self.free_cpus = self._free_cpus() if count else CpuSet()
         self.cpus = count if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
-        self.effort, self.lookup = Effort(site.max_steps), Lookup(books, site.positions)
+        for_moves = int(site.max_steps * SHARE_OF_MOVES)
+        self.effort, self.for_moves = Effort(site.max_steps - for_moves), Effort(for_moves)
+        self.lookup = Lookup(books, site.positions)
         self.notes: list[Reason] = []
 
     def decide(self) -> Decision:
@@ -300,15 +302,21 @@ class Confining:
 
     def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
-        amounts = attempt.question.amounts
-        loose = with_all_wider(self.books, self.ledger)
-        if loose is None:
+        amounts, effort = attempt.question.amounts, self.for_moves
+        movers = movers_of(self.books, self.ledger)
+        if not movers:
             return None
+        room = Room(self.site, self.books, movers, effort)
         best = None
-        for nodes in islice(attempt.reachable(loose), MAX_TARGETS):
-            sets = make_room(self.site, self.books, self.ledger, nodes, amounts)
+        loose = with_all_wider(self.books, movers)
+        for nodes in islice(attempt.reachable(loose, effort), MAX_TARGETS):
+            sets = room.make(nodes, amounts)
             if sets and (best is None or len(sets) < len(best[1])):
                 best = nodes, sets
+            if effort.exhausted:
+                effort.ended = True
+                break
+        attempt.question.effort.ended |= effort.ended
         if best is None:
             return None
         nodes, sets = best

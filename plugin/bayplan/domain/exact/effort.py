@@ -2,14 +2,16 @@
 
 from typing import Final
 
-MAX_STEPS: Final = 600_000
-"""Steps of one decision, about a microsecond each. The worst decisions found took 0.8 s in all, and 1.2 s as
-the first of a fresh engine, which ranks all sets once; a runtime waits 2 s.
+MAX_STEPS: Final = 40_000
+"""Steps of one decision, about a microsecond each, so that with everything around it no decision takes more
+than 100 ms of CPU (tests/bench/worst.py): so long no timer of the event loop runs.
 
 Every part of a search is counted by what it was measured to take: branches and the nodes left in them, the
-nodes that a flow looks at and the loads it moves, the sets that are looked at one by one. It must not depend
-on how the flows came to be, which is why a search starts its own (`Lookup.trial`).
+nodes that a flow looks at and the loads it moves, the sets that are looked at one by one, the moves that are
+tried. It must not depend on how the flows came to be, which is why a search starts its own (`Lookup.trial`).
 """
+SHARE_OF_MOVES: Final = 1 / 4
+"""What of a decision's steps is kept for moves of others."""
 _SHARE_OF_REFUSALS: Final = 7 / 8
 _SHARE_OF_PROOFS: Final = 1 / 2
 _SHARE_OF_A_WIDTH: Final = 1 / 6
@@ -39,6 +41,11 @@ class Effort:
     def for_a_width(self) -> int:
         """What it may take to look at the sets of a width one by one."""
         return self._share(_SHARE_OF_A_WIDTH)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.spent >= self.most
 
     def rest(self) -> "Effort":
         """What is left for another question of the same decision."""

@@ -22,7 +22,7 @@ AnyTrial = Trial | TableTrial
 # What answers cost in steps, as measured; the price of a table is by its items, for each node.
 _LEAST_PRICE: Final = 2000
 _NEVER: Final = 1 << 62
-_ITEMS_A_STEP: Final = 25
+_ITEMS_A_STEP: Final = 10
 _STEPS_OF_A_FLOW: Final = 20
 _SETS_A_STEP_OF_A_FLOW: Final = 2
 _SETS_A_STEP: Final = 10

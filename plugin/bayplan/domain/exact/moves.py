@@ -14,6 +14,7 @@ from typing import Final
 from bayplan.domain.decision import Claim, Move
 from bayplan.domain.exact.books import Amounts, Books, claim_of
 from bayplan.domain.exact.claiming import is_confined, without
+from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import bits, crosses
 from bayplan.domain.exact.sites import Site
 from bayplan.domain.exact.witness import share
@@ -26,8 +27,13 @@ MAX_RETURNS: Final = 4
 """How many containers are told at once that they can go back: the witness of each is worked out."""
 
 
+_STEPS_OF_A_TRIAL: Final = 40
+_SETS_A_STEP: Final = 8
+"""What it costs to try something on a copy of the books."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Mover:
+class Mover:
     """A container that could become wider: its claim, and the widest set it may have."""
 
     entry: Entry
@@ -36,39 +42,134 @@ class _Mover:
 
     @property
     def size_bytes(self) -> int:
+        """What it claims of all resources."""
         return sum(self.claim.amounts_bytes.values())
 
 
-def with_all_wider(books: Books, ledger: Ledger) -> Books | None:
-    """The books as if everybody who may become wider were as wide as possible: what does not fit there, no
-    moves make room for. None if there is nobody."""
-    movers = _movers(books, ledger)
-    if not movers:
-        return None
-    loose = books.copy()
+def with_all_wider(books: Books, movers: Iterable[Mover]) -> Books:
+    """The books as if all *movers* were as wide as possible: what does not fit there, no moves make room
+    for."""
+    leaving = {(resource, mover.claim.nodes) for mover in movers for resource in mover.claim.amounts_bytes}
+    claims = {
+        (resource, NodeSet.of_mask(mask)): amount
+        for resource, flow in books.flows.items()
+        for mask, amount in flow.claimed.items()
+    }
+    # Where most sets are left by all, it is quicker to begin with empty books.
+    afresh = 2 * len(leaving) > len(claims)
+    loose, changes = books.empty() if afresh else books.copy(), claims if afresh else {}
     for mover in movers:
-        loose.change(mover.claim, -1)
-        loose.change(replace(mover.claim, nodes=mover.widest))
+        for resource, amount_bytes in mover.claim.amounts_bytes.items():
+            for nodes, difference in ((mover.claim.nodes, -amount_bytes), (mover.widest, amount_bytes)):
+                changes[resource, nodes] = changes.get((resource, nodes), 0) + difference
+    # Those who leave make the room that those who come take.
+    for (resource, nodes), difference in sorted(changes.items(), key=lambda one: one[1]):
+        if difference:
+            loose.flow(resource).change(nodes.mask, difference)
     return loose
 
 
-def make_room(site: Site, books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
-    """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
+class Room:
+    """What it takes to make room on one set or another, for one decision. *books* are those of the ledger
+    that the *movers* are of; *effort* bounds what is tried."""
 
-    Empty if no moves help. *books* are those of *ledger*.
-    """
-    movers = _in_the_way(books, ledger, nodes, amounts)
-    chosen = _fewest(books, movers, nodes, amounts)
-    if not chosen or len(chosen) > MAX_MOVES:
-        return {}
-    sets = {mover.entry.container_id: mover.widest for mover in chosen}
-    for mover in chosen:
-        for wider in _wider_sets(site, books, mover):
-            trial = {**sets, mover.entry.container_id: wider}
-            if _works(books, chosen, trial, nodes, amounts):
-                sets = trial
-                break
-    return sets
+    def __init__(self, site: Site, books: Books, movers: Sequence[Mover], effort: Effort) -> None:
+        self.site, self.books, self.movers, self.effort = site, books, movers, effort
+        self._claimed = [other for flow in books.flows.values() for other in flow.wide]
+
+    def make(self, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
+        """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
+
+        Empty if no moves help, or if that took too many steps to find out.
+        """
+        lacking = without(amounts, self.books.room(nodes, amounts))
+        if _too_small(self.movers, lacking):
+            return {}
+        chosen = self._fewest(self._in_the_way(nodes, amounts), nodes, amounts, lacking)
+        if not chosen or len(chosen) > MAX_MOVES:
+            return {}
+        sets = {mover.entry.container_id: mover.widest for mover in chosen}
+        for mover in chosen:
+            for wider in self._wider_sets(mover):
+                trial = {**sets, mover.entry.container_id: wider}
+                if self._works(chosen, trial, nodes, amounts):
+                    sets = trial
+                    break
+        return sets
+
+    def _take(self, movers: int = 0) -> bool:
+        """Account for a trial with so many movers; False if nothing more may be tried."""
+        each = _STEPS_OF_A_TRIAL // 2 + len(self._claimed) // _SETS_A_STEP
+        return self.effort.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
+
+    def _in_the_way(self, nodes: int, amounts: Amounts) -> list[Mover]:
+        """The movers within the minimum cut, which grows as they are thought to be wider; none if even with
+        all of them wider the request does not fit."""
+        candidates = {mover.entry.container_id: mover for mover in self.movers}
+        relaxed, movers = self.books.copy(), list[Mover]()
+        while candidates:
+            cut = relaxed.cut(nodes, amounts)
+            if cut is None:
+                return movers
+            within = [one for one in candidates.values() if one.claim.nodes <= cut.nodes]
+            useful = [one for one in within if not one.widest <= cut.nodes]
+            if not useful or not self._take(len(useful)):
+                return []
+            for mover in useful:
+                del candidates[mover.entry.container_id]
+                relaxed.change(mover.claim, -1)
+                relaxed.change(replace(mover.claim, nodes=mover.widest))
+            movers += useful
+        return movers if relaxed.cut(nodes, amounts) is None else []
+
+    def _fewest(self, movers: Sequence[Mover], nodes: int, amounts: Amounts, lacking: Amounts) -> list[Mover]:
+        """One mover if one suffices, the smallest such; else the fewest of the largest, without those that
+        are not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
+        by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
+        if _too_small(movers, lacking):
+            return []
+
+        def suffice(some: Sequence[Mover]) -> bool:
+            return self._works(some, _widest(some), nodes, amounts)
+
+        for mover in by_size:
+            if not without(lacking, mover.claim.amounts_bytes) and suffice([mover]):
+                return [mover]
+        most = range(1, min(len(by_size), 2 * MAX_MOVES) + 1)
+        count = bisect_left(most, x=True, key=lambda k: suffice(by_size[-k:]))
+        kept = by_size[-most[count] :] if count < len(most) else []
+        for mover in tuple(kept):
+            fewer = [one for one in kept if one is not mover]
+            if suffice(fewer):
+                kept = fewer
+        return kept
+
+    def _works(
+        self, movers: Sequence[Mover], sets: Mapping[str, NodeSet], nodes: int, amounts: Amounts
+    ) -> bool:
+        """Whether everything fits once the *movers* have the nodes in *sets*."""
+        if not self._take(len(movers)):
+            return False
+        trial = self.books.copy()
+        moved = [
+            (mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers
+        ]
+        for before, _ in moved:
+            trial.change(before, -1)
+        for _, after in moved:
+            if not trial.fits(after.nodes.mask, after.amounts_bytes):
+                return False
+            trial.change(after)
+        return trial.fits(nodes, amounts)
+
+    def _wider_sets(self, mover: Mover) -> list[NodeSet]:
+        """One node more, without crossing a set with promises, the nearest first."""
+        own = mover.claim.nodes.mask
+        masks = [own | node for node in bits(mover.widest.mask & ~own)]
+        self.effort.take(len(masks) * (1 + len(self._claimed) // _SETS_A_STEP))
+        clean = [mask for mask in masks if not any(crosses(mask, other) for other in self._claimed)]
+        clean.sort(key=lambda mask: (self.site.distance(mask), mask))
+        return [NodeSet.of_mask(mask) for mask in clean]
 
 
 def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
@@ -118,61 +219,17 @@ def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Mov
     return tuple(found)
 
 
-def _movers(books: Books, ledger: Ledger) -> list[_Mover]:
+def movers_of(books: Books, ledger: Ledger) -> list[Mover]:
+    """Everybody who may become wider, by id."""
     everywhere, found = books.machine.ordinary_nodes, []
     for _, entry in sorted(ledger.entries.items()):
         claim = claim_of(entry)
         if claim is not None and claim.flexible and not everywhere <= claim.nodes:
-            found.append(_Mover(entry, claim, claim.nodes | everywhere))
+            found.append(Mover(entry, claim, claim.nodes | everywhere))
     return found
 
 
-def _in_the_way(books: Books, ledger: Ledger, nodes: int, amounts: Amounts) -> list[_Mover]:
-    """The movers within the minimum cut, which grows as they are thought to be wider; none if even with all
-    of them wider the request does not fit."""
-    candidates = {mover.entry.container_id: mover for mover in _movers(books, ledger)}
-    relaxed, movers = books.copy(), list[_Mover]()
-    while candidates:
-        cut = relaxed.cut(nodes, amounts)
-        if cut is None:
-            return movers
-        within = [one for one in candidates.values() if one.claim.nodes <= cut.nodes]
-        useful = [one for one in within if not one.widest <= cut.nodes]
-        if not useful:
-            return []
-        for mover in useful:
-            del candidates[mover.entry.container_id]
-            relaxed.change(mover.claim, -1)
-            relaxed.change(replace(mover.claim, nodes=mover.widest))
-        movers += useful
-    return movers if relaxed.cut(nodes, amounts) is None else []
-
-
-def _fewest(books: Books, movers: Sequence[_Mover], nodes: int, amounts: Amounts) -> list[_Mover]:
-    """One mover if one suffices, the smallest such; else the fewest of the largest, without those that are
-    not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
-    by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
-    lacking = without(amounts, books.room(nodes, amounts))
-    if _too_small(movers, lacking):
-        return []
-    for mover in by_size:
-        if without(lacking, mover.claim.amounts_bytes):
-            continue
-        if _works(books, [mover], _widest([mover]), nodes, amounts):
-            return [mover]
-    most = range(1, min(len(by_size), 2 * MAX_MOVES) + 1)
-    count = bisect_left(
-        most, x=True, key=lambda k: _works(books, by_size[-k:], _widest(by_size[-k:]), nodes, amounts)
-    )
-    kept = by_size[-most[count] :] if count < len(most) else []
-    for mover in tuple(kept):
-        fewer = [one for one in kept if one is not mover]
-        if _works(books, fewer, _widest(fewer), nodes, amounts):
-            kept = fewer
-    return kept
-
-
-def _too_small(movers: Iterable[_Mover], lacking: Amounts) -> bool:
+def _too_small(movers: Iterable[Mover], lacking: Amounts) -> bool:
     """Whether even the largest that may be moved at once have less than is lacking."""
     claims = [mover.claim.amounts_bytes for mover in movers]
     return any(
@@ -181,29 +238,5 @@ def _too_small(movers: Iterable[_Mover], lacking: Amounts) -> bool:
     )
 
 
-def _widest(movers: Iterable[_Mover]) -> dict[str, NodeSet]:
+def _widest(movers: Iterable[Mover]) -> dict[str, NodeSet]:
     return {mover.entry.container_id: mover.widest for mover in movers}
-
-
-def _works(
-    books: Books, movers: Iterable[_Mover], sets: Mapping[str, NodeSet], nodes: int, amounts: Amounts
-) -> bool:
-    """Whether everything fits once the *movers* have the nodes in *sets*."""
-    trial = books.copy()
-    moved = [(mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers]
-    for before, _ in moved:
-        trial.change(before, -1)
-    for _, after in moved:
-        if not trial.fits(after.nodes.mask, after.amounts_bytes):
-            return False
-        trial.change(after)
-    return trial.fits(nodes, amounts)
-
-
-def _wider_sets(site: Site, books: Books, mover: _Mover) -> list[NodeSet]:
-    """One node more, the sets that cross no other first, then the nearest."""
-    claimed = {other for flow in books.flows.values() for other in flow.claimed}
-    own = mover.claim.nodes.mask
-    masks = [own | node for node in bits(mover.widest.mask & ~own)]
-    masks.sort(key=lambda mask: (sum(crosses(mask, other) for other in claimed), site.distance(mask), mask))
-    return [NodeSet.of_mask(mask) for mask in masks if not any(crosses(mask, other) for other in claimed)]

@@ -12,7 +12,7 @@ from typing import Final
 from bayplan.domain.decision import Advantage, Candidate
 from bayplan.domain.exact.branching import Branching, Limit
 from bayplan.domain.exact.criteria import CRITERIA, Question, overlapping_sets, values
-from bayplan.domain.exact.flow import bits
+from bayplan.domain.exact.flow import bits, crosses
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
@@ -22,6 +22,10 @@ KEPT_OBSTACLES: Final = 2
 """How many sets that do not fit it lists beside them."""
 _STEPS_OF_A_SET: Final = 3
 """What it costs to look at a set, beside what is asked of the books."""
+_FEW_CROSSING: Final = 16
+"""Around so many sets that cross others one is sought that does not, where the search had to end."""
+_STEPS_OF_A_RANK: Final = 6
+"""What it costs to grow a set."""
 _FEW: Final = 64
 """So many sets are looked at for a runner-up that nobody needs."""
 
@@ -71,30 +75,45 @@ class _Search:
         self.fallback: tuple[int, int] | None = None
 
     def run(self, area: Area) -> Found | None:
-        site, at_worst = self.question.site, None
+        at_worst = self._look_by_width(area)
+        if not self.fitting and at_worst:
+            self._look_at([at_worst])
+        if not self.fitting:
+            return None
+        if self.question.effort.ended and not self.clean:
+            self._look_at(self._clean_around(area))
+        self.fitting.sort()
+        return _found(self.question, self.fitting, self.obstacles)
+
+    def _look_by_width(self, area: Area) -> int:
+        """Look at the sets of each width in turn, until one crosses none or too much was spent.
+
+        Returns:
+            A set of the last width that fits, where it had to be sought; 0 if there is none.
+        """
+        site, effort, at_worst = self.question.site, self.question.effort, None
         for width in _widths(self.question, area):
+            enough = self.clean > 0
+            if effort.exhausted and (self.fitting or at_worst is not None):
+                effort.ended |= not enough
+                break
             many = not area.exactly and site.too_many(area.ground, width)
             rows = _rows(self.question, area, width)
-            enough = self.clean > 0
             if enough and len(rows) > _FEW:
                 break
+            effort.spent += _STEPS_OF_A_RANK * len(rows) if many else 0
             many = not self._look_at(rows) or many
             if many and not enough:
                 if not self.fitting and at_worst is None:
                     at_worst = self._at_worst(area)
-                    if not at_worst and not self.question.effort.ended:
+                    if not at_worst and not effort.ended:
                         break
                 # Where the last width was given up already, it would be given up again.
                 if self.fitting or at_worst or width < _last_width(area):
                     self._branch(area, width)
             if enough or self.clean > 1:
                 break
-        if not self.fitting and at_worst:
-            self._look_at([at_worst])
-        if not self.fitting:
-            return None
-        self.fitting.sort()
-        return _found(self.question, self.fitting, self.obstacles)
+        return at_worst or 0
 
     def _at_worst(self, area: Area) -> int:
         """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
@@ -113,6 +132,20 @@ class _Search:
             self._look_at([nodes for nodes in [branching.any_set()] if nodes])
         if self.fitting:
             self._look_at(list(branching.better_sets(self._limit(width))))
+
+    def _clean_around(self, area: Area) -> list[int]:
+        """The sets that cross none, around the best that were found: with everything that these cross."""
+        claimed, found = self.question.lookup.claimed, set()
+        for _, _, nodes in sorted(self.fitting)[:_FEW_CROSSING]:
+            wide, before = nodes, 0
+            while wide != before:
+                before = wide
+                for other in claimed:
+                    if crosses(wide, other):
+                        wide |= other
+            if not wide & ~area.ground and wide.bit_count() <= _last_width(area):
+                found.add(wide)
+        return sorted(found, key=lambda nodes: (nodes.bit_count(), nodes))
 
     def _limit(self, width: int) -> Limit:
         """What a set of *width* nodes has to beat: narrower ones do if they cross as few."""

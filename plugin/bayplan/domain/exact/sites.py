@@ -5,30 +5,28 @@ Worked out once for a machine and kept, because a machine changes with hotplug o
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from itertools import combinations, islice
+from itertools import combinations
 from math import comb
 from operator import add
 from typing import Final
 
 from bayplan.domain.exact.effort import MAX_STEPS
 from bayplan.domain.exact.flow import bits
-from bayplan.domain.exact.nearness import Nearness, rows_on
+from bayplan.domain.exact.nearness import Nearness, Pairs, rows_on
 from bayplan.domain.exact.tables import MOST_NODES, Positions
 from bayplan.domain.topology import Machine, union
 from bayplan.sets import CpuSet, NodeSet
 
-MAX_COMBINATIONS: Final = 5000
+MAX_COMBINATIONS: Final = 1000
 """Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
 node by adding the nearest ones, the roomiest nodes, and what `branching` finds."""
-
 
 _MAX_REMEMBERED: Final = 1 << 16
 """Distances of so many sets are kept."""
 _FEW_PAIRS: Final = 4
 """To go through the distances of all nodes costs as much as to look up so many pairs for each of them."""
-_GROWN_PAIRS: Final = 1 << 20
-"""So many pairs of nodes are looked at for the sets grown from each node; on machines with hundreds of nodes
-not every node is tried."""
+_MOST_GROWN: Final = 64
+"""From so many nodes sets are grown; on machines with hundreds of nodes not from every one."""
 
 
 class Site:
@@ -50,6 +48,7 @@ class Site:
         self.positions = Positions(masks) if len(masks) <= MOST_NODES else None
         self._ranked: dict[tuple[int, int], list[int]] = {}
         self._nearness: dict[int, Nearness] = {}
+        self._growing: dict[int, list[_Growing]] = {}
         self._initiators = {
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
         }
@@ -128,14 +127,39 @@ class Site:
         return found
 
     def _grown(self, ground: int, width: int) -> Iterator[int]:
-        rows = rows_on(self.pairs, ground)
-        nodes = list(rows)
-        for row in islice(rows.values(), max(1, _GROWN_PAIRS // width**2)):
-            nearest = sorted(range(len(nodes)), key=row.__getitem__)
-            yield sum([nodes[other] for other in nearest[:width]])
+        """The sets of the *width* nodes that are nearest to some node, with their distances remembered."""
+        growing = self._growing.get(ground)
+        if growing is None:
+            rows = rows_on(self.pairs, ground)
+            nodes = list(rows)
+            growing = self._growing[ground] = [
+                _Growing([nodes[other] for other in sorted(range(len(nodes)), key=rows[node].__getitem__)])
+                for node in nodes[:: -(-len(nodes) // _MOST_GROWN)]
+            ]
+        for one in growing:
+            one.grow(self.pairs, width)
+            self._distances[one.sets[width]] = one.distances[width]
+            yield one.sets[width]
 
     def _rank(self, nodes: int) -> tuple[int, int, tuple[int, ...]]:
         return self.distance(nodes), self.remote_initiators(nodes), tuple(NodeSet.of_mask(nodes))
+
+
+class _Growing:
+    """The sets of the first nodes of *order*, by their width, with the distances within each."""
+
+    __slots__ = ("_order", "distances", "sets")
+
+    def __init__(self, order: list[int]) -> None:
+        self._order, self.sets, self.distances = order, [0], [0]
+
+    def grow(self, pairs: Pairs, width: int) -> None:
+        """Have the sets of up to *width* nodes."""
+        for count in range(len(self.sets) - 1, width):
+            node = self._order[count]
+            added = sum(map(pairs[node].__getitem__, self._order[:count]))
+            self.sets.append(self.sets[-1] | node)
+            self.distances.append(self.distances[-1] + added)
 
 
 def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:

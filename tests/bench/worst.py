@@ -1,0 +1,222 @@
+"""What the worst decisions of the engine `exact` cost: ``python tests/bench/worst.py [SEEDS] [STEPS]``.
+
+Machines and promises that leave the search no short way, random ones with SEEDS seeds each (default 3). CPU
+time of the calling thread, the first decision of a fresh engine and a later one (the worst of the seeds), and
+what came of them: how many gave up their search after STEPS, how many were refused, and of those that were
+placed the crossed sets, the nodes and the distance in all. Nothing may take more than 100 ms, apart from
+cases that are larger than any machine (`BEYOND`).
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from bayplan.domain.decision import (
+    Claim,
+    Decision,
+    Interval,
+    NodeWish,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
+from bayplan.domain.exact.effort import MAX_STEPS
+from bayplan.domain.exact.engine import ExactEngine
+from bayplan.domain.exact.flow import crosses
+from bayplan.domain.exact.reasons import SEARCH_ENDED
+from bayplan.domain.ledger import Entry, Ledger
+from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.domain.topology import Machine
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from bayplan.testing.machines import machine
+
+MOST_MS: Final = 100.0
+
+Case = tuple[Machine, Policy, Ledger, Request, Placement | None]
+RESTRICTED: Final = Policy(topology=TopologyPolicy.RESTRICTED)
+SINGLE: Final = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+BEST_EFFORT: Final = Policy()
+
+
+def asking(name: str, memory_bytes: int, cpus: int = 0) -> Request:
+    interval = Interval(memory_bytes, memory_bytes, "limit")
+    return Request(
+        name, name, name, QosClass.GUARANTEED, QosSource.INFERRED, interval, memory_bytes, exclusive_cpus=cpus
+    )
+
+
+def promised(claims: Iterable[tuple[Iterable[int], int]], *, flexible: bool = False) -> Ledger:
+    ledger = Ledger()
+    for number, (nodes, memory_bytes) in enumerate(claims):
+        mems = NodeSet(nodes)
+        placement = Placement(mems, claim=Claim(mems, {"memory": memory_bytes}, flexible))
+        decision = Decision(asking(f"c{number:04}", memory_bytes), Outcome.PLACED, placement)
+        ledger = ledger.with_entry(Entry(decision))
+    return ledger
+
+
+def far_apart(nodes: int, draw: random.Random) -> dict[tuple[int, int], int]:
+    """Distances without any order."""
+    return {(a, b): draw.randint(11, 60) for a in range(nodes) for b in range(nodes) if a != b}
+
+
+def sockets(nodes: int, each: int = 4) -> dict[tuple[int, int], int]:
+    """12 within a socket, 21 between sockets."""
+    pairs = ((a, b) for a in range(nodes) for b in range(nodes) if a != b)
+    return {(a, b): 12 if a // each == b // each else 21 for a, b in pairs}
+
+
+def random_sets(
+    draw: random.Random, nodes: int, count: int, largest: int, share: float
+) -> Iterator[tuple[list[int], int]]:
+    """Promises on random sets, *share* of a machine of 1 GiB nodes in all."""
+    for _ in range(count):
+        chosen = draw.sample(range(nodes), draw.randint(1, largest))
+        yield chosen, int(nodes * GIB * share / count * draw.uniform(0.5, 1.5))
+
+
+def crossing(
+    nodes: int, count: int, width: int, policy: Policy, *, flexible: bool = False, largest: int = 4
+) -> Callable[[random.Random], Case]:
+    """Random promises on two thirds of the machine, and a request for *width* nodes."""
+
+    def case(draw: random.Random) -> Case:
+        hardware = machine(nodes, memory_bytes=GIB, distances=far_apart(nodes, draw))
+        ledger = promised(random_sets(draw, nodes, count, largest, 0.66), flexible=flexible)
+        return hardware, policy, ledger, asking("wide", width * GIB * 6 // 10), None
+
+    return case
+
+
+def cover(elements: int, sets: int, policy: Policy = RESTRICTED) -> Callable[[random.Random], Case]:
+    """Exact cover by sets of three: a node with 1 GiB left for each element, and a full node for each set,
+    from which 1 GiB each could move to the nodes of its elements."""
+
+    def case(draw: random.Random) -> Case:
+        hardware = machine(elements + sets, memory_bytes=3 * GIB)
+        claims = [([element], 2 * GIB) for element in range(elements)]
+        for number in range(sets):
+            three = draw.sample(range(elements), 3)
+            claims += [([element, elements + number], GIB) for element in three]
+        return hardware, policy, promised(claims), asking("wide", elements * GIB), None
+
+    return case
+
+
+def empty(nodes: int, width: int, policy: Policy = BEST_EFFORT) -> Callable[[random.Random], Case]:
+    """A machine without promises and without order in its distances."""
+
+    def case(draw: random.Random) -> Case:
+        hardware = machine(nodes, memory_bytes=GIB, distances=far_apart(nodes, draw))
+        return hardware, policy, Ledger(), asking("wide", width * GIB - MIB), None
+
+    return case
+
+
+def in_sockets(nodes: int, width: int) -> Callable[[random.Random], Case]:
+    """Sockets of four nodes, of each one full but for the last two, and a request for *width* nodes."""
+
+    def case(draw: random.Random) -> Case:
+        del draw
+        hardware = machine(nodes, memory_bytes=GIB, distances=sockets(nodes))
+        ledger = promised(([first], GIB) for first in range(0, nodes - 8, 4))
+        return hardware, BEST_EFFORT, ledger, asking("wide", width * GIB), None
+
+    return case
+
+
+def growing(nodes: int, count: int) -> Callable[[random.Random], Case]:
+    """A container on three nodes with CPUs there that has to have five."""
+
+    def case(draw: random.Random) -> Case:
+        hardware = machine(nodes, memory_bytes=GIB, distances=far_apart(nodes, draw))
+        ledger = promised(random_sets(draw, nodes, count, 4, 0.66), flexible=True)
+        own = hardware.cpus_of(NodeSet([1, 2]))
+        before = Placement(NodeSet([1, 2, 3]), own, claim=Claim(NodeSet([1, 2, 3]), {"memory": GIB}))
+        return hardware, BEST_EFFORT, ledger, asking("grows", 5 * GIB * 6 // 10, len(own)), before
+
+    return case
+
+
+def wishing(nodes: int, count: int) -> Callable[[random.Random], Case]:
+    """A preferred set without room, then all the others."""
+
+    def case(draw: random.Random) -> Case:
+        hardware, policy, ledger, request, before = crossing(nodes, count, 5, RESTRICTED, flexible=True)(draw)
+        wish = NodeWish(NodeSet(range(4)), required=False)
+        return hardware, policy, ledger, replace(request, nodes=wish), before
+
+    return case
+
+
+CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
+    "8 nodes, 100 crossing, best-effort": crossing(8, 100, 3, BEST_EFFORT),
+    "8 nodes, 300 flexible, restricted": crossing(8, 300, 4, RESTRICTED, flexible=True),
+    "14 nodes, empty, 7": empty(14, 7),
+    "14 nodes, 600 crossing, restricted": crossing(14, 600, 7, RESTRICTED, largest=8),
+    "16 nodes, empty, 6": empty(16, 6),
+    "16 nodes, 100 crossing, best-effort": crossing(16, 100, 6, BEST_EFFORT),
+    "16 nodes, 300 flexible, restricted": crossing(16, 300, 6, RESTRICTED, flexible=True),
+    "24 nodes, 300 crossing, restricted": crossing(24, 300, 7, RESTRICTED, largest=8),
+    "32 nodes, 100 crossing, best-effort": crossing(32, 100, 8, BEST_EFFORT),
+    "34 nodes, exact cover": cover(18, 16),
+    "64 nodes, exact cover": cover(24, 40),
+    "64 nodes, empty, 3": empty(64, 3),
+    "64 nodes, empty, 12": empty(64, 12),
+    "64 nodes in sockets, 7": in_sockets(64, 7),
+    "64 nodes, 100 crossing, best-effort": crossing(64, 100, 6, BEST_EFFORT),
+    "64 nodes, 100 crossing, restricted": crossing(64, 100, 20, RESTRICTED),
+    "64 nodes, 100 flexible, restricted": crossing(64, 100, 20, RESTRICTED, flexible=True),
+    "64 nodes, 1000 flexible, restricted": crossing(64, 1000, 20, RESTRICTED, flexible=True),
+    "64 nodes, 100 flexible, single-numa-node": crossing(64, 100, 1, SINGLE, flexible=True),
+    "64 nodes, 100 flexible, a wish": wishing(64, 100),
+    "64 nodes, 100 crossing, a resize": growing(64, 100),
+    "16 nodes, 100 crossing, a resize": growing(16, 100),
+    "1024 nodes, empty, 24": empty(1024, 24),
+}
+
+BEYOND: Final = {"64 nodes, 1000 flexible, restricted", "1024 nodes, empty, 24"}
+
+
+def main(seeds: int = 3, steps: int = MAX_STEPS) -> int:
+    """Print the table; 1 if a decision took too long."""
+    width = max(map(len, CASES))
+    print(
+        f"{'':{width}} {'first':>9} {'later':>9} {'gave up':>8} {'refused':>8}"
+        f" {'crossed':>8} {'nodes':>6} {'distance':>9}"
+    )
+    worst = 0.0
+    for name, case in CASES.items():
+        first, later, given_up, refused, values = 0.0, 0.0, 0, 0, [0, 0, 0]
+        for seed in range(seeds):
+            hardware, policy, ledger, request, before = case(random.Random(seed))
+            engine = ExactEngine(max_steps=steps)
+            for number in range(2):
+                started = time.thread_time()
+                decision = engine.decide(hardware, policy, ledger, request, before)
+                took_ms = (time.thread_time() - started) * 1000
+                first, later = (max(first, took_ms), later) if not number else (first, max(later, took_ms))
+            given_up += any(reason.code == SEARCH_ENDED for reason in decision.reasons)
+            refused += decision.outcome is Outcome.REFUSED
+            nodes = decision.placement.claim.nodes if decision.placement.claim is not None else NodeSet()
+            crossed = sum(crosses(nodes.mask, other.mask) for other in ledger.claimed_bytes)
+            found = (crossed, len(nodes), hardware.total_distance(nodes))
+            values = [sum(pair) for pair in zip(values, found, strict=True)]
+        worst = max(worst, first, later) if name not in BEYOND else worst
+        print(
+            f"{name:{width}} {first:6.0f} ms {later:6.0f} ms {given_up:8} {refused:8}"
+            f" {values[0]:8} {values[1]:6} {values[2]:9}",
+            flush=True,
+        )
+    print(f"{'the worst':{width}} {worst:6.0f} ms")
+    return 1 if worst > MOST_MS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(int(argument) for argument in sys.argv[1:])))
