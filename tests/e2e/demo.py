@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
 def boot(console: Console, version: str) -> Node:
     console.print(
         f"A virtual machine: four NUMA nodes of 2 CPUs and 1 GiB, containerd {version}, bayplan.\n"
-        "The first time it is booted and saved, which takes half a minute; later it is there in a few seconds."
+        "The first time it is booted and saved, which takes half a minute; then it is there in a few seconds."
     )
     with progress.shown():
         try:
