@@ -7,11 +7,16 @@ versions do not matter: QEMU 7.2 of Debian 12, for one, cannot boot several NUMA
 import os
 import shutil
 import subprocess
+import threading
+from functools import cache
 from pathlib import Path
 
 from testbed.cache import artefact
 from testbed.progress import Step
 from testbed.shell import build_command, require, require_root
+
+# apt takes a second of CPU time to answer: it is asked once, not by every build at once.
+_asking = threading.Lock()
 
 STABLE = "trixie"
 UNSTABLE = "unstable"
@@ -89,13 +94,16 @@ def _bootstrap(name: str, variant: str, suite: str, packages: tuple[str, ...], s
         argv = [require("mmdebstrap"), "--mode=root", f"--variant={variant}", "--architectures=amd64"]
         argv += [f"--aptopt={option}" for option in (*APT_OPTIONS, *_proxy_options())]
         argv += [f"--dpkgopt={option}" for option in UNPACK_OPTIONS]
-        argv += [f"--include={','.join(packages)}", "--format=directory", suite, str(path), *_mirror()]
+        with _asking:
+            mirror = _mirror()
+        argv += [f"--include={','.join(packages)}", "--format=directory", suite, str(path), *mirror]
         build_command(f"The Debian tree '{name}'", argv, env={"TMPDIR": str(path.parent)})
         path.chmod(0o755)
 
     return artefact(name, recipe, build, keep=2, step=step)
 
 
+@cache
 def _mirror() -> list[str]:
     """The mirror that this machine's own package sources use, when it is a Debian; else mmdebstrap's
     default.
