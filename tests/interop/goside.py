@@ -4,6 +4,7 @@ The interop tests and `make bench` use it. It is a container runtime without con
 that runtimes link.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +16,9 @@ import threading
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "adaptation"
-# That of adaptation/go.mod; the others are in adaptation/versions. To add one: a vX.mod there that requires
-# it, then `go mod tidy -modfile=versions/vX.mod` in adaptation.
+# That of adaptation/go.mod; the others are in adaptation/versions, each with its own ttRPC and else with what
+# go.mod has, which is compiled once for all. To add one: a vX.mod there that requires it, then
+# `go mod tidy -modfile=versions/vX.mod` in adaptation.
 NEWEST = "0.12.5"
 VERSIONS = ["0.6.1", "0.8.0", "0.11.0", "0.12.0", NEWEST]
 PATIENCE_S = 60  # until somebody gives up waiting; nothing takes that long when things work
@@ -51,13 +53,18 @@ def compiled(source: Path, name: str, module: str = "go", flags: tuple[str, ...]
     go = shutil.which("go", path=cache / "go-toolchain" / "bin") or shutil.which("go")
     if go is None:
         raise GoSideError(f"{name} cannot be built without Go: packaging/dev/setup.sh go")
-    inputs = [*sorted(source.glob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
+    inputs = [*sorted(source.rglob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     program = cache / "interop" / f"{name}-{digest}"
-    if program.exists():
-        return program
     program.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
+    # One at a time: what the programs have in common is compiled once.
+    with (
+        (program.parent / "lock").open("w") as lock,
+        tempfile.TemporaryDirectory(dir=program.parent) as scratch,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
         fresh = Path(scratch, "program")
         built = subprocess.run(
             [go, "build", "-trimpath", *flags, "-modfile", f"{module}.mod", "-o", fresh, "."],

@@ -1,0 +1,3 @@
+module k8s.io/cri-api
+
+go 1.24
