@@ -30,7 +30,7 @@ def requiring(nodes: str, name: str, memory: str) -> Pod:
     return guaranteed(name, 0.5, memory, annotations={"bayplan.dev/required-nodes": nodes})
 
 
-@on(FOUR_NODES, "2.1", "2.3")
+@on(FOUR_NODES, "2.3")
 def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
