@@ -28,9 +28,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # In how many processes tests run that share no machine; each takes the other's tests when it has none left.
 WORKERS ?= 2
 PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
+# Tests that want the same virtual machine run in the same process.
+PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup
 
 .PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property e2e
-.PHONY: kubelet crio lint format bench bench-oci proto lock clean
+.PHONY: kubelet crio lint format bench bench-oci e2e-costs proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -58,12 +60,11 @@ run: ## run the plugin against the live NRI socket, else show it at work in a vi
 
 test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, interop, virtual machines
 	$(PYTEST) -m "not e2e and not matrix"
-	$(RUN) pytest -m "e2e and not matrix"
+	$(PYTEST_E2E) -m "e2e and not matrix"
 
 test-all: setup-crio lint ## lint, then all tests on all versions and forms, and properties with many examples
 	$(PYTEST) -m "not e2e" --hypothesis-profile many
-	$(RUN) pytest -m e2e
-	$(RUN) pytest tests/e2e/test_real_kubelet.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+	$(PYTEST_E2E) tests/e2e tests/e2e/test_real_kubelet.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 unit: setup ## the tests that need neither root nor a virtual machine
 	$(PYTEST) -m "not e2e and not interop and not root and not matrix"
@@ -75,13 +76,13 @@ property: setup ## only the tests of properties, with many examples; ARGS="--hyp
 	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)
 
 e2e: setup-e2e ## only the tests in virtual machines
-	$(RUN) pytest -m e2e
+	$(PYTEST_E2E) -m e2e
 
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, in a virtual machine
-	$(RUN) pytest tests/e2e/test_real_kubelet.py
+	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py
 
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
-	$(RUN) pytest tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+	$(PYTEST_E2E) tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .
@@ -103,6 +104,9 @@ bench: setup-go ## what a creation, a Synchronize and a decision cost, and how w
 	$(RUN) python tests/bench/admission.py
 	$(RUN) python tests/bench/replay.py
 	$(RUN) python tests/bench/hook.py
+
+e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
+	$(RUN) python tests/e2e/costs.py
 
 bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a virtual machine
 	$(RUN) python tests/e2e/start_overhead.py $(ARGS)
