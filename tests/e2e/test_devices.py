@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from testbed.channel import LIMIT_S
 from testbed.node import Node
 from testbed.pods import Pod, guaranteed
 from testbed.scenario import on
@@ -17,7 +18,6 @@ KUBELET = (
     "--reserved-cpus=0",
     "--reserved-memory=0:memory=25Mi;1:memory=25Mi;2:memory=25Mi;3:memory=25Mi",
 )
-CNI_LIMIT_S = 60
 CNI = "/etc/cni/net.d/10-card.conflist"
 LINKS = "/sys/class/net/*/device/uevent"
 
@@ -60,7 +60,7 @@ def card_network(node: Node) -> Iterator[None]:
         "ipam": {"type": "static", "addresses": [{"address": "10.11.12.13/24"}]},
     }
     node.guest.write(CNI, json.dumps({"cniVersion": "0.4.0", "name": "card", "plugins": [card]}))
-    deadline = time.monotonic() + CNI_LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
     while "host-device" not in node.crictl("info").stdout:
         assert time.monotonic() < deadline, "containerd does not know the pod network"
         time.sleep(0.1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from testbed.agreement import assert_agreement
 from testbed.bayplan import STATE_DIRECTORY
+from testbed.channel import LIMIT_S
 from testbed.containerd import Handler
 from testbed.crictl import Running
 from testbed.errors import CommandError
@@ -19,7 +20,6 @@ from testbed.topology import TWO_NODES
 
 VERSION = "2.1"
 PATIENT = ("--oci-deadline", "20s")
-REPAIRED_WITHIN_S = 60
 CRI_FORMS = ("hook", "wrapper")
 # The same containers in the words of both: a whole CPU of its own, and part of one with much memory.
 SCENARIO = (
@@ -157,7 +157,7 @@ def in_parent(pod: Pod, handler: str) -> Pod:
 
 def await_placement(node: Node, pod: Running, placed: Placement) -> None:
     """Wait until the kernel has the container there; bayplan looks every few seconds."""
-    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    deadline = time.monotonic() + LIMIT_S
     while (found := node.view(pod).placement) != placed:
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from testbed.agreement import assert_agreement, differences
 from testbed.bayplan import DAEMON, FILLER, STATE_DIRECTORY
+from testbed.channel import LIMIT_S
 from testbed.errors import CommandError
 from testbed.forms import FORMS, HOOKS_DIR, PROJECT
 from testbed.node import Node
@@ -20,7 +21,6 @@ from testbed.topology import TWO_NODES
 RECORDER = "#!/bin/sh\ncat >>/run/recorder/states\necho >>/run/recorder/states\n"
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
-REPAIRED_WITHIN_S = 60
 # The others keep to themselves what their hooks say, so that only the journal has it.
 SAID_BY_PODMAN = {("hook", "runc"), ("wrapper", "runc"), ("wrapper", "crun")}
 KILLINGS = 10
@@ -375,7 +375,7 @@ def test_killed_hooks_and_a_restarted_daemon_leave_ledger_and_kernel_agreed(node
 
 def await_placement(node: Node, container_id: str) -> None:
     """Wait until the kernel has the container as decided; bayplan looks every few seconds."""
-    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    deadline = time.monotonic() + LIMIT_S
     every_node = node.kernel.nodes_online()
     while True:
         entry = node.bayplan.decided(container_id)
@@ -389,7 +389,7 @@ def await_placement(node: Node, container_id: str) -> None:
 
 def await_off(node: Node, container_id: str, cpus: frozenset[int]) -> None:
     """Wait until the kernel has the container on other CPUs."""
-    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    deadline = time.monotonic() + LIMIT_S
     while found := node.view(container_id).cpus_allowed & cpus:
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

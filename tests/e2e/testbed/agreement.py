@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from testbed.channel import LIMIT_S
 from testbed.kernel import ContainerView, parse_ids
 from testbed.node import Node
-
-REPAIRED_WITHIN_S = 60
 
 
 def differences(entry: dict[str, Any], view: ContainerView, every_node: frozenset[int]) -> list[str]:
@@ -32,7 +31,7 @@ def assert_agreement(node: Node, container_ids: Iterable[str]) -> None:
 
 def await_agreement(node: Node, container_ids: Iterable[str]) -> None:
     """Wait until it is so: bayplan looks every few seconds."""
-    deadline, wanted = time.monotonic() + REPAIRED_WITHIN_S, set(container_ids)
+    deadline, wanted = time.monotonic() + LIMIT_S, set(container_ids)
     while found := disagreements(node, wanted):
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

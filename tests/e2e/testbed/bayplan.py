@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bayplan.cli.main import main
+from testbed.channel import LIMIT_S
 from testbed.containerd import NRI_SOCKET
 from testbed.errors import CommandError
 from testbed.guest import Completed, Guest
@@ -23,7 +24,6 @@ FILLER = f"{STATE_DIRECTORY}/filler"
 ADMIN_SOCKET = "/run/bayplan/admin.sock"
 CONFIG = "/etc/bayplan/testbed.toml"
 LOG = "/var/log/bayplan.log"
-START_LIMIT_S = 90
 POLL_S = 0.2
 SYNCHRONIZED = '"msg": "synchronized"'
 
@@ -48,12 +48,12 @@ class Bayplan:
     def start_again(self) -> None:
         """Start baypland with the flags and the file of the last start."""
         self._started_at = self.log_position()
-        self.guest.start(SERVICE, *self._argv(), log=LOG, ready_limit_s=START_LIMIT_S)
+        self.guest.start(SERVICE, *self._argv(), log=LOG, ready_limit_s=LIMIT_S)
 
     def start_refused(self, *flags: str, config: str = "") -> Completed:
         """Run baypland where it must not come up; how it ended."""
         self.guest.write(CONFIG, config)
-        return self.guest.run(*self._argv(flags), limit_s=START_LIMIT_S, check=False)
+        return self.guest.run(*self._argv(flags), limit_s=LIMIT_S, check=False)
 
     def stop(self) -> int | None:
         """SIGTERM, and wait for the end; the exit code."""
@@ -122,7 +122,7 @@ class Bayplan:
             raise CommandError(["bayplan", *argv], exit_code, stdout.getvalue(), stderr.getvalue())
         return Completed(exit_code, stdout.getvalue(), stderr.getvalue())
 
-    def await_synchronized(self, *, since: int | None = None, limit_s: float = 90) -> str:
+    def await_synchronized(self, *, since: int | None = None, limit_s: float = LIMIT_S) -> str:
         """Wait until the daemon has reconciled itself with the runtime; what the log says from `since` on.
 
         `since` is a log position; without it, where the log ended when the daemon was last started.
@@ -134,7 +134,7 @@ class Bayplan:
         """Where the log ends now; give it to `await_log` to look only at what comes later."""
         return len(self.log().encode())
 
-    def await_log(self, text: str, *, since: int = 0, limit_s: float = 60) -> str:
+    def await_log(self, text: str, *, since: int = 0, limit_s: float = LIMIT_S) -> str:
         """Wait until the log says something; what it says from `since` on."""
         return self.guest.await_text(LOG, text, offset=since, limit_s=limit_s)
 
@@ -153,7 +153,7 @@ class Bayplan:
         """The ids of all containers in the ledger."""
         return {entry["id"] for entry in self.status()["containers"]}
 
-    def await_known(self, container_ids: Iterable[str], *, limit_s: float = 60) -> None:
+    def await_known(self, container_ids: Iterable[str], *, limit_s: float = LIMIT_S) -> None:
         """Wait until the ledger holds exactly these containers."""
         wanted, deadline = set(container_ids), time.monotonic() + limit_s
         while (known := self.known()) != wanted:

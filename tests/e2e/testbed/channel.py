@@ -15,6 +15,8 @@ from typing import Any
 
 from testbed.errors import GuestError
 
+# How long is waited for anything: beside other work a guest may take ten times as long as on an idle machine.
+LIMIT_S = 300
 REPLY_SLACK_S = 30
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from testbed import debian, gobuild
 from testbed.cache import artefact
+from testbed.channel import LIMIT_S
 from testbed.crictl import SOCKET, Crictl
 from testbed.disks import tree_disk
 from testbed.errors import TestBedError
@@ -25,7 +26,6 @@ NRI_SOCKET = "/var/run/nri/nri.sock"
 CONFIG = "/etc/containerd/config.toml"
 LOG = "/var/log/containerd.log"
 IMAGES = "/opt/images/images.tar"
-START_LIMIT_S = 120
 UNSTABLE_FALLBACK = "v2.1.9"
 
 # The plugins that these tests never need; each costs start-up time under emulation.
@@ -160,9 +160,9 @@ class Containerd:
         binaries = self._binaries()
         path = f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         self.guest.start(SERVICE, f"{binaries}/containerd", "--config", CONFIG, log=LOG, env={"PATH": path})
-        self.guest.await_socket(SOCKET, service=SERVICE, limit_s=START_LIMIT_S)
+        self.guest.await_socket(SOCKET, service=SERVICE, limit_s=LIMIT_S)
         # The socket is served before the CRI service has recovered its containers.
-        Crictl(self.guest).await_serving(limit_s=START_LIMIT_S)
+        Crictl(self.guest).await_serving(limit_s=LIMIT_S)
 
 
 def config_text(version: str, *, nri: bool = True) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import gobuild
+from testbed.channel import LIMIT_S
 from testbed.errors import CommandError, TestBedError
 from testbed.guest import Completed, Guest
 from testbed.pods import Container, Pod
@@ -23,8 +24,7 @@ from testbed.pods import Container, Pod
 # In the guest, for scenarios about crictl itself and for other programs.
 CRICTL = "/opt/crictl/bin/crictl"
 SOCKET = "/run/containerd/containerd.sock"
-RUNTIME_LIMIT_S = 100
-RUNTIME_LIMIT = f"{RUNTIME_LIMIT_S}s"
+RUNTIME_LIMIT = f"{LIMIT_S}s"
 POLL_S = 0.1
 
 
@@ -63,7 +63,7 @@ class Crictl:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=2 * RUNTIME_LIMIT_S,
+            timeout=2 * LIMIT_S,
             check=False,
         )
         if check and ended.returncode:
@@ -162,7 +162,9 @@ class Crictl:
         path = self._log_path(running, container)
         return self.guest.read_files(path).get(path, "")
 
-    def await_log(self, running: Running, text: str, container: str = "main", *, limit_s: float = 60) -> None:
+    def await_log(
+        self, running: Running, text: str, container: str = "main", *, limit_s: float = LIMIT_S
+    ) -> None:
         """Wait until the program of a container said something, "touched" for instance."""
         self.guest.await_text(self._log_path(running, container), text, limit_s=limit_s)
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from testbed import gobuild
+from testbed.channel import LIMIT_S
 from testbed.containerd import NRI_SOCKET
 from testbed.crictl import CRICTL, Crictl, Running
 from testbed.disks import tree_disk
@@ -28,7 +29,6 @@ PROGRAMS = "/opt/crio/bin"
 SOCKET = "/var/run/crio/crio.sock"
 DROP_INS = "/etc/crio/crio.conf.d"
 LOG = "/var/log/crio.log"
-START_LIMIT_S = 120
 # Containers outlive it, and with them the unit: one that systemd-run makes could not be made again.
 UNIT_TEXT = f"""[Service]
 ExecStart={PROGRAMS}/crio
@@ -82,7 +82,7 @@ class Crio:
         self.guest.run("systemctl", "start", UNIT)
         asking = f"""until test -S {SOCKET} && {CRICTL} --runtime-endpoint=unix://{SOCKET} version
             do systemctl is-active --quiet {UNIT} || {{ tail -n 5 {LOG} >&2; exit 1; }}; sleep 0.2; done"""
-        self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
+        self.guest.run("sh", "-c", asking, limit_s=LIMIT_S)
 
     def stop(self) -> None:
         if self.running():

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.channel import Channel
+from testbed.channel import LIMIT_S, Channel
 from testbed.errors import CommandError, GuestError
 from testbed.forwarding import Forwarding
 from testbed.monitor import Monitor
 from testbed.qemu import Qemu
-
-COMMAND_LIMIT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,14 @@ class Guest:
 
     def resume(self, *, disk: str) -> None:
         """After it was restored: set its clock, and mount the disk that was exchanged."""
-        self._call("resume", limit_s=COMMAND_LIMIT_S, time_s=time.time(), disk=disk)
+        self._call("resume", limit_s=LIMIT_S, time_s=time.time(), disk=disk)
 
     def run(
         self,
         *argv: str,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        limit_s: float = COMMAND_LIMIT_S,
+        limit_s: float = LIMIT_S,
         check: bool = True,
     ) -> Completed:
         """Run a command to its end. Raises CommandError unless it ends with 0, or `check` is off."""
@@ -92,26 +90,26 @@ class Guest:
         With `ready_limit_s`, returns once the service has said READY=1 to NOTIFY_SOCKET.
         """
         fields: dict[str, object] = {"ready_limit_s": ready_limit_s} if ready_limit_s else {}
-        limit_s = COMMAND_LIMIT_S + (ready_limit_s or 0)
+        limit_s = LIMIT_S + (ready_limit_s or 0)
         return int(
             self._call(
                 "start", limit_s=limit_s, name=name, argv=list(argv), log=log, env=dict(env or {}), **fields
             )["pid"]
         )
 
-    def signal(self, name: str, number: int, *, wait_s: float | None = 60) -> int | None:
+    def signal(self, name: str, number: int, *, wait_s: float | None = LIMIT_S) -> int | None:
         """Send a signal to a service and wait for its end; its exit code, None while it runs."""
-        return self._call("signal", limit_s=COMMAND_LIMIT_S, name=name, signal=int(number), wait_s=wait_s)[
+        return self._call("signal", limit_s=LIMIT_S, name=name, signal=int(number), wait_s=wait_s)[
             "exit_code"
         ]
 
     def running(self, name: str) -> int | None:
         """The process id of a service that runs, else None."""
-        state = self._call("service", limit_s=COMMAND_LIMIT_S, name=name)
+        state = self._call("service", limit_s=LIMIT_S, name=name)
         return state["pid"] if state["known"] and state["exit_code"] is None else None
 
     def exit_code(self, name: str) -> int | None:
-        return self._call("service", limit_s=COMMAND_LIMIT_S, name=name).get("exit_code")
+        return self._call("service", limit_s=LIMIT_S, name=name).get("exit_code")
 
     def read(self, path: str) -> str:
         found = self.read_files(path)
@@ -123,27 +121,25 @@ class Guest:
         """Path -> contents, in one round trip; what cannot be read is left out. `pattern`: the paths are
         globs.
         """
-        reply = self._call("read", limit_s=COMMAND_LIMIT_S, paths=list(paths), glob=pattern)
+        reply = self._call("read", limit_s=LIMIT_S, paths=list(paths), glob=pattern)
         return {path: _text(content) for path, content in reply["files"].items()}
 
     def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         raw = content.encode() if isinstance(content, str) else content
-        self._call(
-            "write", limit_s=COMMAND_LIMIT_S, path=path, content=base64.b64encode(raw).decode(), mode=mode
-        )
+        self._call("write", limit_s=LIMIT_S, path=path, content=base64.b64encode(raw).decode(), mode=mode)
 
-    def await_socket(self, path: str, *, service: str | None = None, limit_s: float = 90) -> None:
+    def await_socket(self, path: str, *, service: str | None = None, limit_s: float = LIMIT_S) -> None:
         """Wait until something listens on a Unix socket; fails at once when the service that should ends."""
         self._call("await_socket", limit_s=limit_s, path=path, service=service)
 
-    def await_text(self, path: str, text: str, *, offset: int = 0, limit_s: float = 60) -> str:
+    def await_text(self, path: str, text: str, *, offset: int = 0, limit_s: float = LIMIT_S) -> str:
         """Wait until a file holds a text beyond a byte offset; the contents from there."""
         return _text(
             self._call("await_text", limit_s=limit_s, path=path, text=text, offset=offset)["content"]
         )
 
     def uptime_s(self) -> float:
-        return float(self._call("ping", limit_s=COMMAND_LIMIT_S)["uptime_s"])
+        return float(self._call("ping", limit_s=LIMIT_S)["uptime_s"])
 
     def alive(self) -> bool:
         return self.qemu.alive()

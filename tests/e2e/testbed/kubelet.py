@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import gobuild
+from testbed.channel import LIMIT_S
 from testbed.crictl import CRICTL, RUNTIME_LIMIT, SOCKET
 from testbed.disks import tree_disk
 from testbed.errors import GuestError, TestBedError
@@ -27,7 +28,6 @@ ROOT = "/var/lib/kubelet"
 LOG = "/var/log/kubelet.log"
 PORT = 10255
 NODE_NAME = "node"
-START_LIMIT_S = 120
 
 # What has no influence on placement, and what a machine without an API server needs.
 SURROUNDINGS: Mapping[str, object] = {
@@ -110,13 +110,13 @@ class Kubelet:
         words = (f"--config={CONFIG}", f"--hostname-override={NODE_NAME}", f"--root-dir={ROOT}", "--v=2")
         self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
         asking = f"until grep -qs policyName {ROOT}/memory_manager_state; do sleep 0.2; done"
-        self.guest.run("sh", "-c", asking, limit_s=START_LIMIT_S)
+        self.guest.run("sh", "-c", asking, limit_s=LIMIT_S)
 
     def stop(self) -> None:
         """End it; its pods keep running."""
         self.guest.signal(SERVICE, signal.SIGTERM)
 
-    def admit(self, name: str, spec: Mapping[str, object], *, limit_s: float = 60) -> Verdict:
+    def admit(self, name: str, spec: Mapping[str, object], *, limit_s: float = LIMIT_S) -> Verdict:
         """Give it a pod, and wait for its decision."""
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
         # A manifest that is half written is none.
@@ -129,7 +129,7 @@ class Kubelet:
         status = pod["status"]
         return Verdict(pod["metadata"]["uid"], status.get("reason", ""), status.get("message", ""))
 
-    def remove(self, name: str, *, limit_s: float = 60) -> None:
+    def remove(self, name: str, *, limit_s: float = LIMIT_S) -> None:
         """Take a pod away, and wait until it is gone."""
         label = f"io.kubernetes.pod.name={name}-{NODE_NAME}"
         gone = f"""rm {MANIFESTS}/{name}.json
@@ -138,7 +138,7 @@ class Kubelet:
         self.guest.run("sh", "-c", gone, limit_s=limit_s)
 
     def containers(
-        self, wanted: Collection[tuple[str, str]], *, limit_s: float = 120
+        self, wanted: Collection[tuple[str, str]], *, limit_s: float = LIMIT_S
     ) -> dict[tuple[str, str], str]:
         """The ids of the containers *wanted*, by names of pod and container, once they all run. Others may
         still be there: kubelet forgets a removed pod before its containers have ended."""
@@ -159,7 +159,7 @@ class Kubelet:
                 missing = sorted(set(wanted) - found.keys())
                 raise GuestError(f"kubelet did not start {missing} within {limit_s:g} s")
 
-    def await_cpus(self, cpus: Mapping[str, frozenset[int]], *, limit_s: float = 60) -> None:
+    def await_cpus(self, cpus: Mapping[str, frozenset[int]], *, limit_s: float = LIMIT_S) -> None:
         """Wait until containers, by their cgroups, have these CPUs: kubelet tells those of the shared pool
         when it reconciles next."""
         words = (json.dumps({cgroup: sorted(ids) for cgroup, ids in cpus.items()}), str(limit_s))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from testbed.acceleration import acceleration, host
 from testbed.cache import artefact, digest_files
-from testbed.channel import Channel
+from testbed.channel import LIMIT_S, Channel
 from testbed.disks import initramfs, root_disk
 from testbed.errors import GuestError
 from testbed.forwarding import Forwarding
@@ -26,8 +26,6 @@ from testbed.payload import DISK_BYTES
 from testbed.qemu import Drive, Qemu, make_overlay
 from testbed.topology import Topology
 
-BOOT_LIMIT_S = 240
-RESTORE_LIMIT_S = 60
 # On a busy machine QEMU 10 was seen to abort on an assertion of its own, once in some fifty boots.
 ATTEMPTS = 3
 POLL_S = 0.05
@@ -94,11 +92,11 @@ class Machine:
         placeholder = directory / PLACEHOLDER
         placeholder.touch()
         os.truncate(placeholder, DISK_BYTES)
-        return self._start(lambda: self._launch(directory, placeholder, restored=False), BOOT_LIMIT_S)
+        return self._start(lambda: self._launch(directory, placeholder, restored=False), LIMIT_S)
 
     def restore(self, saved: Path, payload: Path) -> Guest:
         """A guest that goes on where the saved machine stopped, with bayplan as /opt/bayplan."""
-        guest = self._start(lambda: self._restore(saved, payload), RESTORE_LIMIT_S)
+        guest = self._start(lambda: self._restore(saved, payload), LIMIT_S)
         guest.resume(disk=PAYLOAD)
         return guest
 
@@ -160,7 +158,7 @@ def _save(guest: Guest, directory: Path) -> None:
     guest.monitor("migrate", uri=f"file:{directory / STATE}")
     _await_migrated(guest.monitor)
     guest.monitor("quit")
-    guest.qemu.process.wait(RESTORE_LIMIT_S)
+    guest.qemu.process.wait(LIMIT_S)
 
 
 def _await_migrated(monitor: Monitor) -> None:

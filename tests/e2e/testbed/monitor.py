@@ -4,16 +4,15 @@ import json
 import socket
 from typing import Any
 
+from testbed.channel import LIMIT_S
 from testbed.errors import GuestError
-
-ANSWER_LIMIT_S = 60
 
 
 class Monitor:
     """Commands one after the other; what QEMU tells unasked is passed over."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(ANSWER_LIMIT_S)
+        connection.settimeout(LIMIT_S)
         self._connection = connection
         self._lines = connection.makefile("rb")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bayplan import Bayplan
+from testbed.channel import LIMIT_S
 from testbed.containerd import Containerd
 from testbed.crictl import Crictl, Running
 from testbed.errors import TestBedError
@@ -91,7 +92,7 @@ class Node:
         engine = self.podman if self.podman.made(container_id) else self.crictl
         return self.kernel.view(engine.pid(container_id))
 
-    def await_mems(self, running: Running, mems: set[int], *, limit_s: float = 60) -> ContainerView:
+    def await_mems(self, running: Running, mems: set[int], *, limit_s: float = LIMIT_S) -> ContainerView:
         """Wait until the kernel allows a container exactly these nodes; its view then."""
         deadline = time.monotonic() + limit_s
         while (view := self.view(running)).mems_allowed != mems:
@@ -100,7 +101,7 @@ class Node:
         return view
 
     def await_node(
-        self, number: int, condition: Callable[[dict[str, Any]], bool], *, limit_s: float = 60
+        self, number: int, condition: Callable[[dict[str, Any]], bool], *, limit_s: float = LIMIT_S
     ) -> dict[str, Any]:
         """Wait until `bayplan nodes` says of a NUMA node what is wanted; what it says then."""
         deadline = time.monotonic() + limit_s

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from testbed.channel import LIMIT_S
 from testbed.errors import CommandError
 from testbed.guest import Completed, Guest
 from testbed.oci import WORKLOAD_IMAGE
@@ -136,6 +137,6 @@ class Podman:
         """The process id of a container's first process, on the node."""
         return int(self.inspect(container_id)["State"]["Pid"])
 
-    def await_log(self, name: str, text: str, *, limit_s: float = 60) -> None:
+    def await_log(self, name: str, text: str, *, limit_s: float = LIMIT_S) -> None:
         """Wait until the program of a container said something, "touched" for instance."""
         self.guest.await_text(f"{LOGS}/{name}.log", text, limit_s=limit_s)
