@@ -8,7 +8,7 @@ export BAYPLAN_CACHE ?= $(XDG_CACHE_HOME)/bayplan
 export PATH := $(BAYPLAN_CACHE)/bin:$(PATH)
 # The programs of the environment that setup.sh makes from requirements.lock.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
-# Set-up does not outlive make.
+# Neither set-up nor the demonstration outlives make.
 SETUP := setpriv --pdeathsig TERM packaging/dev/setup.sh
 # As in setup.sh: certificates that only the system has.
 ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
@@ -56,7 +56,7 @@ setup-crio:
 	@$(SETUP) crio
 
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
-	@packaging/dev/run.sh $(ARGS)
+	@setpriv --pdeathsig TERM packaging/dev/run.sh $(ARGS)
 
 test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, interop, virtual machines
 	$(PYTEST) -m "not e2e and not matrix"

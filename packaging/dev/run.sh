@@ -15,7 +15,7 @@ served() {
 }
 
 if served; then
-	packaging/dev/setup.sh test
+	setpriv --pdeathsig TERM packaging/dev/setup.sh test
 	if [ "$(id -u)" != 0 ]; then
 		echo "run: baypland needs root to see containers' processes and cgroups: run this as root" >&2
 		exit 1
@@ -24,5 +24,5 @@ if served; then
 	exec .venv/bin/baypland --nri-socket "$socket" "$@"
 fi
 echo "run: nothing serves $socket here; showing bayplan in a virtual machine"
-packaging/dev/setup.sh run
+setpriv --pdeathsig TERM packaging/dev/setup.sh run
 exec .venv/bin/python tests/e2e/demo.py "$@"

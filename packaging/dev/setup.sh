@@ -83,7 +83,9 @@ interrupted() {
 		wait "$child" 2>/dev/null || true
 	fi
 	clear_line
-	echo "setup: interrupted; run the same command again: it goes on where this one ended" >&2
+	# prepare.py, which is asked to end, says so itself.
+	[ "$ending" = TERM ] ||
+		echo "setup: interrupted; run the same command again: it goes on where this one ended" >&2
 	exit 130
 }
 trap interrupted INT TERM HUP
