@@ -20,6 +20,7 @@ from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.testing.controllers import no_kernel
 from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.machines import machine
 from bayplan.testing.plugin import UNHURRIED
@@ -98,6 +99,7 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=nothing,
+        settle_cpusets=no_kernel,
         verify_soon=lambda: None,
     )
     await controller.restore()

@@ -22,6 +22,7 @@ from bayplan.nri import UnixSocket
 from bayplan.service.views import nodes_view, status_view
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.testing.controllers import no_kernel
 from bayplan.testing.flavors import ALL, CONTAINERD_2_3
 from bayplan.testing.machines import machine
 from bayplan.testing.plugin import serving
@@ -72,6 +73,7 @@ async def daemon(runtime, directory, engine=None):
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=unused,
+        settle_cpusets=no_kernel,
         verify_soon=lambda: None,
         devices=search,
     )

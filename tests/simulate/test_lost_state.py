@@ -27,6 +27,7 @@ from bayplan.nri import Session
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.testing.controllers import no_kernel
 from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from bayplan.testing.machines import machine
 from bayplan.testing.plugin import IDENTITY, UNHURRIED
@@ -82,6 +83,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=nothing,
+        settle_cpusets=no_kernel,
         verify_soon=lambda: None,
     )
     await controller.restore()

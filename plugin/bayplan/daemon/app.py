@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,9 @@ from bayplan import __version__
 from bayplan.daemon import logs
 from bayplan.daemon.config import engine_of
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.device_search import DeviceSearch
+from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.keys import changed_at_start
 from bayplan.daemon.managers import remarks_on_machine
@@ -35,7 +37,7 @@ from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.threads import WorkThread, executor
 from bayplan.daemon.turns import SessionHandler
-from bayplan.daemon.verify import Expectation, Verifier
+from bayplan.daemon.verify import Verifier
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc
@@ -92,7 +94,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
         daemon = _Daemon(settings)
-        for thread in (daemon.host_thread, daemon.device_thread, daemon.page_thread):
+        for thread in daemon.threads:
             stack.callback(thread.abandon)
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
@@ -141,7 +143,11 @@ class _Daemon:
         self.device_thread = WorkThread("devices")
         # Apart as well: to move the memory of one process can take many seconds.
         self.page_thread = WorkThread("pages")
-        self.verifier = Verifier(self.hierarchy, self._expectations, self.host_thread.do)
+        # And a start of a container waits for this.
+        self.cpuset_thread = WorkThread("cpusets")
+        self.threads = (self.host_thread, self.device_thread, self.page_thread, self.cpuset_thread)
+        self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do)
+        self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self._verify_now = asyncio.Event()
         self.room_due = asyncio.Event()
@@ -159,6 +165,7 @@ class _Daemon:
             recorder,
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
+            settle_cpusets=self.cpusets.settle,
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
@@ -170,6 +177,7 @@ class _Daemon:
         self.desk = OciDesk(
             self.controller,
             self.hierarchy,
+            self.cpusets,
             self._verify_now.set,
             _desk_rules(self.settings),
         )
@@ -332,8 +340,8 @@ class _Daemon:
         self._verify_now.clear()
         return True
 
-    def _expectations(self) -> list[Expectation]:
-        return self.controller.expectations()
+    def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        return self.controller.expectations(container_ids)
 
 
 def _desk_rules(settings: Settings) -> DeskRules:

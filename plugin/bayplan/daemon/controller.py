@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import NoReturn
 
 from bayplan.daemon.device_search import DeviceSearch
+from bayplan.daemon.expectations import Expectation, expectations
 from bayplan.daemon.journal import Journal
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residents import Residents
+from bayplan.daemon.told import KNOWN_SINCE, SettleCpusets, Told
 from bayplan.daemon.transactions import Basis, Transaction, Transactions
-from bayplan.daemon.verify import Expectation, expectations
 from bayplan.domain.adoption import adopt
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
@@ -55,9 +56,9 @@ logger = logging.getLogger(__name__)
 _EVENTS = frozenset(
     {
         Event.CREATE_CONTAINER,
-        Event.START_CONTAINER,
-        Event.POST_START_CONTAINER,
+        *KNOWN_SINCE,
         Event.UPDATE_CONTAINER,
+        Event.POST_UPDATE_CONTAINER,
         Event.STOP_CONTAINER,
         Event.REMOVE_CONTAINER,
         Event.RUN_POD_SANDBOX,
@@ -65,6 +66,12 @@ _EVENTS = frozenset(
         Event.REMOVE_POD_SANDBOX,
     }
 )
+
+
+_REPLIES = frozenset(
+    {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
+)
+"""The events whose answers have updates."""
 
 
 class Controller:
@@ -79,6 +86,7 @@ class Controller:
         *,
         cgroup_v2: bool,
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
+        settle_cpusets: SettleCpusets,
         verify_soon: Callable[[], None],
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
@@ -93,11 +101,11 @@ class Controller:
         self.recorder = recorder
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
+        self._settle_cpusets = settle_cpusets
         self._verify_soon = verify_soon
         self.room_soon = room_soon
         """To be called when there may be room for those who lack some, or had to become wider."""
-        self.untold: set[str] = set()
-        """Who went back to fewer nodes, by the kernel's cgroup: its runtime is told with the next reply."""
+        self.told = Told()
         self._weighted_interleave = weighted_interleave
         self._devices = devices
         self._stopped_pods: set[str] = set()
@@ -185,7 +193,7 @@ class Controller:
             kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, alone=True)
-        self.untold.clear()
+        self.told.synchronized(containers, result.updates)
         self.room_soon()
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
         kept = {key: name for key, name in self.residents.found.items() if key in result.ledger.entries}
@@ -230,8 +238,10 @@ class Controller:
             None if origin is None else replace(origin, applied=adjustment),
             oom_group=origin is None and OOM_GROUP in adjustment.unified,
         )
-        after = base.moved(decision.moves).with_entry(entry)
-        updates = await self._commit(transaction, after, container.id, decision.moves)
+        after, replied = base.moved(decision.moves).with_entry(entry), origin is None
+        updates = await self._commit(transaction, after, container.id, decision.moves, replied=replied)
+        if replied:
+            self.told.decided(container.id)
         self.residents.see(pod, container)
         self.residents.found.pop(container.id, None)
         self.journal.decided("placed", decision)
@@ -249,8 +259,14 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow the changed request.
         """
+        self.told.heard(Event.UPDATE_CONTAINER, container.id)
+        before = self.ledger.exclusive_cpus
         async with self.turn() as transaction:
-            return await self.change(transaction, pod, container, resources)
+            updates = await self.change(transaction, pod, container, resources)
+        if not self.ledger.exclusive_cpus <= before:
+            # It runs already: others must have left before it has them to itself.
+            await self._settle_cpusets()
+        return updates
 
     async def change(
         self, transaction: Transaction, pod: Pod, container: Container, resources: Resources
@@ -259,7 +275,7 @@ class Controller:
         machine, policy, engine, ledger = transaction.basis
         entry = ledger.entries.get(container.id)
         if entry is None:
-            return self.enter(transaction, pod, container)
+            return self.enter(transaction, pod, container, replied=True)
         old, base = entry.decision, ledger.without(container.id)
         decision = decide_change(machine, policy, engine, base, old, container.resources, resources)
         if decision is None:
@@ -270,27 +286,33 @@ class Controller:
         shared = transaction.basis.shared_cpus
         changed = resized(machine, policy, ability, shared, changed, resources)
         after = base.moved(decision.moves).with_entry(changed)
-        updates = await self._commit(transaction, after, container.id, decision.moves)
+        replied = entry.origin is None
+        updates = await self._commit(transaction, after, container.id, decision.moves, replied=replied)
         self.residents.see(pod, container)
         self.journal.decided("placed again", decision)
         self.room_soon()
         mems = decision.placement.mems
+        own = next((one for one in updates if one.container_id == container.id), Update(container.id))
+        if replied:
+            self.told.answering(own)
         if mems is None or mems == old.placement.mems:
             return updates
-        own = next((one for one in updates if one.container_id == container.id), Update(container.id))
         others = [one for one in updates if one.container_id != container.id]
         return (*others, replace(own, cpuset_mems=mems))
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
         async with self.turn() as transaction:
-            updates = self.release(transaction, container.id)
+            updates = self.release(transaction, container.id, replied=True)
         await self.written()
         return updates
 
-    def release(self, transaction: Transaction, container_id: str) -> Sequence[Update]:
-        """`stop_container`, in a turn."""
+    def release(
+        self, transaction: Transaction, container_id: str, *, replied: bool = False
+    ) -> Sequence[Update]:
+        """`stop_container`, in a turn. *replied*: the updates go to the runtime, which waits for them."""
         self.residents.drop(container_id)
+        self.told.gone(container_id)
         machine, policy, engine, ledger = transaction.basis
         entry = ledger.entries.get(container_id)
         if entry is None:
@@ -300,18 +322,26 @@ class Controller:
             self._devices.pod_gone(pod_id)  # no event tells of its end without NRI
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self._stopped_pods)
         left, _ = topped_up(machine, policy, engine, left)
-        updates = self._accept(transaction, left)
+        updates = self._accept(transaction, left, replied=replied)
         self.journal.released(entry.decision.request.name, container_id)
         self.room_soon()
         return updates
 
     def enter(
-        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
+        self,
+        transaction: Transaction,
+        pod: Pod,
+        container: Container,
+        origin: Origin | None = None,
+        *,
+        replied: bool = False,
     ) -> Sequence[Update]:
-        """Enter a container that runs without a decision of ours, as it is; for *origin* see above."""
+        """Enter a container that exists without a decision of ours, as it is; for *origin* and *replied* see
+        above."""
         machine, policy, engine, ledger = transaction.basis
-        entry = replace(adopt(machine, policy, engine, ledger, pod, container), origin=origin)
-        updates = self._accept(transaction, ledger.with_entry(entry), container.id)
+        entry = adopt(machine, policy, engine, ledger, pod, self.residents.as_chosen(container))
+        entry = replace(entry, told_cpus=container.resources.cpuset_cpus, origin=origin)
+        updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
         self.residents.see(pod, container)
         self.residents.found[container.id] = entry.decision.request.name
         self.journal.found(entry.decision)
@@ -322,15 +352,16 @@ class Controller:
         return wanted_for(entry, self.basis.shared_cpus)
 
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
-        """What the kernel should have now of those containers, of all if none are named. Threads may ask for
-        those that they name."""
+        """What the kernel should have now of those containers, of all if none are named. Threads may ask."""
         basis, residents = self.basis, self.residents
         known = residents.containers
         containers = (
-            known.values() if container_ids is None else [known[key] for key in container_ids if key in known]
+            list(known.values())
+            if container_ids is None
+            else [known[key] for key in container_ids if key in known]
         )
-        withheld = basis.policy.withheld_cpus
-        return expectations(basis.machine, withheld, basis.ledger, residents.pods, containers)
+        withheld, stages = basis.policy.withheld_cpus, self.told.stages
+        return expectations(basis.machine, withheld, basis.ledger, residents.pods, containers, stages)
 
     def amend(self, transaction: Transaction, entry: Entry) -> None:
         """Note what became known of a container that came without NRI; its promises stay the same."""
@@ -347,11 +378,17 @@ class Controller:
                 self.release(transaction, container.id)
                 if known:
                     self._verify_soon()
-            elif event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
-                self._started(transaction, pod, container)
+            elif event is Event.POST_UPDATE_CONTAINER:
+                self._updated(transaction, container.id)
+            elif event in KNOWN_SINCE:
+                self._seen(transaction, event, pod, container)
         await self.written()
-        if event is Event.START_CONTAINER and container is not None:
+        if container is None:
+            return
+        if event is Event.START_CONTAINER:
             await self._set_oom_score_adj(pod, container)
+        if event in KNOWN_SINCE or event is Event.POST_UPDATE_CONTAINER:
+            await self._settle(event, container.id)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
@@ -370,19 +407,25 @@ class Controller:
         """
         self.counters["missed"] += 1
         logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
-        if event in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER):
+        self.told.heard(event, container_id)
+        if event in _REPLIES:
             self.soon(lambda transaction: self._undo(transaction, event, container_id))
+        elif container_id:
+            self._verify_soon()
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
         ledger = transaction.basis.ledger
-        entry = ledger.entries.get(container_id)
-        if event is Event.CREATE_CONTAINER and entry is not None and entry.origin is not None:
-            return  # Decided since, on another way.
+        entry, lost = ledger.entries.get(container_id), self.told.lost_reply()
+        ledger = ledger.telling({key: None for key in lost if key in ledger.entries})
+        # Unless it was decided since, on another way.
+        decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin is None)
         if event is Event.STOP_CONTAINER:
             self.residents.drop(container_id)
-        if event is not Event.UPDATE_CONTAINER:
-            transaction.accept(ledger=ledger.without(container_id))
+        if event is Event.STOP_CONTAINER or decided:
+            self.told.gone(container_id)
+            ledger = ledger.without(container_id)
             self.room_soon()
+        transaction.accept(ledger=ledger)
         # The answer may have been for others too.
         self._verify_soon()
 
@@ -412,11 +455,32 @@ class Controller:
         if left:
             self._verify_soon()
 
-    def _started(self, transaction: Transaction, pod: Pod, container: Container) -> None:
+    def _seen(self, transaction: Transaction, event: Event, pod: Pod, container: Container) -> None:
+        """The runtime knows a container: it was created, is about to start, or has started."""
         self.residents.see(pod, container)
+        self.told.heard(event, container.id)
         if container.id not in transaction.basis.ledger.entries:
             self.enter(transaction, pod, container)
             self._verify_soon()
+
+    def _updated(self, transaction: Transaction, container_id: str) -> None:
+        """The runtime has carried out the answer to an update of the container itself, perhaps after what it
+        was told of it since."""
+        cpus, ledger = self.told.carried_out(container_id), transaction.basis.ledger
+        if cpus is not None and container_id in ledger.entries:
+            transaction.accept(ledger=ledger.telling({container_id: cpus}))
+
+    async def _settle(self, event: Event, container_id: str) -> None:
+        """Have the kernel's cpusets right for a container, before its first instruction if it starts now.
+
+        What others were told since its creation did not reach it, and containerd does not change the cgroup
+        of a container that does not run yet. Nor does the owner of CPUs start before all others have left
+        them.
+        """
+        await self._settle_cpusets((container_id,), mems=True)
+        entry = self.ledger.entries.get(container_id)
+        if event is Event.START_CONTAINER and entry is not None and entry.decision.placement.exclusive_cpus:
+            await self._settle_cpusets()
 
     async def _set_oom_score_adj(self, pod: Pod, container: Container) -> None:
         """Set what the runtime could not be told. Who was found running is left alone."""
@@ -429,34 +493,49 @@ class Controller:
             self.residents.oom_score_adj[container.id] = wanted
 
     async def _commit(
-        self, transaction: Transaction, ledger: Ledger, decided: str, moves: Collection[Move]
+        self,
+        transaction: Transaction,
+        ledger: Ledger,
+        decided: str,
+        moves: Collection[Move],
+        *,
+        replied: bool,
     ) -> Sequence[Update]:
         """Record *ledger* and make it current; the updates that it makes due. *decided* is the id of the
-        container that was decided about, *moves* what that does to others."""
-        ledger, updates = self._telling(transaction.basis, ledger, moves)
+        container that was decided about, *moves* what that does to others. *replied*: they go to the runtime.
+        """
+        ledger, updates, nodes_due = self._telling(transaction.basis, ledger, moves, replied=replied)
         await transaction.commit(ledger, decided)
-        self.untold.clear()
+        self.told.telling(updates, nodes_due, replied=replied)
         for one in moves:
             self.journal.moved(one)
         return updates
 
     def _accept(
-        self, transaction: Transaction, ledger: Ledger, decided: str | None = None
+        self, transaction: Transaction, ledger: Ledger, decided: str | None = None, *, replied: bool
     ) -> Sequence[Update]:
-        """Make *ledger* current, which says what has happened; the updates that it makes due."""
-        ledger, updates = self._telling(transaction.basis, ledger)
+        """Make *ledger* current, which says what has happened; the updates that it makes due. *replied*: they
+        go to the runtime."""
+        ledger, updates, nodes_due = self._telling(transaction.basis, ledger, replied=replied)
         transaction.accept(ledger=ledger, decided=decided)
-        self.untold.clear()
+        self.told.telling(updates, nodes_due, replied=replied)
         return updates
 
     def _telling(
-        self, basis: Basis, ledger: Ledger, moves: Collection[Move] = ()
-    ) -> tuple[Ledger, Sequence[Update]]:
-        """The updates that *ledger* makes due, and how it is once they are told."""
+        self, basis: Basis, ledger: Ledger, moves: Collection[Move] = (), *, replied: bool
+    ) -> tuple[Ledger, Sequence[Update], set[str]]:
+        """How *ledger* is once the updates are told that it makes due; these, all of them if they are not for
+        a reply; and who is still to be told of its nodes. What the runtime cannot take stays due."""
         pool = shared_pool_updates(ledger, basis.machine, basis.policy.withheld_cpus)
-        nodes = {move.container_id for move in moves} | self.untold
+        nodes = {move.container_id for move in moves} | self.told.nodes_due
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
-        return ledger.telling({one.container_id: one.cpuset_cpus for one in pool if one.cpuset_cpus}), updates
+        lost = self.told.unreachable(ledger, updates, replied=replied)
+        # The kernel has it from us: who could not be told is due also if what it was told last becomes right.
+        ledger = ledger.telling(
+            {one.container_id: None if one.container_id in lost else one.cpuset_cpus for one in pool}
+        )
+        reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
+        return ledger, reply, {key for key in nodes if key in lost}
 
     def _refuse(self, decision: Decision) -> NoReturn:
         self.recorder.refused(decision)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final
 
-from bayplan.daemon.verify import InThread
+from bayplan.daemon.threads import InThread
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, has_devices
 from bayplan.domain.workload import Container, Pod
 from bayplan.errors import HostError

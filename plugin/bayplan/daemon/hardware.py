@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.daemon.settings import KUBELET, Settings
+from bayplan.daemon.threads import InThread
 from bayplan.daemon.transactions import Transaction
-from bayplan.daemon.verify import InThread
 from bayplan.domain.held_memory import Learned, learn
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_kinds import with_owners

@@ -14,8 +14,9 @@ from threading import Event
 from typing import Final
 
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.expectations import Expectation, cgroup_of
+from bayplan.daemon.threads import InThread
 from bayplan.daemon.transactions import Basis, Transaction
-from bayplan.daemon.verify import Expectation, InThread, cgroup_of
 from bayplan.domain.decision import Move
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.relief import brought_back, opened, staying_wide, topped_up
@@ -100,7 +101,7 @@ class Narrowing:
         if wider or promised:
             await transaction.commit(ledger)
         if wider:
-            controller.untold |= {key for key in wider if ledger.entries[key].origin is None}
+            controller.told.nodes_due |= {key for key in wider if ledger.entries[key].origin is None}
             self._verify_soon()
 
     async def _bring_back(self, move: Move) -> bool:
@@ -166,7 +167,7 @@ class Narrowing:
         await transaction.commit(brought_back(ledger, move))
         controller.journal.moved(move)
         if entry.origin is None:
-            controller.untold.add(key)
+            controller.told.nodes_due.add(key)
         return True
 
 

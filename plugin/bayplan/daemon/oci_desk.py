@@ -15,13 +15,13 @@ from typing import Final
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.oci_entries import is_same_start, met, origin_of, was_rewritten, without_ours
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.oci_runtime import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
 from bayplan.daemon.settings import Undecided
 from bayplan.daemon.threads import WorkThread
 from bayplan.daemon.transactions import Transaction
-from bayplan.daemon.verify import write
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Origin
 from bayplan.domain.workload import Adjustment, Update
@@ -58,6 +58,7 @@ class OciDesk:
         self,
         controller: Controller,
         hierarchy: Hierarchy,
+        cpusets: Cpusets,
         verify_soon: Callable[[], None],
         rules: DeskRules = DeskRules(),
         persuader: Persuader | None = None,
@@ -65,6 +66,7 @@ class OciDesk:
         self.rules = rules
         self._controller = controller
         self._hierarchy = hierarchy
+        self._cpusets = cpusets
         self._verify_soon = verify_soon
         # Not the thread that verifies: that one may be at it for a second, and a container waits here.
         self._thread = WorkThread("oci")
@@ -139,11 +141,12 @@ class OciDesk:
             if known is not None and was_rewritten(known, arrival.origin):
                 # Its spec has what was decided; now we also know where it is.
                 self._controller.amend(transaction, met(known, arrival.origin))
-                if origin_of(known).applied.cpuset_cpus != known.told_cpus:
-                    # The shared pool changed since its spec was written.
-                    self._verify_soon()
-                return _DONE
-            entry, updates = await self._decide(transaction, arrival)
+                entry = None
+            else:
+                entry, updates = await self._decide(transaction, arrival)
+        if entry is None:
+            await self._settle(state.id)
+            return _DONE
         await self._carry_out(entry, updates)
         if runtime is not None:
             self._persuade(runtime, arrival)
@@ -272,13 +275,8 @@ class OciDesk:
 
     async def _decide(self, transaction: Transaction, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
         """Decide and record; the new entry, and what is due for others."""
-        controller, container = self._controller, arrival.container
-        resources = container.resources
-        if resources.cpuset_cpus is not None and resources.cpuset_cpus == controller.residents.defaulted.get(
-            container.id
-        ):
-            # Nobody chose these: NRI was told so when there was no time to decide. Now there is.
-            container = replace(container, resources=replace(resources, cpuset_cpus=None))
+        controller = self._controller
+        container = controller.residents.as_chosen(arrival.container)
         _, updates = await controller.place(transaction, arrival.pod, container, arrival.origin)
         return transaction.basis.ledger.entries[container.id], updates
 
@@ -292,6 +290,7 @@ class OciDesk:
             await self.release(entry)
             raise
         await self._update_others(updates)
+        await self._settle(entry.container_id)
         if oom_score_adj == origin.applied.oom_score_adj:
             return
         async with self._controller.turn() as transaction:
@@ -316,6 +315,14 @@ class OciDesk:
             applied = oci_host.place(self._hierarchy, replace(origin, applied=wanted))
             written = wanted
 
+    async def _settle(self, container_id: str) -> None:
+        """See to it that a container which is about to start has the CPUs that the ledger says now, and that
+        nobody else is on them if they are its own."""
+        await self._cpusets.settle([container_id])
+        entry = self._controller.ledger.entries.get(container_id)
+        if entry is not None and entry.decision.placement.exclusive_cpus:
+            await self._cpusets.settle()
+
     async def _update_others(self, updates: Iterable[Update]) -> None:
         """Write what a decision means for the containers of *updates*; what fails is found by verification.
 
@@ -325,30 +332,12 @@ class OciDesk:
         due = list(updates)
         cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
         mems = [one.container_id for one in due if one.cpuset_mems is not None]
-        if cpus:
-            await self._thread.do(partial(self._write_expected, cpus, mems=False))
+        await self._cpusets.settle(cpus)
         if mems:
-            moving = asyncio.ensure_future(asyncio.to_thread(self._write_expected, mems, mems=True))
+            moving = asyncio.ensure_future(asyncio.to_thread(self._cpusets.move_memory, mems))
             self._migrations.add(moving)
             moving.add_done_callback(self._migrations.discard)
             await asyncio.wait({moving}, timeout=self.rules.deadline_s / 2)
-
-    def _write_expected(self, container_ids: Iterable[str], *, mems: bool) -> None:
-        """Write the CPUs, or the nodes, that those containers should have, until it is what the ledger says:
-        that may change meanwhile. Blocks."""
-        for container_id in container_ids:
-            written = None
-            while expected := self._controller.expectations((container_id,)):
-                (one,) = expected
-                update = (
-                    Update(container_id, cpuset_mems=one.mems)
-                    if mems
-                    else Update(container_id, cpuset_cpus=one.cpus)
-                )
-                if update == written:
-                    break
-                write(self._hierarchy, [(one, update)])
-                written = update
 
     def _is_of_nri(self, container_id: str) -> bool:
         entry = self._controller.ledger.entries.get(container_id)

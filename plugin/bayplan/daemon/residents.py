@@ -1,7 +1,7 @@
 """What the daemon knows of running containers beside the ledger. Changed by the controller only."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bayplan.domain.ledger import Entry
 from bayplan.domain.request import carried_oom_score_adj
@@ -31,6 +31,13 @@ class Residents:
         carried = carried_oom_score_adj(container)
         if carried is not None:
             self.oom_score_adj[container.id] = carried
+
+    def as_chosen(self, container: Container) -> Container:
+        """*container* without CPUs that nobody chose: the runtime was told so by default."""
+        resources = container.resources
+        if resources.cpuset_cpus is None or resources.cpuset_cpus != self.defaulted.get(container.id):
+            return container
+        return replace(container, resources=replace(resources, cpuset_cpus=None))
 
     def drop(self, container_id: str) -> None:
         """Forget a container, and its pod with its last container."""

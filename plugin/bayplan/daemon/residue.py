@@ -13,7 +13,7 @@ from typing import Final
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
-from bayplan.daemon.verify import InThread
+from bayplan.daemon.threads import InThread
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form, Origin
 from bayplan.errors import BayplanError

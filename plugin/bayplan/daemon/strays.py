@@ -17,8 +17,8 @@ from bayplan.daemon.controller import Controller
 from bayplan.daemon.oci_entries import met
 from bayplan.daemon.oci_host import Arrival
 from bayplan.daemon.residue import CRIO
+from bayplan.daemon.threads import InThread
 from bayplan.daemon.transactions import Transaction
-from bayplan.daemon.verify import InThread
 from bayplan.domain.origin import Origin
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy

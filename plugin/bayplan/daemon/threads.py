@@ -13,11 +13,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bayplan.host.cpu_affinity import SharedCpu, use_every_cpu
 
 Result = TypeVar("Result")
+
+
+class InThread(Protocol):
+    """Runs a blocking call where blocking harms nobody."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """The result of *work*."""
 
 
 class Errand(Generic[Result]):

@@ -30,8 +30,10 @@ Ids = TypeVar("Ids", bound=IdSet)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One container. ``told_cpus`` is the cpuset.cpus that the runtime was last given for it by us; None
-    when we never set one. Shared-pool containers whose value differs from the pool are due an update.
+    """One container. ``told_cpus`` is the cpuset.cpus that the runtime has for it from us, as far as it can
+    have taken it: in the spec of its creation, or in an update of a container that it knew. None when it has
+    none. Who should have other CPUs is due an update. For a container that did not come over NRI it is what
+    was last to be written to the kernel.
     ``origin`` is None for a container that came over NRI; ``oom_group`` says whether that was told to set
     memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
     given as a whole, until the pod's next container comes."""
@@ -213,8 +215,9 @@ class Ledger:
         shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
         return shared - withheld or shared
 
-    def telling(self, cpus: Mapping[str, CpuSet]) -> "Ledger":
-        """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus)."""
+    def telling(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
+        """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus); None for those
+        of whom it is not known what it took."""
         if not cpus:
             return self
         entries, told, apart = dict(self.entries), self.told, self.apart

@@ -148,6 +148,14 @@ class ContainerCgroup:
         except AbsentError as error:
             raise self._explained(error) from error
 
+    def effective(self) -> tuple[CpuSet, NodeSet]:
+        """The CPUs and nodes that are used in fact."""
+        cpuset = self._cpusets[-1]
+        try:
+            return cpuset.cpus_effective, cpuset.mems_effective
+        except AbsentError as error:
+            raise self._explained(error) from error
+
     def texts(self, names: Iterable[str]) -> Mapping[str, str]:
         """Files of any controller, as they are; those that it does not have are left out."""
         found = {}

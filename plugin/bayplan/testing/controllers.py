@@ -1,21 +1,23 @@
 """A controller with a real store on a machine of two nodes, for tests of what is built around it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from bayplan.daemon.controller import Controller
+from bayplan.daemon.cpusets import Cpusets
+from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.recorder import Recorder
-from bayplan.daemon.verify import Expectation
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.topology import Machine
-from bayplan.domain.workload import Container, Pod
+from bayplan.domain.workload import Adjustment, Container, Pod, Update
 from bayplan.errors import StateError
+from bayplan.host.hierarchy import Hierarchy
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
 from bayplan.state import Step, Store
 from bayplan.testing.machines import machine
@@ -29,6 +31,10 @@ async def here(work: Callable[[], Result]) -> Result:
     return work()
 
 
+async def no_kernel(container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+    """Nothing is to be settled where there are no cgroups."""
+
+
 class Controlled:
     """The controller, and what it asked of the host."""
 
@@ -37,6 +43,7 @@ class Controlled:
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
+        self.cpusets: Cpusets | None = None
         self.room_due = asyncio.Event()
         self.controller = Controller(
             on,
@@ -45,6 +52,7 @@ class Controlled:
             recorder,
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,
+            settle_cpusets=self.settle_cpusets,
             verify_soon=self.verify_soon,
             room_soon=self.room_due.set,
             clock=clock,
@@ -62,13 +70,34 @@ class Controlled:
             lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
         )
 
+    async def settle_cpusets(
+        self, container_ids: Collection[str] | None = None, *, mems: bool = False
+    ) -> None:
+        """Do so on the kernel, if there is one."""
+        if self.cpusets is not None:
+            await self.cpusets.settle(container_ids, mems=mems)
+
     def verify_soon(self) -> None:
         """Count it."""
         self.verifications += 1
 
-    def expectations(self) -> list[Expectation]:
-        """What the kernel should have of every container."""
-        return self.controller.expectations()
+    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        """What the kernel should have of those containers, of every one if none are named."""
+        return self.controller.expectations(container_ids)
+
+    def on(self, kernel: Hierarchy) -> Cpusets:
+        """Have the cpusets of *kernel* settled from now on."""
+        self.cpusets = Cpusets(kernel, self.expectations, here)
+        return self.cpusets
+
+
+async def begun(
+    controller: Controller, pod: Pod, container: Container
+) -> tuple[Adjustment, Sequence[Update]]:
+    """Have a container created and started over NRI; what was answered to its creation."""
+    answered = await controller.create_container(pod, container)
+    await controller.state_changed(Event.POST_START_CONTAINER, pod, container)
+    return answered
 
 
 def runtime(nri: str) -> Runtime:

@@ -51,6 +51,13 @@ class Flavor:
         return self.nri >= (0, 7, 0)
 
     @property
+    def makes_cgroup_at_creation(self) -> bool:
+        """Whether the OCI runtime makes the cgroup before the container is known, and updates are written to
+        it from then on. containerd makes it at the start, from the spec, and writes to that of a running one
+        only."""
+        return self.name == "cri-o"
+
+    @property
     def survives_updates(self) -> bool:
         """Whether a plugin's own UpdateContainers during an event is harmless."""
         return self.nri >= (0, 12, 1)

@@ -85,7 +85,7 @@ async def desk(
     node = OciNode(directory / "root")
     kernel = hierarchy or node.hierarchy
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
-        one = OciDesk(around.controller, kernel, around.verify_soon, rules, persuader)
+        one = OciDesk(around.controller, kernel, around.on(kernel), around.verify_soon, rules, persuader)
         server = OciServer(directory / "oci.sock", one.serve)
         await server.start()
         try:

@@ -6,13 +6,15 @@
     reply = await runtime.create_container(pod, container)
 
 It keeps the specs of what it "runs", applies to them what plugins answer, lists them to plugins that come
-later, and treats plugins as a real runtime does: 2 s for an answer, one event at a time, fail-open. What it
-cannot show is what the kernel does with a spec.
+later, and treats plugins as a real runtime does: 2 s for an answer, one event at a time, fail-open; updates
+of containers that it does not know (yet) are dropped without a word. With a ``kernel`` it writes the cpusets
+of specs when and where real ones do. Creation, start and update can be taken apart into the steps between
+which those let go of their lock.
 """
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -64,6 +66,13 @@ class OperationError(Exception):
     """The runtime could not do what its user asked for. The text is what the user sees."""
 
 
+class Kernel(Protocol):
+    """The cgroups of the containers."""
+
+    def write(self, container: pb.Container) -> None:
+        """An OCI runtime writes the cpusets of a spec, to a new cgroup if there is none."""
+
+
 class FakeRuntime(Reception):
     """One runtime, with any number of plugins. Restart it with `stop` and `listen`; it remembers what runs.
 
@@ -82,6 +91,7 @@ class FakeRuntime(Reception):
         registration_timeout_s: float | None = None,
         objects_per_message: int | None = None,
         reply_late: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(
             flavor,
@@ -94,6 +104,10 @@ class FakeRuntime(Reception):
         self.pods: dict[str, pb.PodSandbox] = {}
         self.containers: dict[str, pb.Container] = {}
         self.deadlocked = False
+        self._kernel = kernel
+        self._unknown: dict[str, pb.Container] = {}
+        self._with_cgroup: set[str] = set()
+        self._own_updates: dict[str, list[pb.LinuxResources]] = {}
 
     # ---- Pods ----------------------------------------------------------------------------------------
 
@@ -129,6 +143,16 @@ class FakeRuntime(Reception):
         Raises:
             OperationError: a plugin refused it, or two of them want to set the same field.
         """
+        answered = await self.ask_for_creation(pod, container)
+        if self.flavor.makes_cgroup_at_creation:
+            self.make_cgroup(container.id)
+        await self.finish_creation(container.id)
+        return answered
+
+    async def ask_for_creation(
+        self, pod: pb.PodSandbox, container: pb.Container
+    ) -> pb.CreateContainerResponse:
+        """The first step of `create_container`: the spec is made, and the container is not known yet."""
         self.pods.setdefault(pod.id, pod)
         asked = pb.CreateContainerRequest(pod=pod, container=shown(container, self.flavor))
         answered = pb.CreateContainerResponse()
@@ -147,15 +171,25 @@ class FakeRuntime(Reception):
                 adjust(asked.container, reply.adjust, self.flavor)
                 answered.MergeFrom(reply)
             adjust(created, answered.adjust, self.flavor)
-            created.state = pb.CONTAINER_CREATED
-            self.containers[created.id] = created
+            self._unknown[created.id] = created
             self._apply(answered.update)
-        await self._notify_of_container(Event.POST_CREATE_CONTAINER, created)
         return answered
+
+    def make_cgroup(self, container_id: str) -> None:
+        """The OCI runtime makes the container from its spec: CRI-O's between the steps of `create_container`,
+        containerd's before those of `start_container`."""
+        self._with_cgroup.add(container_id)
+        self._write(self._unknown.get(container_id) or self.containers[container_id])
+
+    async def finish_creation(self, container_id: str) -> None:
+        """The last step of `create_container`: it is known, and the plugins hear of that."""
+        created = self.containers[container_id] = self._unknown.pop(container_id)
+        created.state = pb.CONTAINER_CREATED
+        await self._notify_of_container(Event.POST_CREATE_CONTAINER, created)
 
     async def undo_create_container(self, container: pb.Container) -> None:
         """A creation has failed after the plugins were asked: they hear of a stop and a removal."""
-        self.containers.setdefault(container.id, container)
+        self.containers.setdefault(container.id, self._unknown.pop(container.id, container))
         await self.remove_container(container.id)
 
     async def start_container(self, container_id: str, pid: int = 4242) -> None:
@@ -164,9 +198,23 @@ class FakeRuntime(Reception):
         Raises:
             OperationError: a plugin answered with an error.
         """
+        if not self.flavor.makes_cgroup_at_creation:
+            self.make_cgroup(container_id)
+        await self.begin_start(container_id, pid)
+        await self.finish_start(container_id)
+
+    async def begin_start(self, container_id: str, pid: int = 4242) -> None:
+        """The step of `start_container` after which its process runs.
+
+        Raises:
+            OperationError: a plugin answered with an error.
+        """
+        self.containers[container_id].pid = pid
+        await self._notify_of_container(Event.START_CONTAINER, self.containers[container_id])
+
+    async def finish_start(self, container_id: str) -> None:
+        """The last step of `start_container`: the runtime takes note that it runs, and says so."""
         container = self.containers[container_id]
-        container.pid = pid
-        await self._notify_of_container(Event.START_CONTAINER, container)
         container.state = pb.CONTAINER_RUNNING
         await self._notify_of_container(Event.POST_START_CONTAINER, container)
 
@@ -178,6 +226,14 @@ class FakeRuntime(Reception):
         Raises:
             OperationError: a plugin refused it.
         """
+        answered = await self.ask_for_update(container_id, resources)
+        await self.carry_out_update(container_id)
+        return answered
+
+    async def ask_for_update(
+        self, container_id: str, resources: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """The first step of `update_container`: others have what the plugins answered, itself not yet."""
         container = self.containers[container_id]
         asked = pb.UpdateContainerRequest(
             pod=self._pod_of(container),
@@ -191,10 +247,18 @@ class FakeRuntime(Reception):
                 reply = await self._ask(plugin, "UpdateContainer", asked, pb.UpdateContainerResponse)
                 _claim_updates(owners, plugin, reply.update)
                 answered.MergeFrom(reply)
-            merge(container.linux.resources, resources)
-            self._apply(answered.update)
-        await self._notify_of_container(Event.POST_UPDATE_CONTAINER, container)
+            own = [one for one in answered.update if one.container_id == container_id]
+            self._apply(one for one in answered.update if one.container_id != container_id)
+            self._own_updates[container_id] = [resources, *(one.linux.resources for one in own)]
         return answered
+
+    async def carry_out_update(self, container_id: str) -> None:
+        """The last step of `update_container`: without the lock, and after that the plugins hear of it."""
+        container = self.containers[container_id]
+        for resources in self._own_updates.pop(container_id):
+            merge(container.linux.resources, resources)
+        self._write_if_due(container)
+        await self._notify_of_container(Event.POST_UPDATE_CONTAINER, container)
 
     async def stop_container(self, container_id: str) -> pb.StopContainerResponse:
         """A container's process has ended; the plugins hear of it once."""
@@ -218,6 +282,7 @@ class FakeRuntime(Reception):
     async def remove_container(self, container_id: str) -> None:
         """Forget a container, stopping it first."""
         await self.stop_container(container_id)
+        self._with_cgroup.discard(container_id)
         await self._notify_of_container(Event.REMOVE_CONTAINER, self.containers.pop(container_id))
 
     # ---- Talking to plugins --------------------------------------------------------------------------
@@ -292,7 +357,20 @@ class FakeRuntime(Reception):
     def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
         for update in updates:
             if update.container_id in self.containers:
-                merge(self.containers[update.container_id].linux.resources, update.linux.resources)
+                container = self.containers[update.container_id]
+                merge(container.linux.resources, update.linux.resources)
+                self._write_if_due(container)
+
+    def _write_if_due(self, container: pb.Container) -> None:
+        """Updates of a container that does not run reach containerd's spec of it, and CRI-O's cgroup."""
+        runs = container.state == pb.CONTAINER_RUNNING
+        created = container.state == pb.CONTAINER_CREATED and self.flavor.makes_cgroup_at_creation
+        if container.id in self._with_cgroup and (runs or created):
+            self._write(container)
+
+    def _write(self, container: pb.Container) -> None:
+        if self._kernel is not None:
+            self._kernel.write(container)
 
     def _containers_of(self, pod_id: str) -> list[pb.Container]:
         return [one for one in self.containers.values() if one.pod_sandbox_id == pod_id]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.daemon.expectations import expectations
 from bayplan.daemon.transactions import RETRY_S
-from bayplan.daemon.verify import expectations
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.domain.kubelet.topology_options import Scope
 from bayplan.domain.kubelet_node import KubeletNodeEngine, Managers
@@ -22,7 +22,7 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
 from bayplan.testing.clock import ManualClock
-from bayplan.testing.controllers import MACHINE, controlled, full_disk
+from bayplan.testing.controllers import MACHINE, begun, controlled, full_disk
 from bayplan.testing.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -43,7 +43,7 @@ def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
             shared = container("s", BEST_EFFORT, resources=Resources())
-            adjustment, updates = await one.controller.create_container(BEST_EFFORT, shared)
+            adjustment, updates = await begun(one.controller, BEST_EFFORT, shared)
             assert adjustment.cpuset_cpus == CpuSet(range(8))
             assert updates == []
             exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
@@ -158,7 +158,7 @@ def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> 
             adjustment, _ = await one.controller.create_container(GUARANTEED, small)
             assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
             full = container("full", GUARANTEED, memory_bytes=800 * MIB, milli_cpus=500)
-            await one.controller.create_container(GUARANTEED, full)
+            await begun(one.controller, GUARANTEED, full)
             updates = await one.controller.update_container(
                 GUARANTEED, small, Resources(memory_limit_bytes=GIB // 2)
             )

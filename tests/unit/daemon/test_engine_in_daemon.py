@@ -21,6 +21,7 @@ from bayplan.errors import PlacementError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
+from bayplan.testing.controllers import begun, no_kernel
 from bayplan.testing.machines import container, machine, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -45,6 +46,7 @@ async def daemon(directory: Path, policy: Policy = RESTRICTED) -> AsyncIterator[
             recorder,
             cgroup_v2=True,
             write_oom_score_adj=_nothing,
+            settle_cpusets=no_kernel,
             verify_soon=lambda: None,
         )
         await made.restore()
@@ -92,7 +94,7 @@ def test_nobody_runs_on_withheld_cpus(tmp_path: Path) -> None:
         policy = replace(RESTRICTED, withheld_cpus=CpuSet([0]))
         async with daemon(tmp_path, policy) as one:
             shared = container("s", BEST_EFFORT, resources=Resources())
-            adjustment, _ = await one.create_container(BEST_EFFORT, shared)
+            adjustment, _ = await begun(one, BEST_EFFORT, shared)
             assert adjustment.cpuset_cpus == CpuSet([1, 2, 3])
             assert one.fallback_adjustment(BEST_EFFORT, shared).cpuset_cpus == CpuSet([1, 2, 3])
             _, updates = await one.create_container(GUARANTEED, guaranteed("x", MIB, 1000))

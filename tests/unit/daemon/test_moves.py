@@ -11,7 +11,7 @@ from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.testing.controllers import controlled
+from bayplan.testing.controllers import begun, controlled
 from bayplan.testing.machines import container, pod
 
 FLEXIBLE_POD = pod("flexible", QosClass.GUARANTEED)
@@ -42,7 +42,7 @@ def seen(one: Container, mems: str) -> Container:
 def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            adjustment, _ = await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            adjustment, _ = await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
             assert adjustment.cpuset_mems == NodeSet([0])
             adjustment, updates = await one.controller.create_container(LATE_POD, LATE)
             assert adjustment.cpuset_mems == NodeSet([0])
@@ -62,7 +62,7 @@ def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_path: Pa
 def test_a_move_and_new_shared_cpus_are_one_update(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
             exclusive = container("late", LATE_POD, memory_bytes=900 * MIB, milli_cpus=2000)
             _, updates = await one.controller.create_container(LATE_POD, exclusive)
             assert list(updates) == [
@@ -75,7 +75,7 @@ def test_a_move_and_new_shared_cpus_are_one_update(tmp_path: Path) -> None:
 def test_a_move_that_never_arrived_is_told_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
             await one.controller.create_container(LATE_POD, LATE)
             pods, late = [FLEXIBLE_POD, LATE_POD], seen(LATE, "0")
             updates = await one.controller.synchronize(pods, [seen(FLEXIBLE, "0"), late])
@@ -93,7 +93,7 @@ def test_a_move_that_never_arrived_is_told_again(tmp_path: Path) -> None:
 def test_after_a_missed_creation_there_may_be_room_for_those_who_moved(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
             await one.controller.create_container(LATE_POD, LATE)
             assert not one.room_due.is_set()
             one.controller.missed(Event.CREATE_CONTAINER, "late", "too late")
@@ -107,7 +107,7 @@ def test_after_a_missed_creation_there_may_be_room_for_those_who_moved(tmp_path:
 def test_a_resize_that_needs_room_of_others_is_told_to_them(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
             small = container("late", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
             await one.controller.create_container(LATE_POD, small)
             updates = await one.controller.update_container(

@@ -20,7 +20,7 @@ from bayplan.host.evacuation import Bounds, Evacuation, evacuate
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.testing.controllers import Controlled, controlled, here
+from bayplan.testing.controllers import Controlled, begun, controlled, here
 from bayplan.testing.machines import container, machine, pod
 from bayplan.testing.oci_node import OciNode
 from bayplan.testing.pages import CgroupPages
@@ -112,8 +112,8 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
 
 async def widened(one: Controlled, late: Container = LATE) -> None:
     """Have "flexible" move over for "late"."""
-    await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
-    await one.controller.create_container(LATE_POD, late)
+    await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
+    await begun(one.controller, LATE_POD, late)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -223,7 +223,7 @@ def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
             # The kernel was told; verification tells it otherwise again.
             assert it.recorded == {"flexible": "0-1", "late": "0"}
             assert it.one.verifications > before
-            assert controller.untold == set()
+            assert controller.told.nodes_due == set()
 
     run(scenario)
 
@@ -289,7 +289,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
             assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
             # Verification lets the kernel have what is recorded.
             assert it.one.verifications > before
-            assert controller.untold == set()
+            assert controller.told.nodes_due == set()
 
     run(scenario)
 
@@ -305,7 +305,7 @@ def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: P
             await controller.create_container(LATE_POD, LATE)
             await controller.stop_container(LATE_POD, LATE)
             await it.narrowing.relieve()
-            assert (it.mems, it.recorded, controller.untold) == ("0", {"flexible": "0"}, set())
+            assert (it.mems, it.recorded, controller.told.nodes_due) == ("0", {"flexible": "0"}, set())
 
     run(scenario)
 

@@ -73,8 +73,9 @@ def test_a_later_createruntime_and_poststop_find_what_precreate_decided(tmp_path
             assert entry.origin is not None
             assert (entry.origin.form, entry.origin.container.pid) == (Form.PRECREATE, 4242)
             assert entry.origin.cgroups == {"cpuset": PODMAN_SCOPE, "memory": PODMAN_SCOPE}
-            # The runtime has written the values of the spec; nobody wrote to the cgroup but it.
-            assert one.node.shown(PODMAN_SCOPE, "cpuset.cpus") == ("",)
+            # What the runtime wrote when the spec was made is compared with what the ledger says now.
+            own = entry.decision.placement.exclusive_cpus
+            assert one.node.shown(PODMAN_SCOPE, "cpuset.cpus") == (str(own),)
             one.node.end(4242)
             assert await one.ask("poststop", state(ID, "", 0)) == ("ok", "")
             assert one.entries == {}

@@ -287,7 +287,11 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             assert entry.decision == decided.decision
             assert entry.origin is not None
             assert (entry.origin.container.pid, one.around.verifications) == (77, 1)
-            repair(node.hierarchy, compare(node.hierarchy, one.around.expectations()))
+            repair(
+                node.hierarchy,
+                one.around.on(node.hierarchy),
+                compare(node.hierarchy, one.around.expectations()),
+            )
             assert node.oom_score_adj(77) == -997
             assert node.shown(container_path(SYSTEMD), "cpuset.mems") == (
                 str(decided.decision.placement.mems),
@@ -314,7 +318,11 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
             origin = one.entries[ID].origin
             assert origin is not None
             assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
-            repair(node.hierarchy, compare(node.hierarchy, one.around.expectations()))
+            repair(
+                node.hierarchy,
+                one.around.on(node.hierarchy),
+                compare(node.hierarchy, one.around.expectations()),
+            )
             assert node.oom_score_adj(42) == -997
             assert controller.residents.found == {}
 

@@ -15,7 +15,7 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.testing.controllers import controlled, runtime
+from bayplan.testing.controllers import begun, controlled, runtime
 from bayplan.testing.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -35,7 +35,7 @@ def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: 
             origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
             await one.controller.create_container(BEST_EFFORT, SHARED, origin)
             listed = container("l", BEST_EFFORT)
-            await handler.create_container(BEST_EFFORT, listed)
+            await begun(one.controller, BEST_EFFORT, listed)
             assert one.verifications == 0
 
             _, updates = await handler.create_container(GUARANTEED, EXCLUSIVE)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.verify import Expectation, Verifier, expectations
+from bayplan.daemon.cpusets import Cpusets
+from bayplan.daemon.expectations import Expectation, Expected, expectations
+from bayplan.daemon.verify import Verifier
 from bayplan.domain.decision import Claim, Decision, Outcome, Placement
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.origin import Form, Origin
@@ -50,6 +52,10 @@ def expectation(name: str, cpus: str, mems: str | None = None) -> Expectation:
     return Expectation(one, "", f"default/p/{name}", CpuSet.parse(cpus), nodes)
 
 
+def verifying(hierarchy: Hierarchy, expected: Expected) -> Verifier:
+    return Verifier(hierarchy, Cpusets(hierarchy, expected, here), expected, here)
+
+
 def written(hierarchy: Hierarchy) -> tuple[str, str]:
     directory = Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
     return (directory / "cpuset.cpus").read_text().strip(), (directory / "cpuset.mems").read_text().strip()
@@ -63,7 +69,7 @@ def write(hierarchy: Hierarchy, cpus: str) -> None:
 
 def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
-        verifier = Verifier(hierarchy, lambda: [expectation("c1", "2", "1")], here)
+        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2", "1")])
         assert await verifier.verify(at_once=False) == ()
         assert written(hierarchy) == ("0-3", "")
         (drift,) = await verifier.verify(at_once=False)
@@ -76,7 +82,7 @@ def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) ->
 
 def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
-        verifier = Verifier(hierarchy, lambda: [expectation("c1", "2")], here)
+        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2")])
         assert await verifier.verify(at_once=True) == ()
         assert written(hierarchy) == ("2", "")
         assert verifier.drift == ()
@@ -89,7 +95,7 @@ def test_what_somebody_undid_is_named_also_where_updates_are_due(
 ) -> None:
     async def scenario() -> None:
         wanted = [expectation("c1", "0-3", "0-1")]
-        verifier = Verifier(hierarchy, lambda: wanted, here)
+        verifier = verifying(hierarchy, lambda *_: wanted)
         assert await verifier.verify(at_once=False) == ()
         # An operator's `runc update --cpuset-cpus`, and a decision about somebody else right after it.
         write(hierarchy, "2-3")
@@ -114,7 +120,7 @@ def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
 ) -> None:
     async def scenario() -> None:
         wanted = [expectation("c1", "2")]
-        verifier = Verifier(hierarchy, lambda: wanted, here)
+        verifier = verifying(hierarchy, lambda *_: wanted)
         await verifier.verify(at_once=False)
         for _ in range(10):
             # The fake kernel shows what it did before, whatever is written.
@@ -142,9 +148,8 @@ def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
 
 def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
-        verifier = Verifier(
-            hierarchy, lambda: [expectation("c1", "0-3", "0-1"), expectation("gone", "1")], here
-        )
+        wanted = [expectation("c1", "0-3", "0-1"), expectation("gone", "1")]
+        verifier = verifying(hierarchy, lambda *_: wanted)
         for _ in range(2):
             assert await verifier.verify(at_once=False) == ()
         assert written(hierarchy) == ("0-3", "")
@@ -155,7 +160,7 @@ def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
 def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
         answers = iter([[expectation("c1", "2")], [expectation("c1", "3")]])
-        verifier = Verifier(hierarchy, lambda: next(answers), here)
+        verifier = verifying(hierarchy, lambda *_: next(answers))
         await verifier.verify(at_once=True)
         assert written(hierarchy) == ("0-3", "")
 
@@ -232,7 +237,7 @@ class TestAmounts:
         paths = {CPUSET: "/kubepods/c1", MEMORY: "/kubepods/c1"}
         origin = Origin(Form.HOOK, Pod("p"), one, cgroups=paths, start_ticks=7, applied=self.APPLIED)
         wanted = Expectation(one, "", "default/p/c1", None, None, origin)
-        return Verifier(replace(hierarchy, root=tmp_path), lambda: [wanted], here)
+        return verifying(replace(hierarchy, root=tmp_path), lambda *_: [wanted])
 
     def directory(self, hierarchy: Hierarchy) -> Path:
         return Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
@@ -296,7 +301,7 @@ class TestAmounts:
 def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
         wanted = replace(expectation("c1", "0-3"), oom_group=True)
-        verifier = Verifier(hierarchy, lambda: [wanted], here)
+        verifier = verifying(hierarchy, lambda *_: [wanted])
         await verifier.verify(at_once=False)
         (drift,) = await verifier.verify(at_once=False)
         assert str(drift) == "default/p/c1: memory.oom.group is 0, decided was 1"

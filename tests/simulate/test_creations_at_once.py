@@ -1,0 +1,249 @@
+"""Containers that are created, started, changed and stopped at the same moment: whatever comes between the
+steps of one of them, nobody runs on the CPUs of an owner that has started."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.daemon.turns import SessionHandler
+from bayplan.daemon.verify import Verifier
+from bayplan.domain.rewrite import cpus_for
+from bayplan.nri import Identity, Session
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet
+from bayplan.testing.controllers import MACHINE, Controlled, controlled, here
+from bayplan.testing.cpuset_tree import CpusetTree
+from bayplan.testing.flavors import CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36, Flavor
+from bayplan.testing.plugin import UNHURRIED
+from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint
+from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+
+OWNERS, OTHERS = make_pod("db", qos=GUARANTEED), make_pod("batch", qos=BEST_EFFORT)
+EVERY_CPU = MACHINE.online_cpus
+STEPS = 5
+PARTS = 7
+SCHEDULES = 20
+
+flavors = pytest.mark.parametrize(
+    "flavor", [CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36], ids=lambda one: f"{one.name} {one.version}"
+)
+
+
+def owner(name: str, cpus: int = 2) -> pb.Container:
+    return make_container(
+        OWNERS,
+        name,
+        memory_limit_bytes=10 * MIB,
+        cpu_shares=1024 * cpus,
+        cpu_quota_us=100_000 * cpus,
+        oom_score_adj=-997,
+    )
+
+
+def sharer(name: str) -> pb.Container:
+    return make_container(OTHERS, name, cpu_shares=2, oom_score_adj=1000)
+
+
+class World:
+    """One node. ``running`` are the containers whose process has begun."""
+
+    def __init__(self, flavor: Flavor, directory: Path) -> None:
+        self.tree = CpusetTree(directory / "root", EVERY_CPU)
+        self.runtime = FakeRuntime(flavor, kernel=self.tree)
+        self.running: set[str] = set()
+        self.said: list[str] = []
+
+    @asynccontextmanager
+    async def daemon(self, directory: Path) -> AsyncIterator[Controlled]:
+        async with controlled(directory / "state", nri=None) as around:
+            self.around = around
+            kernel = self.tree.node.hierarchy
+            self.cpusets = around.on(kernel)
+            self.verifier = Verifier(kernel, self.cpusets, around.expectations, here)
+            handler = SessionHandler(around.controller, around.verify_soon)
+            endpoint = MemoryEndpoint(self.runtime)
+            session = Session(handler, Identity("bayplan", "90"), endpoint, patience=UNHURRIED)
+            running = asyncio.create_task(session.run())
+            try:
+                await self.runtime.synchronized()
+                yield around
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                await self.runtime.stop()
+
+    def life(self, container: pb.Container) -> list[tuple[str, Callable]]:
+        """The steps of a container up to the moment when it runs, with what is said of each."""
+        runtime, key = self.runtime, container.id
+        pod = OWNERS if container.pod_sandbox_id == OWNERS.id else OTHERS
+
+        async def makes_cgroup():
+            runtime.make_cgroup(key)
+
+        async def begins():
+            await runtime.begin_start(key)
+            self.running.add(key)
+
+        steps = [
+            ("asks", lambda: runtime.ask_for_creation(pod, container)),
+            ("is known", lambda: runtime.finish_creation(key)),
+            ("has a cgroup", makes_cgroup),
+            ("begins", begins),
+            ("has begun", lambda: runtime.finish_start(key)),
+        ]
+        if runtime.flavor.makes_cgroup_at_creation:
+            steps[1:3] = steps[2:0:-1]
+        return [(f"{container.name} {said}", step) for said, step in steps]
+
+    async def stop(self, container: pb.Container) -> None:
+        self.running.discard(container.id)
+        if container.id in self.runtime.containers:
+            await self.runtime.stop_container(container.id)
+        else:
+            await self.runtime.undo_create_container(container)
+
+    async def take(self, said: str, step: Callable) -> None:
+        self.said.append(said)
+        await step()
+        self.check()
+
+    def check(self) -> None:
+        entries = self.around.controller.ledger.entries
+        for key in self.running:
+            own = entries[key].decision.placement.exclusive_cpus
+            if not own:
+                continue
+            assert self.tree.cpus(key) == own, self.said
+            for other in self.running - {key}:
+                assert self.tree.cpus(other).isdisjoint(own), (other, key, self.said)
+
+    async def agree(self) -> None:
+        """After one more reply the runtime has been told everything, and the kernel does what was decided."""
+        last = sharer(f"last{len(self.said)}")
+        await self.runtime.create_container(OTHERS, last)
+        ledger = self.around.controller.ledger
+        for key, entry in ledger.entries.items():
+            wanted = cpus_for(entry.decision, ledger.shared_cpus(MACHINE))
+            assert CpuSet.parse(self.runtime.containers[key].linux.resources.cpu.cpus) == wanted, self.said
+            assert entry.told_cpus == wanted, self.said
+            if key in self.running:
+                assert self.tree.cpus(key) == wanted, (key, "; ".join(self.said))
+        for _ in range(2):
+            assert await self.verifier.verify(at_once=False) == (), self.said
+        await self.runtime.remove_container(last.id)
+
+
+def orders(steps: int) -> Iterator[list[int]]:
+    """Every order in which two with so many steps each can take them: whose turn it is, 0 or 1."""
+    for places in combinations(range(2 * steps), steps):
+        yield [int(place in places) for place in range(2 * steps)]
+
+
+@flavors
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_every_order_of_two_creations(tmp_path: Path, flavor: Flavor, part: int) -> None:
+    world = World(flavor, tmp_path)
+    async with world.daemon(tmp_path):
+        for number, order in list(enumerate(orders(STEPS)))[part::PARTS]:
+            shared, exclusive = sharer(f"s{number}"), owner(f"o{number}")
+            lives = iter(world.life(shared)), iter(world.life(exclusive))
+            world.said.clear()
+            for whose in order:
+                await world.take(*next(lives[whose]))
+            await world.agree()
+            for one in (shared, exclusive):
+                await world.stop(one)
+                await world.runtime.remove_container(one.id)
+        assert number > 251 - PARTS
+
+
+@flavors
+async def test_a_container_that_waits_to_be_started_has_what_the_ledger_says(
+    tmp_path: Path, flavor: Flavor
+) -> None:
+    """It may wait for long: what the OCI runtime left of it there is a process, which CRI-O has then."""
+    world = World(flavor, tmp_path)
+    async with world.daemon(tmp_path):
+        steps = world.life(sharer("s"))
+        for said, step in steps[:3]:
+            await world.take(said, step)
+            if said == "s asks":
+                await world.runtime.create_container(OWNERS, owner("o"))
+                await world.runtime.start_container(owner("o").id)
+        if flavor.makes_cgroup_at_creation:
+            own = world.around.controller.ledger.exclusive_cpus
+            assert world.tree.cpus(sharer("s").id).isdisjoint(own)
+
+
+@flavors
+@pytest.mark.parametrize("event", ["is known", "begins", "has begun"])
+async def test_an_event_that_is_missed_is_made_up_for(tmp_path: Path, flavor: Flavor, event: str) -> None:
+    """By the next event or, after the last one, by the verification that is asked for."""
+    world, shared = World(flavor, tmp_path), sharer("s")
+
+    class Failing:
+        async def settle(self, *_, **__):
+            raise OSError
+
+    async with world.daemon(tmp_path) as around:
+        for said, step in world.life(shared):
+            before = around.verifications
+            around.cpusets = Failing() if said == f"s {event}" else world.cpusets
+            await step()
+            if said == "s asks":
+                await world.runtime.create_container(OWNERS, owner("o"))
+                await world.runtime.start_container(owner("o").id)
+                world.running.add(owner("o").id)
+            if said == f"s {event}":
+                assert around.verifications > before
+        around.cpusets = world.cpusets
+        if event == "has begun":
+            await world.verifier.verify(at_once=True)
+        world.check()
+        await world.agree()
+
+
+async def changes(world: World, container: pb.Container) -> list[tuple[str, Callable]]:
+    """kubelet changes the container, which gets its due CPUs with the answer."""
+    key, shares = container.id, pb.LinuxResources(cpu={"shares": {"value": 512}})
+    return [
+        (f"{container.name} is to change", lambda: world.runtime.ask_for_update(key, shares)),
+        (f"{container.name} changes", lambda: world.runtime.carry_out_update(key)),
+    ]
+
+
+@flavors
+@pytest.mark.parametrize("seed", range(PARTS))
+async def test_random_orders_of_many(tmp_path: Path, flavor: Flavor, seed: int) -> None:
+    """Creations that fail half-way, updates that the runtime carries out later than others, and ends."""
+    world = World(flavor, tmp_path)
+    draw = random.Random(seed)
+    async with world.daemon(tmp_path):
+        for number in range(SCHEDULES):
+            world.said.clear()
+            mine = [owner(f"o{number}a", 2), owner(f"o{number}b", 1)]
+            mine += [sharer(f"s{number}{letter}") for letter in "abc"]
+            lives = []
+            for container in mine:
+                steps = world.life(container)
+                if draw.random() < 0.5:
+                    steps += await changes(world, container)
+                if draw.random() < 0.4:
+                    del steps[draw.randint(1, len(steps)) :]
+                    steps.append((f"{container.name} ends", lambda one=container: world.stop(one)))
+                lives.append(steps)
+            while lives:
+                steps = draw.choice(lives)
+                await world.take(*steps.pop(0))
+                lives = [left for left in lives if left]
+            await world.agree()
+            for one in mine:
+                if one.id in world.runtime.containers:
+                    await world.stop(one)
+                    await world.runtime.remove_container(one.id)
