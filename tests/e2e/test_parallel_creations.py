@@ -1,0 +1,32 @@
+"""Containers that are created and started at the same moment: nobody runs on the CPUs of an owner that has
+started, on any containerd. CRI-O's is in test_crio.py."""
+
+from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once
+from testbed.node import Node
+from testbed.pods import best_effort, guaranteed
+from testbed.scenario import on
+from testbed.topology import FOUR_NODES
+
+ROUNDS = 3
+
+
+@on(FOUR_NODES)
+def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node) -> None:
+    node.bayplan.start("--request-deadline", "1500ms")
+    node.bayplan.await_synchronized()
+    for number in range(ROUNDS):
+        pods = []
+        for letter in "abc":
+            pods.append(best_effort(f"shared-{number}{letter}"))
+            pods.append(guaranteed(f"owner-{number}{letter}", 2 if letter == "a" else 1, "50Mi"))
+        with CpuWatch(node.guest) as watch:
+            running = launch_at_once(node, pods)
+        owners = exclusive_cpus(node)
+        assert len(owners) == 3
+        overlaps = watch.overlaps(owners)
+        starting = [one for one in overlaps if one.other.starting]
+        print("before its start:", max((one.seconds for one in starting), default=0.0), "s")
+        assert [one for one in overlaps if not one.other.starting] == []
+        assert "the kernel differs from the decision" not in node.bayplan.log()
+        node.crictl.remove_sandbox(*(one.sandbox_id for one in running))
+        node.bayplan.await_known([])

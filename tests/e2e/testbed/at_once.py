@@ -1,0 +1,120 @@
+"""Pods that are made at the same moment, and who was allowed on whose CPUs meanwhile."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL
+from typing import Self
+
+from testbed.crictl import Running
+from testbed.guest import Guest
+from testbed.kernel import parse_ids
+from testbed.node import Node
+from testbed.pods import Pod
+
+PROGRAM = Path(__file__).parent / "guest" / "cpu_watch.py"
+SERVICE = "cpu-watch"
+LOG = "/run/testbed/cpu-watch.log"
+RUNTIMES_OWN = ("runc", "crun", "exe")
+"""How the names of the processes begin that an OCI runtime has in a cgroup before it starts the container."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """For so long, in seconds of the guest's clock, a process was allowed on these CPUs."""
+
+    container_id: str
+    name: str
+    cpus: frozenset[int]
+    begin_s: float
+    end_s: float
+
+    @property
+    def starting(self) -> bool:
+        """Whether the OCI runtime is still to start the container's own program."""
+        return self.name.startswith(RUNTIMES_OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A process of another container that was allowed on an owner's CPUs while that ran."""
+
+    owner: str
+    other: Allowed
+    seconds: float
+
+
+class CpuWatch:
+    """Looks at all processes of containers while the block runs; then `overlaps` can be asked for."""
+
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
+        self._seen: list[Allowed] = []
+
+    def __enter__(self) -> Self:
+        path = f"/run/testbed/{PROGRAM.name}"
+        self._guest.write(path, PROGRAM.read_text())
+        self._guest.run("rm", "-f", LOG)
+        self._guest.start(SERVICE, "python3", path, log=LOG)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._guest.signal(SERVICE, SIGKILL)
+        self._seen = _intervals(self._guest.read(LOG))
+
+    def overlaps(self, owners: Mapping[str, Iterable[int]]) -> list[Overlap]:
+        """Who was on the CPUs of *owners* (container id -> its own CPUs) from the start of their program to
+        its end. Only containers that bayplan decides about count."""
+        found = []
+        for owner, cpus in owners.items():
+            own = [one for one in self._seen if one.container_id == owner and not one.starting]
+            assert own, f"the program of container {owner} was never seen"
+            begin_s, end_s = min(one.begin_s for one in own), max(one.end_s for one in own)
+            for other in self._seen:
+                seconds = min(other.end_s, end_s) - max(other.begin_s, begin_s)
+                if other.container_id != owner and seconds > 0 and other.cpus & frozenset(cpus):
+                    found.append(Overlap(owner, other, seconds))
+        return found
+
+
+def _intervals(log: str) -> list[Allowed]:
+    """What the watch wrote, as stretches of time; the last line of a program that was killed may be cut."""
+    seen: list[Allowed] = []
+    open_since: dict[int, tuple[float, str, str, str]] = {}
+    now_s = 0.0
+    for line in log.split("\n")[:-1]:
+        now_s, pid, container_id, name, cpus = json.loads(line)
+        if pid in open_since:
+            begin_s, *was = open_since.pop(pid)
+            seen.append(_allowed(*was, begin_s, now_s))
+        if cpus:
+            open_since[pid] = (now_s, container_id, name, cpus)
+    for begin_s, *was in open_since.values():
+        seen.append(_allowed(*was, begin_s, now_s))
+    return seen
+
+
+def _allowed(container_id: str, name: str, cpus: str, begin_s: float, end_s: float) -> Allowed:
+    return Allowed(container_id, name, frozenset(parse_ids(cpus)), begin_s, end_s)
+
+
+def launch_at_once(node: Node, pods: Sequence[Pod], *, handler: str = "") -> list[Running]:
+    """`launch` of all, each with a crictl of its own; their sandboxes exist before the first goes on."""
+    sandboxes = [node.crictl.run_sandbox(pod, handler=handler) for pod in pods]
+
+    def launched(pod: Pod, sandbox_id: str) -> Running:
+        (container,) = pod.containers
+        container_id = node.crictl.create(sandbox_id, pod, container)
+        node.crictl.start(container_id)
+        return Running(pod, sandbox_id, {container.name: container_id})
+
+    with ThreadPoolExecutor(len(pods)) as pool:
+        return list(pool.map(launched, pods, sandboxes))
+
+
+def exclusive_cpus(node: Node) -> dict[str, frozenset[int]]:
+    """By the status: container id -> CPUs of its own, for those that have some."""
+    entries = node.bayplan.status()["containers"]
+    return {one["id"]: frozenset(parse_ids(one["cpus"])) for one in entries if one["cpusExclusive"]}

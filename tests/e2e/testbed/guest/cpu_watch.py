@@ -1,0 +1,49 @@
+"""Runs in the guest: says on which CPUs the processes of containers may run, whenever that changes.
+
+One JSON array per line: seconds of the monotonic clock, process id, the container's id, the process's name,
+the list of CPUs. A process that is gone has an empty list. Standard library only.
+"""
+# ruff: noqa: PTH123, PTH208
+
+import json
+import os
+import re
+import time
+
+ID = re.compile(r"[0-9a-f]{64}")
+KEPT = ("Name", "Cpus_allowed_list")
+
+
+def look():
+    """Process id -> what is said of it, for all processes in cgroups of containers."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cgroup") as file:
+                ids = ID.findall(file.read())
+            if not ids:
+                continue
+            with open(f"/proc/{name}/status") as file:
+                fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if line.startswith(KEPT))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found[int(name)] = (ids[-1], *(fields[key] for key in KEPT))
+    return found
+
+
+def main():
+    last = {}
+    while True:
+        now, found = time.monotonic(), look()
+        for pid, said in found.items():
+            if last.get(pid) != said:
+                print(json.dumps([now, pid, *said]), flush=True)
+        for pid in last.keys() - found.keys():
+            print(json.dumps([now, pid, *last[pid][:2], ""]), flush=True)
+        last = found
+        time.sleep(0.001)
+
+
+main()
