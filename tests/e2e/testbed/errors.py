@@ -20,13 +20,18 @@ class EndedError(TestBedError):
 
 
 class BuildError(TestBedError):
-    """An artefact could not be built; carries the end of what the build said, and where all of it is."""
+    """An artefact could not be built; carries the end of what the build said, where all of it is, and what to
+    do about it where that is known.
+    """
 
-    def __init__(self, what: str, command: str, output: str, *, log: Path | None = None) -> None:
+    def __init__(
+        self, what: str, command: str, output: str, *, log: Path | None = None, advice: str = ""
+    ) -> None:
         self.what, self.command, self.output, self.log = what, command, output, log
-        last = "\n".join(f"    {line}" for line in output.strip().splitlines()[-12:])
-        kept = f"\n(all of it: {log})" if log else ""
-        super().__init__(f"{what} could not be built: `{command}` failed:\n{last}{kept}")
+        lines = [f"{what} could not be built: `{command}` failed:"]
+        lines += [f"    {line}" for line in output.strip().splitlines()[-12:]]
+        lines += [f"(all of it: {log})"] if log else []
+        super().__init__("\n".join([*lines, *filter(None, [advice])]))
 
 
 class GuestError(TestBedError):

@@ -170,7 +170,7 @@ def _from_module(
         what = f"{module.rsplit('/', 1)[0] if module.endswith('/v2') else module} {version}"
         # Fetches the sources, which needs the network more than the CPUs, before it is this build's turn.
         argv = [str(go_program()), "list", "-mod=mod", "-deps", *commands]
-        build_command(f"{what}'s sources", argv, env=GO_ENVIRONMENT, cwd=scratch)
+        build_command(f"The sources of {what}", argv, env=GO_ENVIRONMENT, cwd=scratch)
         _go_build(what, scratch, Path(f"{path}/bin/"), commands, ("-mod=mod",))
 
     recipe = {"module": module, "version": version, "commands": commands, "format": 1}

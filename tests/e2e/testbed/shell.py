@@ -21,15 +21,21 @@ from testbed.cache import cache_root
 from testbed.errors import BuildError, MissingError
 
 BUILD_LIMIT_S = 1800
-# What apt, go and uv say when a package source is out of reach.
+# What programs say of two frequent causes, and what to do about each.
 OUT_OF_REACH = (
-    "Failed to fetch",
+    "Failed to fetch",  # apt
     "Could not connect",
     "Could not resolve",
-    "dial tcp",
+    "dial tcp",  # go
     "i/o timeout",
-    "error sending request",
+    "error sending request",  # uv
 )
+ANOTHER_SOURCE = (
+    "A package source is out of reach: is the network up? BAYPLAN_DEBIAN_MIRROR names another Debian mirror, "
+    "GOPROXY another Go module proxy, UV_DEFAULT_INDEX another Python index."
+)
+FULL = ("No space left on device", "Disk quota exceeded")
+MORE_ROOM = "The disk is full: make room, or set BAYPLAN_CACHE to a directory elsewhere."
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # uv has certificates of its own; behind a proxy those of the machine are wanted.
 OWN_CERTIFICATES = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"} if CERTIFICATES.exists() else {}
@@ -45,7 +51,7 @@ def build_command(
     """Run a program to its end; its output.
 
     Raises BuildError with the end of that output when it fails, MissingError when the program is not
-    installed or a package source is out of its reach.
+    installed.
     """
     words = [require(str(argv[0])), *map(str, argv[1:])]
     log = _new_log(what)
@@ -63,12 +69,11 @@ def build_command(
     if exit_code == 0:
         log.unlink()
         return said
-    for line in said.splitlines():
-        if any(words in line for words in OUT_OF_REACH):
-            raise MissingError(
-                f"{what} needs a package source that is out of reach: {line.strip()} (all of it: {log})"
-            )
-    raise BuildError(what, " ".join(words), said, log=log)
+    advice = ""
+    for marks, sentence in ((OUT_OF_REACH, ANOTHER_SOURCE), (FULL, MORE_ROOM)):
+        if any(mark in said for mark in marks):
+            advice = sentence
+    raise BuildError(what, " ".join(words), said, log=log, advice=advice)
 
 
 def end_all() -> None:
