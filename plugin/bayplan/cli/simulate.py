@@ -125,7 +125,12 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _step_rows(step: dict[str, Any]) -> list[tuple[str, ...]]:
-    head = (str(step["step"]), step["event"])
-    if not step["containers"]:
-        return [(*head, step["name"], step["outcome"])]
-    return [(*head, one["name"], one["summary"]) for one in step["containers"]]
+    number, event = str(step["step"]), step["event"]
+    decided = [(event, one["name"], one["summary"]) for one in step["containers"]]
+    back = [
+        ("return", one["name"], f"back from node {one['before']} to node {one['after']}")
+        for one in step["returned"]
+    ]
+    more = [("promise", name, "is promised what it lacked") for name in step["promised"]]
+    rows = [*(decided or [(event, step["name"], step["outcome"])]), *back, *more]
+    return [(number, *row) for row in rows]

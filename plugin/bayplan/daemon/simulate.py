@@ -13,6 +13,7 @@ from bayplan.daemon.reservations import reserved_bytes, resolve_policy
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.daemon.topology_file import read_topology
 from bayplan.daemon.trace_file import read_trace
+from bayplan.domain.decision import Move
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.domain.sentences import summary
 from bayplan.domain.simulation import Arrival, Departure, Event, Simulation, Step
@@ -145,8 +146,15 @@ def _step(number: int, step: Step) -> View:
                 "mems": None if one.placement.mems is None else str(one.placement.mems),
                 "exclusiveCpus": str(one.placement.exclusive_cpus),
                 "moves": [move.name for move in one.moves],
+                "moved": [_move(move) for move in one.moves],
                 "summary": summary(one),
             }
             for one in step.decisions
         ],
+        "returned": [_move(move) for move in step.returned],
+        "promised": list(step.promised),
     }
+
+
+def _move(move: Move) -> View:
+    return {"name": move.name, "before": str(move.before), "after": str(move.after)}

@@ -282,18 +282,19 @@ class Shortage:
     more_holders: int = 0
 
     def sentence(self) -> str:
-        """The cut as people read it."""
+        """The cut as people read it; where the request could never fit, without what others are promised."""
         what = "" if self.resource == "memory" else f" of {self.resource}"
         plural = len(self.nodes) != 1
         text = f"node{'s' if plural else ''} {self.nodes} hold{'' if plural else 's'} "
         text += f"{format_bytes(self.capacity_bytes)}{what}; "
-        if self.promised_bytes:
+        promised_bytes = self.promised_bytes if self.asked_bytes <= self.capacity_bytes else 0
+        if promised_bytes:
             names = ", ".join(holder.name for holder in self.holders)
             others = f" and {self.more_holders} more" if self.more_holders else ""
-            text += f"{format_bytes(self.promised_bytes)} are promised to {names}{others}; "
+            text += f"{format_bytes(promised_bytes)} are promised to {names}{others}; "
         text += f"you asked for {format_bytes(self.asked_bytes)} there"
-        lacking_bytes = self.promised_bytes + self.asked_bytes - self.capacity_bytes
-        shown = [self.promised_bytes, self.asked_bytes, self.capacity_bytes]
+        lacking_bytes = promised_bytes + self.asked_bytes - self.capacity_bytes
+        shown = [promised_bytes, self.asked_bytes, self.capacity_bytes]
         promised, asked, capacity = (parse_quantity(format_bytes(amount)) for amount in shown)
         # Rounded, it may look as if it fitted: a node may have some pages less than 4Gi.
         hidden = lacking_bytes > 0 and promised + asked <= capacity

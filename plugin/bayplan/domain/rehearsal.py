@@ -7,7 +7,7 @@ decide, take the moves over, book.
 from dataclasses import dataclass, field, replace
 
 from bayplan.domain.deciding import decide_change, decide_creation
-from bayplan.domain.decision import Decision, Outcome
+from bayplan.domain.decision import Decision, Move, Outcome
 from bayplan.domain.engine import Engine
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.manifest import PlannedPod
@@ -21,7 +21,10 @@ from bayplan.domain.workload import Container, Pod, Resources
 
 @dataclass(slots=True)
 class Rehearsal:
-    """A stage: the *ledger* is replaced by each step, all values in it stay as they are."""
+    """A stage: the *ledger* is replaced by each step, all values in it stay as they are.
+
+    ``returned`` are the containers that went back to fewer nodes since somebody last emptied it, and
+    ``promised`` the names of those that were promised more."""
 
     machine: Machine
     policy: Policy
@@ -29,6 +32,8 @@ class Rehearsal:
     ledger: Ledger = Ledger()  # noqa: RUF009 - immutable
     ability: PolicyAbility = PolicyAbility()  # noqa: RUF009 - immutable
     containers: dict[str, Container] = field(default_factory=dict)
+    returned: list[Move] = field(default_factory=list)
+    promised: list[str] = field(default_factory=list)
 
     def admit(self, planned: PlannedPod) -> list[Decision]:
         """Create a pod's containers, one after the other; init containers that end are gone at the end.
@@ -69,7 +74,7 @@ class Rehearsal:
         )
         if decision is not None and decision.outcome is not Outcome.REFUSED:
             resized = applied(base, replace(entry, decision=decision))
-            self.ledger, _, _ = relieved(self.machine, self.policy, self.engine, resized)
+            self._relieve(resized)
             self.containers[container_id] = replace(
                 container, resources=changed_resources(container.resources, change)
             )
@@ -78,8 +83,13 @@ class Rehearsal:
     def release(self, container_id: str) -> None:
         """A container is gone, and others go back; one that is not there is no error."""
         left = self.ledger.without(container_id)
-        self.ledger, _, _ = relieved(self.machine, self.policy, self.engine, left)
+        self._relieve(left)
         self.containers.pop(container_id, None)
+
+    def _relieve(self, left: Ledger) -> None:
+        self.ledger, moves, promised = relieved(self.machine, self.policy, self.engine, left)
+        self.returned += moves
+        self.promised += [self.ledger.entries[one].decision.request.name for one in promised]
 
 
 def applied(ledger: Ledger, entry: Entry) -> Ledger:

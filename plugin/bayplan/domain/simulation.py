@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from bayplan.domain.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.domain.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.domain.engine import Engine, allocatable_bytes
 from bayplan.domain.manifest import PlannedPod
 from bayplan.domain.policy import Policy, TopologyPolicy
@@ -49,10 +49,13 @@ Event = Arrival | Departure | Resize
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event led to. ``decisions`` are empty where there was nothing to decide."""
+    """What one event led to. ``decisions`` are empty where there was nothing to decide. ``returned`` are the
+    containers that went back to fewer nodes, ``promised`` the names of those that were promised more."""
 
     event: Event
     decisions: tuple[Decision, ...] = ()
+    returned: tuple[Move, ...] = ()
+    promised: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -128,6 +131,9 @@ class Simulation:
                 step = Step(event)
             else:
                 step = Step(event, tuple(self._resize(event)))
+            step = replace(step, returned=tuple(self.stage.returned), promised=tuple(self.stage.promised))
+            self.stage.returned.clear()
+            self.stage.promised.clear()
             self._judge(step)
             yield step
 

@@ -206,3 +206,30 @@ def test_wrong_keys_are_named(files: tuple[Path, Path], capsys: Capture) -> None
     assert "found 'nokey=1', expected KEY=VALUE" in capsys.readouterr().err
     assert main([*base, "--engine", "best"]) == 2
     assert "--engine: found 'best'" in capsys.readouterr().err
+
+
+def test_steps_say_who_went_back_and_who_is_promised_more(tmp_path: Path, capsys: Capture) -> None:
+    topology, trace = tmp_path / "machine.toml", tmp_path / "trace.jsonl"
+    topology.write_text('[[nodes]]\ncount = 2\ncpus = 4\nmemory = "10Gi"\n')
+    events: list[dict[str, str]] = [
+        {"arrive": "a", "memory": "4Gi", "cpus": "500m"},
+        {"arrive": "b", "memory": "4Gi", "cpus": "500m"},
+        {"resize": "a", "memory": "7Gi"},
+        {"arrive": "c", "memory": "12Gi", "cpus": "500m"},
+        {"depart": "b"},
+    ]
+    trace.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    words = ["simulate", "--topology", str(topology), "--trace", str(trace), "--steps"]
+    assert main([*words, "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["runs"][0]["steps"]
+    assert steps[2]["containers"][0]["mems"] == "0-1"
+    assert [step["returned"] for step in steps[:4]] == [[], [], [], []]
+    assert steps[4]["returned"] == [{"name": "default/a/main", "before": "0-1", "after": "0"}]
+    assert steps[4]["promised"] == ["default/c/main"]
+    assert main(words) == 0
+    rows = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert rows == [
+        ["5", "depart", "default/b", "done"],
+        ["5", "return", "default/a/main", "back from node 0-1 to node 0"],
+        ["5", "promise", "default/c/main", "is promised what it lacked"],
+    ]

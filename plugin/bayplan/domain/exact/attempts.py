@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import nlargest
 from itertools import islice
 from typing import Final
 
@@ -11,7 +13,8 @@ from bayplan.domain.exact.branching import Branching
 from bayplan.domain.exact.claiming import Ground, claimed_amounts
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.effort import Effort
-from bayplan.domain.exact.reasons import amounts_text, cpus_text, unproven_refusal
+from bayplan.domain.exact.flow import bits
+from bayplan.domain.exact.reasons import amounts_text, cpus_text, too_large, unproven_refusal
 from bayplan.domain.exact.search import Area
 from bayplan.domain.ledger import Ledger
 
@@ -21,6 +24,8 @@ MAX_TARGETS: Final = 16
 _STEPS_OF_A_TARGET: Final = 6
 _SETS_OF_A_REFUSAL: Final = 3000
 """So many sets with promises are gone through for the cuts of a refusal."""
+_MAX_SETS_OF_A_REFUSAL: Final = 1000
+"""Of so many sets that the policy allows those are looked for that lack least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +74,24 @@ class Attempt:
 
 
 def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
-    """The refusal of *request* after its last *attempt*: the minimum cut of the set that lacks least, among
-    the widest ones, within which all the others are."""
+    """The refusal of *request* after its last *attempt*: what could never fit, else the minimum cut of the
+    set that lacks least, among the widest ones, within which all the others are."""
     ground, question, lacking = attempt.ground, attempt.question, None
     text = _what_and_where(attempt, request)
     most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.lookup.claimed))))
-    targets = list(islice(attempt.targets(widest_first=True), most))
+    many = islice(attempt.targets(widest_first=True), _MAX_SETS_OF_A_REFUSAL)
+    targets = nlargest(most, many, key=partial(_likelihood, question))
+    never = too_large(question, attempt.area) if ground.nodes else ""
     if not ground.nodes:
         text = f"{ground.why}, {ground.obstacle}"
+    elif never:
+        text = f"{text}; {never}"
     elif not targets:
         text = f"{text}; {cpus_text(question, attempt.area)}"
     else:
         lacking = max(
             (found for nodes in targets if (found := _lacking(question, ledger, nodes, question.amounts))),
-            key=lambda one: one.capacity_bytes - one.promised_bytes,
+            key=lambda one: (one.capacity_bytes >= one.asked_bytes, one.capacity_bytes - one.promised_bytes),
             default=None,
         )
     if lacking is not None:
@@ -93,6 +102,15 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     if question.effort.ended:
         reasons.append(unproven_refusal(question.effort))
     return Decision(request, Outcome.REFUSED, reasons=tuple(reasons), shortage=lacking)
+
+
+def _likelihood(question: Question, nodes: int) -> tuple[bool, int]:
+    """Whether *nodes* could hold the request if they were empty, and how much room they have at best."""
+    books, amounts = question.books, question.amounts
+    could = all(books.flow(resource).capacity_of(nodes) >= amount for resource, amount in amounts.items())
+    first = next(iter(amounts), None)
+    rooms = question.free_cpus if first is None else question.rooms[first]
+    return could, sum(rooms.get(node, 0) for node in bits(nodes))
 
 
 def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:

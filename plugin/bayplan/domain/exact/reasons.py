@@ -8,6 +8,7 @@ from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.effort import Effort
 from bayplan.domain.exact.flow import bits
 from bayplan.domain.exact.search import Area
+from bayplan.domain.exact.widths import most_on_empty, unreserved_cpus
 from bayplan.domain.topology import MEMORY
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
@@ -48,6 +49,34 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
     if cpus:
         parts.append(f"{cpus} CPU{'' if cpus == 1 else 's'}")
     return " and ".join(parts) or "nothing"
+
+
+def too_large(question: Question, area: Area) -> str:
+    """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
+    ground, site, books = NodeSet.of_mask(area.ground), question.site, question.books
+    for resource, amount_bytes in question.amounts.items():
+        held_bytes, nodes = most_on_empty(books.capacity.get(resource, {}), ground, area.widest)
+        if held_bytes < amount_bytes:
+            what = "" if resource == MEMORY else f" of {resource}"
+            short = f", {format_bytes(amount_bytes - held_bytes)} too little"
+            hidden = format_bytes(held_bytes) == format_bytes(amount_bytes)
+            held = f"{format_bytes(held_bytes)}{what}{short if hidden else ''}"
+            return _most_of_all("hold", nodes, held, ground)
+    if question.cpus:
+        count, nodes = most_on_empty(unreserved_cpus(site, books), ground, area.widest)
+        if count < question.cpus:
+            return _most_of_all("have", nodes, f"{count} CPUs for containers of their own", ground)
+    return ""
+
+
+def _most_of_all(verb: str, nodes: NodeSet, held: str, ground: NodeSet) -> str:
+    if len(nodes) == 1:
+        verb = {"hold": "holds", "have": "has"}[verb]
+    names = f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+    if nodes == ground:
+        return f"{names} {verb} {held} in all"
+    largest = "no node is" if len(nodes) == 1 else f"no {len(nodes)} nodes are"
+    return f"{largest} that large: {names} {verb} the most, {held}"
 
 
 def cpus_text(question: Question, area: Area) -> str:

@@ -3,6 +3,8 @@
 `restricted` allows what the machine could give at best if it were empty, `single-numa-node` one node.
 """
 
+from collections.abc import Mapping
+
 from bayplan.domain.engine import reserved_cpus
 from bayplan.domain.exact.books import Amounts, Books
 from bayplan.domain.exact.flow import bits
@@ -25,10 +27,21 @@ def widest_allowed(site: Site, books: Books, ground: NodeSet, amounts: Amounts, 
         haves = [capacity.get(node, 0) for node in bits(ground.mask)]
         least = max(least, _how_many(haves, amount_bytes))
     if cpus:
-        unreserved = site.machine.online_cpus - reserved_cpus(site.machine, books.policy)
-        by_node = site.free_cpus(unreserved)
+        by_node = unreserved_cpus(site, books)
         least = max(least, _how_many([by_node.get(node, 0) for node in bits(ground.mask)], cpus))
     return least
+
+
+def unreserved_cpus(site: Site, books: Books) -> dict[int, int]:
+    """How many CPUs each node could give to containers, were there none yet."""
+    return site.free_cpus(site.machine.online_cpus - reserved_cpus(site.machine, books.policy))
+
+
+def most_on_empty(by_node: Mapping[int, int], ground: NodeSet, widest: int) -> tuple[int, NodeSet]:
+    """The most of something that *widest* nodes of *ground* have together on an empty machine, and the nodes
+    that have it, the lowest ids of equal ones."""
+    nodes = sorted(bits(ground.mask), key=lambda node: (-by_node.get(node, 0), node))[:widest]
+    return sum(by_node.get(node, 0) for node in nodes), NodeSet.of_mask(sum(nodes))
 
 
 def _how_many(haves: list[int], needed: int) -> int:

@@ -460,7 +460,42 @@ def test_a_refusal_for_cpus_says_where_there_are_some() -> None:
     node = Node(machine(2), SINGLE)
     refused = node.place("c", 100 * MIB, 5000)
     assert refused.explanation() == (
-        "asks for 100Mi and 5 CPUs on one node under single-numa-node; free CPUs: 3 on node 0, 4 on node 1"
+        "asks for 100Mi and 5 CPUs on one node under single-numa-node; no node is that large: "
+        "node 1 has the most, 4 CPUs for containers of their own"
+    )
+    for _ in range(2):
+        node.place(f"half-{_}", 100 * MIB, 2000)
+    refused = node.place("c", 100 * MIB, 4000)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.explanation().endswith("; free CPUs: 1 on node 0, 2 on node 1")
+
+
+def test_what_could_never_fit_is_said_first() -> None:
+    for policy, memory_bytes, fact in (
+        (SINGLE, 3 * GIB // 2, "no node is that large: node 0 holds the most, 1Gi"),
+        (RESTRICTED, 9 * GIB, "nodes 0-3 hold 3840Mi in all"),
+    ):
+        plain = machine(4)
+        nodes = (*plain.nodes[:3], replace(plain.nodes[3], memory_bytes=768 * MIB))
+        node = Node(Machine(nodes, plain.cpus), policy)
+        node.place("a", 700 * MIB)
+        refused = node.place("b", memory_bytes)
+        assert refused.outcome is Outcome.REFUSED
+        assert refused.explanation().endswith(f"; {fact}")
+        assert "promised" not in refused.explanation()
+
+
+def test_a_refusal_is_about_a_node_that_could_hold_it() -> None:
+    """Node 3 is empty, and too small; of the others node 1 lacks least."""
+    plain = machine(4)
+    nodes = (*plain.nodes[:3], replace(plain.nodes[3], memory_bytes=768 * MIB))
+    node = Node(Machine(nodes, plain.cpus), SINGLE)
+    for number, memory_mib in enumerate((600, 500, 700)):
+        node.decide(wish(f"c{number}", memory_mib * MIB, str(number)))
+    refused = node.place("b", 1000 * MIB)
+    assert refused.explanation() == (
+        "asks for 1000Mi on one node under single-numa-node; node 1 holds 1Gi; "
+        "500Mi are promised to default/g/c1-name; you asked for 1000Mi there"
     )
 
 
@@ -479,10 +514,11 @@ def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
 
 def test_a_resize_that_asks_for_too_many_cpus_shares_all_of_them_as_a_new_container_would() -> None:
     for policy in (Policy(), Policy(topology=TopologyPolicy.NONE), SINGLE):
-        node = Node(machine(2, cpus_per_node=2), policy)
-        node.place("there", 100 * MIB, 1000)
+        node = Node(machine(2, cpus_per_node=5), policy)
+        node.decide(replace(wish("there", 100 * MIB, "1"), exclusive_cpus=3))
+        node.decide(replace(wish("here", 100 * MIB, "0"), exclusive_cpus=4))
         before = node.place("grown", 100 * MIB, 2000)
-        assert str(before.placement.exclusive_cpus) == "2-3"
+        assert str(before.placement.exclusive_cpus) == "8-9"
         base = node.ledger.without("grown")
         more = replace(before.request, exclusive_cpus=4)
         grown = ENGINE.decide(node.machine, policy, base, more, before.placement)
