@@ -19,6 +19,7 @@ _COLUMNS: Final = (
     Column("RESERVED", number=True),
     Column("BOOKED", number=True),
     Column("FREE", number=True),
+    Column("SAFE TO ASK FOR", number=True),
     Column("SHARED CPUS"),
     Column("EXCLUSIVE CPUS"),
 )
@@ -79,6 +80,7 @@ def _resource_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
                 str(node["id"]) if first else "",
                 name,
                 *(format_bytes(amounts[f"{key}Bytes"]) for key in ("total", "reserved", "booked", "free")),
+                format_bytes(amounts["safeBytes"]) if not first else f"{amounts['safeBytes'] // MIB}Mi",
                 (node["cpus"]["shared"] or "-") if first else "",
                 (node["cpus"]["exclusive"] or "-") if first else "",
             )

@@ -174,6 +174,7 @@ class _Daemon:
         self.controller.journal.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.hardware.serve(self.controller, self._verify_now.set)
+        await self.hardware.begin(await recorder.held_memory(), recorder.learned)
         self.desk = OciDesk(
             self.controller,
             self.hierarchy,

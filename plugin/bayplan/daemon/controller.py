@@ -105,6 +105,8 @@ class Controller:
         self._verify_soon = verify_soon
         self.room_soon = room_soon
         """To be called when there may be room for those who lack some, or had to become wider."""
+        self.before_promises: Callable[[], Awaitable[None]] = _at_once
+        """Awaited in the turn in which a runtime listed what runs, before anything is promised."""
         self.told = Told()
         self._weighted_interleave = weighted_interleave
         self._devices = devices
@@ -174,6 +176,7 @@ class Controller:
         """Make ledger and runtime agree on what exists."""
         async with self.turn() as transaction:
             updates = self._synchronize(transaction, pods, containers)
+            await self.before_promises()
         await self.written()
         return updates
 
@@ -553,3 +556,7 @@ class Controller:
 
     def _can_adjust_oom_score(self) -> bool:
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
+
+
+async def _at_once() -> None:
+    """There is nothing to wait for."""

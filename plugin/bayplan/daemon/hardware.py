@@ -9,7 +9,7 @@ import asyncio
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -19,7 +19,7 @@ from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_m
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.daemon.threads import InThread
 from bayplan.daemon.transactions import Transaction
-from bayplan.domain.held_memory import Learned, learn
+from bayplan.domain.held_memory import Learned, learn, step_bytes
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.memory_kinds import with_owners
 from bayplan.domain.policy import Policy
@@ -29,7 +29,7 @@ from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.host.cgroup import NodeBytes
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.held_memory import read_held_memory
+from bayplan.host.held_memory import read_held_memory, read_memory_totals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.sysfs import read_hugepages, read_machine
@@ -43,15 +43,22 @@ REREAD_PAUSE_S: Final = 1.0
 MEASURE_INTERVAL_S: Final = 30.0
 FIRST_MEASURE_S: Final = 3.0
 
+LISTED_MEASURE_S: Final = 0.4
+"""So long may a Synchronize, which has a second in all, wait for the measurement that follows it."""
+
 HUGEPAGES: Final = "hugepages"
-"""The reason to read sysfs again where pools of huge pages changed, which the kernel does not announce."""
+MEMORY_SIZE: Final = "memory size"
+"""The reasons to read sysfs again that the kernel does not announce: pools of huge pages, and MemTotal, which
+a balloon changes."""
 
 
 class Measurement(NamedTuple):
-    """What was found by node: bytes held outside of containers, and the huge page pools by page size."""
+    """What was found by node: bytes held outside of containers, the huge page pools by page size, and
+    MemTotal."""
 
     held_bytes: dict[int, int]
     hugepages_bytes: dict[int, dict[int, int]]
+    memory_bytes: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +98,32 @@ class Hardware:
         self._reasons: set[str] = set()
         self._changed = asyncio.Event()
         self._connections = 0
+        self._afresh = False
+        """The last measurement may have taken containers for something else."""
+        self._remember: Callable[[Mapping[int, Learned]], None] = lambda _: None
+        self._remembered: dict[int, int] = {}
         self._unmeasurable = ""
 
     def serve(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
-        """From now on keep *controller* true, and call *verify_soon* when that changed something."""
+        """From now on keep *controller* true, and call *verify_soon* when that changed something. Once the
+        runtime has listed its containers nothing is promised before a measurement."""
         self._controller, self._verify_soon = controller, verify_soon
+        controller.before_promises = self._measure_listed
+
+    async def begin(
+        self, recorded: Mapping[int, Learned], remember: Callable[[Mapping[int, Learned]], None]
+    ) -> None:
+        """Go by what was *recorded* until the first measurement; by a measurement at once where nothing was.
+        *remember* has recorded what is learned from now on."""
+        self._remember = remember
+        if not self._learns:
+            return
+        self.learned = dict(recorded)
+        self._remembered = {node: one.reserved_bytes for node, one in recorded.items()}
+        if recorded:
+            self._apply()
+        else:
+            await self.measure_once()
 
     def policy_for(self, settings: Settings) -> Policy:
         """The policy of other settings on this machine.
@@ -151,7 +179,7 @@ class Hardware:
     ) -> None:
         """Measure every *interval_s*, but soon (*first_s*) as long as nothing is learned, until cancelled."""
         while True:
-            await asyncio.sleep(first_s if self._learns and not self.learned else interval_s)
+            await asyncio.sleep(first_s if self._is_first_due else interval_s)
             try:
                 await self.measure_once()
             except Exception:
@@ -159,7 +187,7 @@ class Hardware:
                 logger.exception("what is held outside of containers could not be measured")
 
     async def measure_once(self) -> None:
-        """Measure, and reserve what follows. Also notices pools of huge pages that changed."""
+        """Measure, and reserve what follows. Also notices what changed without an event."""
         containers = self._containers()
         nodes = self.machine.memory_nodes
         try:
@@ -173,9 +201,18 @@ class Hardware:
         known = {node.id: node.hugepages_bytes for node in self.machine.nodes}
         if any(known.get(node, pools) != pools for node, pools in found.hugepages_bytes.items()):
             self.changed(frozenset({HUGEPAGES}))
+        sizes = {node.id: node.memory_bytes for node in self._found.nodes}
+        if any(sizes.get(node, total) != total for node, total in found.memory_bytes.items()):
+            self.changed(frozenset({MEMORY_SIZE}))
         if containers is None:
             return
-        self.learned = learn(self.learned, found.held_bytes, self.machine, time.time_ns() // 1000)
+        before = {} if self._afresh and self._connections else self.learned
+        self.learned = learn(before, found.held_bytes, self.machine, time.time_ns() // 1000)
+        self._afresh = not self._connections
+        reserved = {node: one.reserved_bytes for node, one in self.learned.items()}
+        if reserved != self._remembered:
+            self._remember(self.learned)
+            self._remembered = reserved
         # With 1000 containers on 64 nodes it takes up to 30 ms, which no creation should wait for.
         basis = self._basis()
         prepared = await self._in_thread(partial(_resolved, basis))
@@ -188,11 +225,13 @@ class Hardware:
     def reservations(self) -> dict[int, MemoryReservation]:
         """How it is known what each node with memory keeps of it."""
         configured = reserved_bytes(self._settings, self.machine)
+        measured = wanted_memory_bytes(self._settings, self.machine, self.learned)
         return {
             node: MemoryReservation(
                 configured.get(node, {}).get(MEMORY, 0),
                 None if (learned := self.learned.get(node)) is None else learned.held_bytes,
                 None if learned is None else learned.measured_us,
+                step_bytes(self.machine, node) if node in measured else 0,
             )
             for node in self.machine.memory_nodes
         }
@@ -201,6 +240,21 @@ class Hardware:
     def _learns(self) -> bool:
         """Whether measurements count: not for the engine `kubelet`, which has to add up as kubelet does."""
         return self._settings.measured_reservation and self._settings.engine != KUBELET
+
+    @property
+    def _is_first_due(self) -> bool:
+        """Whether nothing was measured since the runtime, if there is one, listed its containers."""
+        connections = 0 if self._controller is None else self._controller.counters["connections"]
+        return self._learns and (not self.learned or connections != self._connections)
+
+    async def _measure_listed(self) -> None:
+        try:
+            async with asyncio.timeout(LISTED_MEASURE_S):
+                await self.measure_once()
+        except TimeoutError:
+            logger.warning("measuring takes long; what was measured before counts until then")
+        except Exception:
+            logger.exception("what is held outside of containers could not be measured")
 
     def _containers(self) -> list[tuple[Pod, Container]] | None:
         """The containers; None where measurements don't count or would take them for something else, because
@@ -211,8 +265,9 @@ class Hardware:
             return None
         residents, connections = controller.residents, controller.counters["connections"]
         if connections != self._connections:
-            # A runtime that connects brings containers that looked like somebody else's before.
-            self.learned, self._connections = {}, connections
+            # A runtime that connects again brings containers that looked like somebody else's before.
+            self._afresh = self._afresh or self._connections > 0
+            self._connections = connections
         if not controller.ledger.entries.keys() <= residents.containers.keys():
             return None
         return [
@@ -340,7 +395,8 @@ def measure(
     pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
     sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
     inside = (_memory_by_node(hierarchy, pod, container) for pod, container in containers)
-    return Measurement(read_held_memory(inside, sums, hierarchy.root), pools)
+    held_bytes = read_held_memory(inside, sums, hierarchy.root)
+    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
 
 
 def _memory_by_node(hierarchy: Hierarchy, pod: Pod, container: Container) -> NodeBytes:

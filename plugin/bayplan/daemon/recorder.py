@@ -6,12 +6,13 @@ of the database waits for a moment without commits.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
 from bayplan.daemon.threads import Errand, StoreThread
 from bayplan.domain.decision import Decision
+from bayplan.domain.held_memory import Learned
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.state import Step, Store
@@ -62,6 +63,17 @@ class Recorder:
         newest first."""
         items = await self._run(lambda: self.store.history(limit, subject))
         return [(item.at_us, item.decision) for item in items]
+
+    async def held_memory(self) -> dict[int, Learned]:
+        """What was learned last of memory that others than containers hold, by node."""
+        return await self._run(self.store.held_memory)
+
+    def learned(self, learned: Mapping[int, Learned]) -> None:
+        """Have committed what was learned of such memory. If that fails, the next time may do."""
+        kept = dict(learned)
+        self._thread.hand_over(
+            lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
+        )
 
     def hand_over(self, step: Step) -> Errand[None]:
         """Have *step* committed, behind everything that was handed over before; mostly it is done when this

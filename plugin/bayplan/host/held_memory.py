@@ -37,6 +37,7 @@ _UNRECLAIMABLE: Final = (
 _LEGACY_UNRECLAIMABLE: Final = ("anon", "unevictable")
 """cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
 
+_ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
 _ZONE: Final = re.compile(r"^Node (\d+), zone|^ +count: +(\d+)", re.MULTILINE)
 
 
@@ -61,8 +62,18 @@ def read_held_memory(
         reclaimable_bytes = sum(amounts.get(name, 0) for name in _CACHE)
         reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
         used_bytes = amounts[_TOTAL] - amounts[_FREE] - pools_bytes - at_hand.get(node, 0)
+        used_bytes -= _isolated_bytes(root, node)
         held[node] = max(0, used_bytes - reclaimable_bytes - inside.get(node, 0))
     return held
+
+
+def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int, int]:
+    """MemTotal of *nodes*, in bytes.
+
+    Raises:
+        HostError: a file is missing or garbled.
+    """
+    return {node: _amounts(root, node)[_TOTAL] for node in nodes}
 
 
 def unreclaimable_bytes(container: NodeBytes, nodes: NodeSet) -> int:
@@ -101,6 +112,14 @@ def _parse_amounts(text: str) -> dict[str, int]:
     if not {_TOTAL, _FREE} <= amounts.keys():
         raise ParseError("meminfo", text, f"lines {_TOTAL} and {_FREE} in kB")
     return amounts
+
+
+def _isolated_bytes(root: Path, node: int) -> int:
+    """Pages of processes and of the page cache that are on no list at the moment, because the kernel reclaims
+    or moves them: under pressure, many. Nothing where the file is absent."""
+    text = read_optional(str(root / _NODES / f"node{node}/vmstat"))
+    pages = sum(map(int, _ISOLATED.findall(text or "")))
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_at_hand_bytes(root: Path) -> dict[int, int]:

@@ -21,6 +21,7 @@ from bayplan.domain.memory_kinds import tier_ranks
 from bayplan.domain.policy import Policy
 from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.topology import MEMORY, Machine, Node
+from bayplan.quantity import MIB
 from bayplan.service.protocol import API_VERSION
 from bayplan.sets import CpuSet
 
@@ -62,11 +63,13 @@ class Drifted:
 @dataclass(frozen=True, slots=True)
 class MemoryReservation:
     """How it is known what a node keeps of its memory: what settings come to, and what others than containers
-    were found to hold, when (microseconds since the epoch); None where nothing was measured."""
+    were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
+    is by how much the reservation may rise next, 0 where it does not depend on measurements."""
 
     configured_bytes: int = 0
     held_bytes: int | None = None
     measured_us: int | None = None
+    margin_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,7 @@ def _node(
                 "allocatableBytes": allocatable[resource],
                 "bookedBytes": booked.get(resource, 0),
                 "freeBytes": max(0, allocatable[resource] - booked.get(resource, 0)),
+                "safeBytes": _safe_bytes(node, resource, allocatable, booked, snapshot),
             }
             for resource, total in sorted(capacity.items(), key=lambda item: (item[0] != MEMORY, item[0]))
         },
@@ -290,6 +294,22 @@ def _node(
             if _is_bound_to(entry, node, spreads[entry.container_id])
         ],
     }
+
+
+def _safe_bytes(
+    node: Node,
+    resource: str,
+    allocatable: Mapping[str, int],
+    booked: Mapping[str, int],
+    snapshot: Snapshot,
+) -> int:
+    """What a container can ask for on the node alone and still fits if the reservation rises meanwhile: of
+    memory whole MiB, so that it can be written into a manifest as it is shown."""
+    free_bytes = max(0, allocatable[resource] - booked.get(resource, 0))
+    if resource != MEMORY:
+        return free_bytes
+    margin_bytes = snapshot.reservations.get(node.id, MemoryReservation()).margin_bytes
+    return max(0, free_bytes - margin_bytes) // MIB * MIB
 
 
 def _kind(node: Node, machine: Machine, ranks: Mapping[str, int]) -> View:

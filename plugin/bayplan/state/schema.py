@@ -57,6 +57,18 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "DROP TABLE containers",
         "DROP TABLE history",
     ),
+    (
+        # What was learned of memory that others than containers hold: after a restart it counts until it is
+        # measured again.
+        """
+        CREATE TABLE held_memory (
+          node INTEGER PRIMARY KEY,
+          held_bytes INTEGER NOT NULL,
+          measured_us INTEGER NOT NULL,
+          reserved_bytes INTEGER NOT NULL
+        )
+        """,
+    ),
 )
 
 

@@ -9,13 +9,14 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from bayplan.domain.decision import Decision
+from bayplan.domain.held_memory import Learned
 from bayplan.domain.ledger import Entry
 from bayplan.domain.subjects import concerns
 from bayplan.errors import ParseError, StateError
@@ -112,6 +113,24 @@ class Store:
                     for statement in statements:
                         connection.execute(*statement)
             self._rows = rows
+
+    def held_memory(self) -> dict[int, Learned]:
+        """What was learned last of memory that others than containers hold, by node."""
+        with self._connected() as connection:
+            query = "SELECT node, held_bytes, measured_us, reserved_bytes FROM held_memory ORDER BY node"
+            return {node: Learned(*amounts) for node, *amounts in connection.execute(query)}
+
+    def learn(self, learned: Mapping[int, Learned]) -> None:
+        """Commit what was learned of memory that others than containers hold, instead of what was before."""
+        with self._connected() as connection, _transaction(connection):
+            connection.execute("DELETE FROM held_memory")
+            connection.executemany(
+                "INSERT INTO held_memory (node, held_bytes, measured_us, reserved_bytes) VALUES (?, ?, ?, ?)",
+                [
+                    (node, one.held_bytes, one.measured_us, one.reserved_bytes)
+                    for node, one in learned.items()
+                ],
+            )
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see

@@ -119,10 +119,10 @@ def test_status_of_an_idle_daemon_without_a_runtime(daemon: "Daemon", capsys: Ca
 def test_nodes_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
     assert main(["nodes", "--admin-socket", str(daemon.path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "NODE  RESOURCE        TOTAL  RESERVED  BOOKED    FREE  SHARED CPUS  EXCLUSIVE CPUS",
-        "   0  memory         4032Mi       1Gi     1Gi  1984Mi  0-1          2-3",
-        "      hugepages-2Mi    64Mi         0     4Mi    60Mi",
-        "   1  memory            4Gi         0       0     4Gi  4-7          -",
+        "NODE  RESOURCE        TOTAL  RESERVED  BOOKED    FREE  SAFE TO ASK FOR  SHARED CPUS  EXCLUSIVE CPUS",
+        "   0  memory         4032Mi       1Gi     1Gi  1984Mi           1984Mi  0-1          2-3",
+        "      hugepages-2Mi    64Mi         0     4Mi    60Mi             60Mi",
+        "   1  memory            4Gi         0       0     4Gi           4096Mi  4-7          -",
         "",
         "DISTANCE FROM  TO 0  TO 1",
         "            0    10    21",

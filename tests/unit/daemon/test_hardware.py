@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from bayplan.daemon.hardware import HUGEPAGES, Hardware, Host, Measurement, measure
+from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware, Host, Measurement, measure
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.domain.decision import Outcome
 from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES
+from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy, TopologyPolicy
 from bayplan.domain.topology import MEMORY, Machine
 from bayplan.domain.workload import Container, Pod
@@ -22,7 +23,7 @@ from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.controllers import Controlled, controlled, here
+from bayplan.testing.controllers import Controlled, controlled, here, runtime
 from bayplan.testing.machines import container, machine, pod
 
 PATIENCE_S = 20
@@ -37,6 +38,7 @@ class FakeHost:
         self.machine = MACHINE
         self.held_bytes = {0: 100 * MIB, 1: 100 * MIB}
         self.pools: dict[int, dict[int, int]] = {0: {}, 1: {}}
+        self.sizes: dict[int, int] = {}
         self.problem: HostError | None = None
         self.readings = 0
         self.measured: list[list[str]] = []
@@ -54,7 +56,8 @@ class FakeHost:
             self.measured_thrice.set()
         if self.problem is not None:
             raise self.problem
-        return Measurement(dict(self.held_bytes), self.pools)
+        sizes = {node.id: self.sizes.get(node.id, node.memory_bytes) for node in self.machine.nodes}
+        return Measurement(dict(self.held_bytes), self.pools, sizes)
 
     def lose_cpus(self, *cpus: int) -> None:
         gone = CpuSet(cpus)
@@ -97,6 +100,18 @@ class Bench:
 
     def reserved(self, node: int) -> int:
         return self.controller.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
+
+
+async def begin(one: Bench) -> None:
+    """What the daemon does at its start."""
+    recorder = one.controller.recorder
+    await one.hardware.begin(await recorder.held_memory(), recorder.learned)
+
+
+def shorts(ledger: Ledger) -> set[str]:
+    """Who was promised less than was asked for."""
+    claims = {key: entry.decision.placement.claim for key, entry in ledger.entries.items()}
+    return {key for key, claim in claims.items() if claim is not None and claim.short_bytes}
 
 
 @asynccontextmanager
@@ -355,7 +370,6 @@ class TestMeasuredReservation:
                 owner = pod("first")
                 listed = container("first", owner, memory_bytes=GIB, milli_cpus=500)
                 await again.controller.synchronize([owner], [listed])
-                await again.hardware.measure_once()
                 assert again.host.measured[1:] == [["first"]]
                 assert again.hardware.learned.keys() == {0, 1}
 
@@ -408,6 +422,101 @@ class TestMeasuredReservation:
                 assert one.hardware._reasons == {HUGEPAGES}
                 await one.reread()
                 assert one.controller.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
+
+        run(scenario())
+
+    def test_memory_that_a_balloon_took_is_noticed(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await one.hardware.measure_once()
+                assert one.hardware._reasons == set()
+                one.host.sizes = {0: 3 * GIB}
+                await one.hardware.measure_once()
+                assert one.hardware._reasons == {MEMORY_SIZE}
+                one.host.resize(0, 3 * GIB)
+                await one.reread()
+                assert one.controller.machine.node_by_id[0].memory_bytes == 3 * GIB
+
+        run(scenario())
+
+    def test_what_was_learned_counts_after_a_restart_until_it_is_measured(self, tmp_path: Path) -> None:
+        """Nothing that was short is made up for with memory that is held."""
+
+        async def scenario() -> None:
+            owner = pod("g")
+            wide = container("wide", owner, memory_bytes=5 * GIB, milli_cpus=500)
+            short = container("short", owner, memory_bytes=2 * GIB, milli_cpus=500)
+            async with bench(tmp_path) as one:
+                one.host.held_bytes = {0: GIB, 1: GIB}
+                await begin(one)
+                for each in (wide, short):
+                    await one.controller.create_container(owner, each)
+                kept = one.reserved(0), one.reserved(1)
+                assert kept == (GIB + SMALLEST_BAND_BYTES, GIB + SMALLEST_BAND_BYTES)
+                before = one.controller.ledger
+                assert shorts(before) == {"short"}
+            async with bench(tmp_path) as again:
+                again.host.held_bytes = {0: GIB, 1: GIB}
+                await begin(again)
+                assert (again.reserved(0), again.reserved(1)) == kept
+                assert again.host.measured == []  # The runtime has not listed what runs.
+                again.controller.connected(runtime("0.12.0"))
+                room = again.made.room_due
+                await again.controller.synchronize([owner], [wide, short])
+                assert again.host.measured == [["wide", "short"]]
+                assert room.is_set()
+                assert shorts(again.controller.ledger) == {"short"}
+                assert again.hardware.learned[0].reserved_bytes == kept[0]
+
+        run(scenario())
+
+    def test_where_nothing_is_recorded_it_measures_before_anything_is_placed(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                one.host.held_bytes[0] = 3 * GIB
+                await begin(one)
+                assert one.reserved(0) == 3 * GIB + SMALLEST_BAND_BYTES
+                # Some of it was a container's, which nobody had listed yet.
+                one.host.held_bytes[0] = GIB
+                one.controller.connected(runtime("0.12.0"))
+                async with one.controller.turn():
+                    synchronizing = asyncio.create_task(one.controller.synchronize([], []))
+                    placing = asyncio.create_task(one.place("next", 100 * MIB))
+                    await asyncio.sleep(0)
+                await synchronizing
+                assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
+                assert await placing == NodeSet([0])
+
+        run(scenario())
+
+    def test_a_measurement_that_hangs_holds_up_no_runtime(self, tmp_path: Path, caplog) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+
+                async def never(_: Callable[[], Any]) -> Any:
+                    await asyncio.Event().wait()
+
+                one.hardware._in_thread = never
+                await one.controller.synchronize([], [])
+                assert "measuring takes long" in caplog.text
+                assert one.hardware._is_first_due
+
+        run(scenario())
+
+    def test_a_reconnected_runtime_starts_the_measurements_afresh_and_loses_none(
+        self, tmp_path: Path
+    ) -> None:
+        async def scenario() -> None:
+            async with bench(tmp_path) as one:
+                await begin(one)
+                one.controller.connected(runtime("0.12.0"))
+                one.host.held_bytes[0] = 2 * GIB
+                await one.controller.synchronize([], [])
+                one.controller.connected(runtime("0.12.0"))
+                assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
+                one.host.held_bytes[0] = GIB
+                await one.controller.synchronize([], [])
+                assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
 
         run(scenario())
 

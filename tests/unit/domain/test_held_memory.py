@@ -15,7 +15,15 @@ from bayplan.domain.decision import (
     QosSource,
     Request,
 )
-from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES, Learned, learn, within_promises
+from bayplan.domain.held_memory import (
+    PATIENCE,
+    SETTLED,
+    SMALLEST_BAND_BYTES,
+    Learned,
+    learn,
+    step_bytes,
+    within_promises,
+)
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.policy import Policy
 from bayplan.domain.shortfall import overclaims
@@ -58,6 +66,27 @@ def test_it_falls_after_patience_to_the_highest_of_the_lower_ones():
 def test_one_high_measurement_among_the_lower_ones_starts_the_wait_again():
     lower = [10 * MIB] * (PATIENCE - 1)
     assert after(500 * MIB, *lower, 490 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
+
+
+def test_a_rise_of_a_moment_is_taken_back_at_once():
+    assert after(100 * MIB, 500 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+    assert after(100 * MIB, 500 * MIB, 700 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+
+
+def test_a_rise_that_lasts_falls_with_patience_only():
+    lasting = [500 * MIB] * (SETTLED - 1)
+    assert after(100 * MIB, *lasting, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+    assert after(100 * MIB, *lasting, 500 * MIB, 110 * MIB).reserved_bytes == 500 * MIB + BAND
+
+
+def test_half_of_a_rise_that_stays_is_no_moment():
+    assert after(100 * MIB, 500 * MIB, 300 * MIB).reserved_bytes == 500 * MIB + BAND
+
+
+def test_on_a_small_node_the_band_is_a_small_part_of_it():
+    small = machine(1, memory_bytes=512 * MIB)
+    assert learn({}, {0: 100 * MIB}, small, 1)[0].reserved_bytes == 108 * MIB
+    assert step_bytes(small, 0) == 16 * MIB
 
 
 def test_the_band_grows_with_the_node():

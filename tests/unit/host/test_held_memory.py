@@ -3,7 +3,7 @@
 import pytest
 
 from bayplan.errors import HostError
-from bayplan.host.held_memory import read_held_memory
+from bayplan.host.held_memory import read_held_memory, read_memory_totals
 from bayplan.quantity import KIB, MIB
 
 MEMINFO = """Node {0} MemTotal:       {1} kB
@@ -78,6 +78,16 @@ def test_of_cgroup_v1_only_the_pages_of_processes_are_known(root):
 def test_free_pages_at_hand_of_a_cpu_are_not_held(root):
     (root / "proc/zoneinfo").write_text(ZONEINFO)
     assert held(root)[0] == PLAIN_BYTES - 1024 * 4 * KIB
+
+
+def test_pages_that_the_kernel_is_about_to_reclaim_are_not_held(root):
+    text = "nr_inactive_anon 999\nnr_isolated_anon 256\nnr_isolated_file 768\nnr_isolated_other 9999\n"
+    (root / "sys/devices/system/node/node0/vmstat").write_text(text)
+    assert held(root) == {0: PLAIN_BYTES - 4 * MIB, 1: 0}
+
+
+def test_the_size_of_nodes_is_read_along(root):
+    assert read_memory_totals([0, 1], root) == {0: 1 << 30, 1: 1 << 30}
 
 
 def test_a_kernel_before_4_20_has_no_kreclaimable(root):

@@ -119,6 +119,7 @@ def test_nodes(snapshot: Snapshot) -> None:
             "allocatableBytes": 3 * GIB - 64 * MIB,
             "bookedBytes": GIB,
             "freeBytes": 2 * GIB - 64 * MIB,
+            "safeBytes": 2 * GIB - 64 * MIB,
         },
         "hugepages-2Mi": {
             "totalBytes": 64 * MIB,
@@ -126,6 +127,7 @@ def test_nodes(snapshot: Snapshot) -> None:
             "allocatableBytes": 64 * MIB,
             "bookedBytes": 4 * MIB,
             "freeBytes": 60 * MIB,
+            "safeBytes": 60 * MIB,
         },
     }
     assert next(iter(first["resources"])) == "memory"
@@ -137,6 +139,17 @@ def test_nodes(snapshot: Snapshot) -> None:
     assert second["distances"] == {"0": 31, "1": 10}
     assert [one["id"] for one in second["containers"]] == ["ccc"]
     assert second["resources"]["memory"]["freeBytes"] == 4 * GIB
+
+
+def test_what_is_safe_to_ask_for_leaves_room_for_the_next_rise(snapshot: Snapshot) -> None:
+    measured = {
+        0: MemoryReservation(0, 1, 1, margin_bytes=100 * MIB + 1),
+        1: MemoryReservation(margin_bytes=9 * GIB),
+    }
+    first, second = nodes_view(replace(snapshot, reservations=measured))["nodes"]
+    assert first["resources"]["memory"]["safeBytes"] == (2 * 1024 - 64 - 101) * MIB  # whole MiB
+    assert first["resources"]["hugepages-2Mi"]["safeBytes"] == 60 * MIB
+    assert second["resources"]["memory"]["safeBytes"] == 0
 
 
 def test_kinds_of_memory_and_how_a_reservation_is_known(snapshot: Snapshot) -> None:

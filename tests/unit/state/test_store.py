@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from bayplan.domain.decision import Outcome
+from bayplan.domain.held_memory import Learned
 from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
 from bayplan.sets import CpuSet
@@ -41,6 +42,15 @@ def test_what_was_recorded_is_there_after_closing(open_store: Open, entry: Make)
     store.record([entry("b"), entry("a")])
     store.close()
     assert open_store().entries() == [entry("a"), entry("b")]
+
+
+def test_what_was_learned_of_held_memory_replaces_what_was_known(open_store: Open) -> None:
+    store = open_store()
+    assert store.held_memory() == {}
+    store.learn({0: Learned(1, 2, 3), 1: Learned(4, 5, 6)})
+    store.learn({1: Learned(7, 8, 9)})
+    store.close()
+    assert open_store().held_memory() == {1: Learned(7, 8, 9)}
 
 
 def test_one_step_holds_decided_gone_and_told(open_store: Open, entry: Make) -> None:
