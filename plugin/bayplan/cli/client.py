@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from bayplan.service.protocol import API_VERSION, MAX_ANSWER_BYTES
 
 TIMEOUT_S: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 16
+_BUSY_PAUSE_S: Final = 0.01
 
 
 class AnswerError(BayplanError):
@@ -55,7 +57,7 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
 def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
-        connection.connect(str(socket_path))
+        _connect(connection, socket_path, time.monotonic() + timeout_s)
         connection.sendall(request)
         answer = bytearray()
         while not answer.endswith(b"\n") and len(answer) <= MAX_ANSWER_BYTES:
@@ -64,6 +66,19 @@ def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
                 break
             answer += chunk
         return bytes(answer)
+
+
+def _connect(connection: socket.socket, socket_path: Path, deadline_s: float) -> None:
+    """Connect; the full queue of a busy daemon says EAGAIN at once, and is waited for."""
+    while True:
+        try:
+            connection.connect(str(socket_path))
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError from None
+            time.sleep(_BUSY_PAUSE_S)
+        else:
+            return
 
 
 def _advice(error: OSError) -> str:

@@ -1,14 +1,16 @@
 """Files of pod manifests: YAML (several documents, a List) or JSON, which is YAML too."""
 
+import errno
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bayplan.daemon.values import unreadable
 from bayplan.daemon.yaml_text import YAML_ERRORS, yaml_problem
 from bayplan.errors import ConfigError, Problem
+from bayplan.files import MAX_FILE_BYTES, MIB, read_text
 
 _KEPT = ("kind", "metadata", "spec", "status", "items")
 _METADATA = ("name", "generateName", "namespace", "uid", "annotations")
@@ -31,14 +33,25 @@ def read_manifests(path: str) -> list[Any]:
         ConfigError: the file cannot be read, is not YAML, or holds what JSON cannot express.
     """
     try:
-        content = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        content = _read_stdin() if path == "-" else read_text(path)
         documents = [_slim(document) for document in yaml.load_all(content, _Loader) if document is not None]
         json.dumps(documents, allow_nan=False)
-    except (OSError, *YAML_ERRORS) as error:
-        found = error.strerror if isinstance(error, OSError) else yaml_problem(error)
-        problem = Problem("the file", found or str(error), "pod manifests in YAML or JSON")
-        raise ConfigError(path, (problem,)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_manifests(path, unreadable(error)) from error
+    except YAML_ERRORS as error:
+        raise _no_manifests(path, yaml_problem(error)) from error
     return documents
+
+
+def _no_manifests(path: str, found: str) -> ConfigError:
+    return ConfigError(path, (Problem("the file", found, "pod manifests in YAML or JSON"),))
+
+
+def _read_stdin() -> str:
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MAX_FILE_BYTES // MIB} MiB")
+    return content.decode("utf-8-sig")
 
 
 def _slim(document: Any) -> Any:

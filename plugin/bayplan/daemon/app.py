@@ -29,6 +29,7 @@ from bayplan.daemon.keys import changed_at_start
 from bayplan.daemon.managers import remarks_on_machine
 from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
+from bayplan.daemon.reading import read_meanwhile
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
@@ -55,7 +56,7 @@ from bayplan.service.admin import AdminServer
 from bayplan.service.oci_socket import OciServer
 from bayplan.service.questions import Question, explaining, rehearsing
 from bayplan.service.views import Snapshot
-from bayplan.state import Store, unusable
+from bayplan.state import Store, check_directory, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS)
+        daemon.listen_for_signals()
         notifier.ready()
         await _until_one_ends(
             daemon.serve_runtime(),
@@ -150,7 +152,16 @@ class _Daemon:
         self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self._verify_now = asyncio.Event()
+        self._reload_now = asyncio.Event()
+        self._stop_now = asyncio.Event()
         self.room_due = asyncio.Event()
+
+    def listen_for_signals(self) -> None:
+        """Until then they end the process, whatever its start waits for; what comes after it is not lost."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload_now.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_now.set)
 
     async def start(self, recorder: Recorder) -> None:
         """Make the controller, with the ledger that the store has, and the session with the runtime."""
@@ -231,11 +242,7 @@ class _Daemon:
 
     async def end_on_signal(self) -> None:
         """Answer what was asked, then leave, when told to stop."""
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        await self._stop_now.wait()
         await self.session.close()
 
     async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
@@ -243,14 +250,12 @@ class _Daemon:
 
         Decisions that were made stay. What takes a restart is named.
         """
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
         while True:
-            await asked.wait()
-            asked.clear()
+            await self._reload_now.wait()
+            self._reload_now.clear()
             notifier.reloading()
             try:
-                settings = await asyncio.to_thread(read_again)
+                settings = await read_meanwhile(read_again)
                 policy = self.hardware.policy_for(settings)
             except BayplanError as error:
                 logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": str(error)})  # noqa: TRY400
@@ -357,6 +362,7 @@ def _hold(directory: Path) -> DirectoryLock:
     """The lock of the state directory, which is made if it is missing."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(directory)
         return DirectoryLock(directory)
     except OSError as error:
         raise unusable(directory, f"cannot be made: {error.strerror}", error.errno) from error

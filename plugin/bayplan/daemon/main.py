@@ -15,6 +15,7 @@ from bayplan.daemon import logs
 from bayplan.daemon.config import load_settings, resolve_policy
 from bayplan.daemon.flags import build_parser, given_flags
 from bayplan.daemon.managers import remarks_on_machine
+from bayplan.daemon.reading import read_within
 from bayplan.daemon.reservations import wrong_here
 from bayplan.daemon.settings import Settings
 from bayplan.domain.memory_kinds import with_owners
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_writable()
     arguments = build_parser().parse_args(argv)
     try:
-        settings = _load(arguments)
+        settings = read_within(lambda: _load(arguments))
         if arguments.check_config:
             findings = check(settings)
             return write_answer(_PROGRAM, lambda stream: stream.write(printable_lines(findings)))
@@ -88,7 +89,9 @@ def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     handler = logs.start(settings.log_level, settings.log_format)
     try:
         from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
+        from bayplan.daemon.limits import raise_file_limit  # noqa: PLC0415
 
+        raise_file_limit()
         for remark in settings.remarks:
             logger.warning(remark)
         return run(settings, read_again)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.daemon.values import Complaints, Wrong, items, join, parsed, show, unknown_key
+from bayplan.daemon.values import Complaints, Wrong, items, join, parsed, show, unknown_key, unreadable
 from bayplan.daemon.yaml_text import parse_yaml
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import BayplanError, ConfigError, Problem
+from bayplan.files import read_text
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.quantity import parse_bytes, parse_page_size, whole_number
@@ -37,9 +38,9 @@ def read_topology(path: Path) -> Machine:
     if path.is_dir():
         return read_machine(path)
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", str(error), "a topology, or a directory with a sysfs tree")
+        problem = Problem("the file", unreadable(error), "a topology, or a directory with a sysfs tree")
         raise ConfigError(str(path), (problem,)) from error
     if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
         return _recorded(path, content)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key
+from bayplan.daemon.values import Complaints, Wrong, items, show, unknown_key, unreadable
 from bayplan.daemon.yaml_text import parse_yaml
 from bayplan.domain.decision import QosClass
 from bayplan.domain.manifest import plan_manifest, sizes_manifest
@@ -14,7 +14,11 @@ from bayplan.domain.simulation import Arrival, Departure, Event, Resize
 from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Resources
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.files import MIB, read_text
 from bayplan.quantity import parse_bytes, parse_milli_cpus
+
+MAX_TRACE_BYTES: Final = 64 * MIB
+"""About 300,000 pods."""
 
 _SIZES: Final = ("memory", "memoryLimit", "cpus", "hugepages", "qos", "annotations")
 _KINDS: Final = ("arrive", "depart", "resize")
@@ -27,9 +31,9 @@ def read_trace(path: Path, machine: Machine) -> list[Event]:
         ConfigError: everything that is wrong with it.
     """
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path, MAX_TRACE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", str(error), "a trace of pods")
+        problem = Problem("the file", unreadable(error), "a trace of pods")
         raise ConfigError(str(path), (problem,)) from error
     complaints = Complaints()
     events: list[Event] = []

@@ -7,16 +7,15 @@ file that cannot be read is left out, and mentioned where a name is not found.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from bayplan.errors import HostError
+from bayplan.files import MAX_FILE_BYTES, read_file
 from bayplan.host.kernelfs import refusal
 
 DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
-MAX_FILE_BYTES: Final = 16 << 20
 
 
 class CdiNode(msgspec.Struct, frozen=True, rename="camel"):
@@ -111,11 +110,9 @@ def _listed(directory: str) -> list[tuple[str, _Version]]:
 
 
 def _read(path: str, version: _Version) -> _File:
-    if version.size_bytes > MAX_FILE_BYTES:
-        return _File(version, {}, f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
     decode = msgspec.json.decode if path.endswith(".json") else msgspec.yaml.decode
     try:
-        spec = decode(Path(path).read_bytes(), type=_Spec)
+        spec = decode(read_file(path, MAX_FILE_BYTES).content, type=_Spec)
     except OSError as error:
         return _File(version, {}, f"{path} cannot be read: {error.strerror}")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -15,6 +15,8 @@ from bayplan.errors import HostError, ParseError, excerpt
 T = TypeVar("T")
 
 _CHUNK_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 16 << 20
+"""The longest that are read, command lines and environments of processes, have 6 MiB at most."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTDIR})
 """ENODEV: the cgroup was removed while we held it open. ESRCH: the process ended, same situation."""
 
@@ -39,7 +41,7 @@ def read_text(path: str | bytes, *, dir_fd: int | None = None, below: str = "") 
 
     Raises:
         AbsentError: there is no such file.
-        RefusedError: the kernel refused to open or read it.
+        RefusedError: the kernel refused to open or read it, or it has more than 16 MiB.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -47,6 +49,8 @@ def read_text(path: str | bytes, *, dir_fd: int | None = None, below: str = "") 
             content = os.read(descriptor, _CHUNK_BYTES)
             while piece := os.read(descriptor, _CHUNK_BYTES):
                 content += piece
+                if len(content) > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         finally:
             os.close(descriptor)
     except OSError as error:

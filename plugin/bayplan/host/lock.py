@@ -4,19 +4,23 @@ The lock is on the directory itself: a lock *file* could be deleted while it is 
 would lock its successor. A file in the directory names the holder, for people; it proves nothing.
 """
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from bayplan.errors import UnavailableError
-from bayplan.host.kernelfs import AbsentError, read_text, refusal
+from bayplan.files import read_file
+from bayplan.host.kernelfs import refusal
 
 HOLDER: Final = "lock"
 """The file that has the pid of the process which holds the directory."""
 
 _NEW_FILE_MODE: Final = 0o644
+_MOST_BYTES: Final = 32
 
 
 class DirectoryLock:
@@ -64,9 +68,12 @@ class DirectoryLock:
         except OSError as error:
             raise refusal(str(self.directory), "cannot be locked", error) from error
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            # Without O_NONBLOCK a FIFO of that name would hold us until somebody reads from it.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             holder = os.open(HOLDER, flags, _NEW_FILE_MODE, dir_fd=self._descriptor)
             try:
+                if not stat.S_ISREG(os.fstat(holder).st_mode):
+                    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
                 os.write(holder, f"{os.getpid()}\n".encode("ascii"))
             finally:
                 os.close(holder)
@@ -75,7 +82,7 @@ class DirectoryLock:
 
     def _holder(self) -> str:
         try:
-            pid = read_text(HOLDER, dir_fd=self._descriptor, below=str(self.directory)).strip()
-        except AbsentError:
-            pid = ""
-        return f"pid {pid}" if pid.isdigit() else "pid unknown"
+            pid = read_file(HOLDER, _MOST_BYTES, dir_fd=self._descriptor, follow=False).content.strip()
+        except OSError:
+            pid = b""
+        return f"pid {pid.decode()}" if pid.isdigit() else "pid unknown"

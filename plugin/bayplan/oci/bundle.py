@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from bayplan.files import read_file
 from bayplan.oci.errors import OciError
 from bayplan.oci.protocol import MAX_BODY_BYTES
 
@@ -19,7 +20,6 @@ CONFIG: Final = "config.json"
 _FRESH: Final = ".config.json.bayplan"
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CHUNK_BYTES: Final = 1 << 20
 
 
 def read_config(bundle: str) -> bytes:
@@ -86,26 +86,11 @@ def _opened(bundle: str) -> Iterator[int]:
 def _read(directory: int, bundle: str) -> tuple[bytes, os.stat_result]:
     path = f"{bundle}/{CONFIG}"
     try:
-        # Without O_NONBLOCK a fifo of that name would hold us until somebody writes to it.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(CONFIG, flags, dir_fd=directory)
+        content, status = read_file(CONFIG, MAX_BODY_BYTES, dir_fd=directory, follow=False)
     except OSError as error:
-        raise OciError(path, f"cannot be opened: {_reason(error)}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OciError(path, "is not a regular file")
-        if status.st_mode & _WRITABLE_BY_OTHERS:
-            raise OciError(path, f"is writable by others (mode {stat.S_IMODE(status.st_mode):o})")
-        content = b""
-        while len(content) <= MAX_BODY_BYTES and (piece := os.read(descriptor, _CHUNK_BYTES)):
-            content += piece
-    except OSError as error:
-        raise OciError(path, f"cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BODY_BYTES:
-        raise OciError(path, f"is longer than {MAX_BODY_BYTES} bytes")
+        raise OciError(path, f"cannot be read: {_reason(error)}") from error
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        raise OciError(path, f"is writable by others (mode {stat.S_IMODE(status.st_mode):o})")
     return content, status
 
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from bayplan.errors import Problem
+from bayplan.files import read_text
 
 Table = dict[str, Any]
 
@@ -91,7 +92,7 @@ class _Files:
 
     def _parsed(self, path: str, language: str, parse: Callable[[str], Any]) -> Table:
         try:
-            content = parse(self.at(path).read_text("utf-8"))
+            content = parse(read_text(self.at(path)))
         except FileNotFoundError:
             return {}
         except OSError as error:

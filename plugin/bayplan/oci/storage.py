@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bayplan.files import read_text
 from bayplan.oci.bundle import CONFIG
 
 USERDATA: Final = "userdata"
@@ -43,7 +44,7 @@ def read_storage(root: Path) -> Storage:
     settings: object = {}
     for path in _SETTINGS:
         try:
-            settings = tomllib.loads((root / path).read_text("utf-8")).get("storage")
+            settings = tomllib.loads(read_text(root / path)).get("storage")
         except FileNotFoundError:
             continue
         except (OSError, ValueError):
@@ -58,7 +59,7 @@ def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Star
     for directory in sorted({*storage.run_root.glob(_CONTAINERS), *elsewhere}):
         for one in sorted(directory.glob(f"*/{USERDATA}")):
             try:
-                pid = (one / "pidfile").read_text("ascii", "replace").strip()
+                pid = read_text(one / "pidfile", errors="replace").strip()
             except OSError:
                 continue
             container_id = one.parent.name

@@ -81,7 +81,7 @@ class AdminServer(SocketServer):
             # connection, and the client might never see the answer.
             async with asyncio.timeout(self._client_timeout_s):
                 line = await _read_line(reader)
-            self._check_load()
+            self.heard()
             self._check_peer(writer)
             return await self._serve_request(_parse(line))
         except _BadRequestError as error:
@@ -121,11 +121,6 @@ class AdminServer(SocketServer):
         unwelcome = Peer.of(writer.get_extra_info("socket")).why_unwelcome()
         if unwelcome is not None:
             raise _BadRequestError(unwelcome)
-
-    def _check_load(self) -> None:
-        full = self.why_full()
-        if full is not None:
-            raise _BadRequestError(full)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from bayplan.files import read_text
 from bayplan.oci.engines import Engine, HookDefinition, read_engines
 from bayplan.oci.wrapper_settings import PATH as WRAPPER_SETTINGS
 from bayplan.oci.wrapper_settings import WrapperSettings, parse_wrapper_settings
@@ -235,7 +236,7 @@ class Examination:
 
     def _wrapper_settings(self) -> WrapperSettings:
         try:
-            text = self._at(WRAPPER_SETTINGS).read_text("utf-8", "replace")
+            text = read_text(self._at(WRAPPER_SETTINGS), errors="replace")
         except OSError:
             return WrapperSettings()
         return parse_wrapper_settings(text)

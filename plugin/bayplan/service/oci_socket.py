@@ -57,7 +57,8 @@ class OciServer(SocketServer):
             peer = Peer.of(writer.get_extra_info("socket"))
             async with asyncio.timeout(self._client_timeout_s):
                 header = parse_header(await reader.readuntil(b"\n"))
-                unwelcome = peer.why_unwelcome() or self.why_full()
+                self.heard()
+                unwelcome = peer.why_unwelcome()
                 if unwelcome is not None:
                     return Answer.saying(Status.ERROR, unwelcome)
                 body = await reader.readexactly(header.body_bytes)

@@ -108,13 +108,13 @@ def _large(bundle: Path) -> None:
     [
         (_link, "is not a bundle: it is a symbolic link"),
         (_file, "is not a bundle: Not a directory"),
-        (_config_link, "config.json: cannot be opened: it is a symbolic link"),
-        (_config_directory, "config.json: is not a regular file"),
-        (_device, "config.json: is not a regular file"),
-        (_large, f"config.json: is longer than {MAX_BODY_BYTES} bytes"),
+        (_config_link, "config.json: cannot be read: a symbolic link, which is no"),
+        (_config_directory, "config.json: cannot be read: a directory, which is no"),
+        (_device, "config.json: cannot be read: a FIFO, which is no"),
+        (_large, "config.json: cannot be read: a file of more than 16 MiB"),
         (lambda bundle: (bundle / "config.json").chmod(0o602), "writable by others (mode 602)"),
         (lambda bundle: (bundle / "config.json").chmod(0o620), "writable by others (mode 620)"),
-        (lambda bundle: (bundle / "config.json").unlink(), "config.json: cannot be opened: No such file"),
+        (lambda bundle: (bundle / "config.json").unlink(), "config.json: cannot be read: No such file"),
     ],
 )
 def test_what_is_no_plain_bundle_is_neither_read_nor_replaced(

@@ -175,15 +175,15 @@ def test_clients_that_do_not_read_are_dropped(path: Path, snapshot: Snapshot) ->
     serve(path, lambda: large, scenario, client_timeout_s=0.2)
 
 
-def test_too_many_clients_are_turned_away(path: Path, snapshot: Snapshot) -> None:
+def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path, snapshot: Snapshot) -> None:
     async def scenario(server: AdminServer, path: Path) -> None:
-        waiting = [await asyncio.open_unix_connection(path) for _ in range(admin.MAX_CLIENTS)]
-        answer = await ask(path, b'{"verb":"ping"}\n')
-        assert "at once" in answer["message"]
-        for _, writer in waiting:
-            writer.transport.abort()
-        await until(lambda: not server.clients)
+        server._most_silence_s = 0.0
+        silent = [await asyncio.open_unix_connection(path) for _ in range(admin.MAX_CLIENTS)]
+        await until(lambda: len(server.clients) == admin.MAX_CLIENTS)
         assert (await ask(path, b'{"verb":"ping"}\n'))["kind"] == "Pong"
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.transport.abort()
 
     serve(path, lambda: snapshot, scenario)
 

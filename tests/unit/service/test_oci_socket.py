@@ -153,16 +153,56 @@ def test_a_client_that_leaves_in_the_middle_does_no_harm(path: Path) -> None:
     assert daemon.asked == [(Verb.DELETE, b"x")]
 
 
-def test_too_many_clients_are_turned_away(path: Path) -> None:
+class BusyDaemon(Daemon):
+    """Answers nobody until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = asyncio.Event()
+
+    async def __call__(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        await self.done.wait()
+        return await super().__call__(verb, body, peer)
+
+
+def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None:
+    """Nobody is told to try again, and none of them costs the daemon a descriptor before its turn."""
+
     async def scenario(server: OciServer, path: Path) -> None:
-        waiting = [await asyncio.open_unix_connection(str(path)) for _ in range(oci_socket.MAX_CLIENTS)]
-        status, text = await ask(path, "delete", b"x")
-        assert (status, b"at once" in text) == ("error", True)
-        for _, writer in waiting:
-            writer.transport.abort()
-        while server.clients:  # noqa: ASYNC110 - there is no event inside the server to wait for
+        asked = []
+        for number in range(oci_socket.MAX_CLIENTS + 50):
+            asked.append(asyncio.ensure_future(ask(path, "delete", b"x")))
+            # The kernel's queue has an end as well.
+            while len(server.clients) < min(number, oci_socket.MAX_CLIENTS):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        while server._silent or len(server.clients) < oci_socket.MAX_CLIENTS:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert (await ask(path, "delete", b"x"))[0] == "ok"
+        server._most_silence_s = 0.0
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            assert len(server.clients) <= oci_socket.MAX_CLIENTS
+        assert daemon.asked == []
+        daemon.done.set()
+        assert await asyncio.gather(*asked) == [("ok", b"yes")] * len(asked)
+
+    daemon = BusyDaemon()
+    serve(path, daemon, scenario)
+
+
+@pytest.mark.parametrize("begin", [b"", b"bayplan-oci/1 del"])
+def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path, begin: bytes) -> None:
+    async def scenario(server: OciServer, path: Path) -> None:
+        server._most_silence_s = 0.0
+        silent = []
+        for _ in range(oci_socket.MAX_CLIENTS):
+            silent.append(await asyncio.open_unix_connection(str(path)))
+            silent[-1][1].write(begin)
+        while len(server.clients) < oci_socket.MAX_CLIENTS:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert await ask(path, "delete", b"x") == ("ok", b"yes")
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.transport.abort()
 
     serve(path, Daemon(), scenario)
 

@@ -1,0 +1,67 @@
+"""Reading of files in a thread that nobody waits for any longer than he must.
+
+A file on a file system that does not answer, such as NFS without its server, holds its reader beyond the
+reach of signals. The main thread must go on to hear them, and the process must end without that thread.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+from bayplan.errors import HostError
+
+Result = TypeVar("Result")
+
+LIMIT_S: Final = 10.0
+"""A configuration of the largest size that is read takes a few seconds."""
+
+
+def read_within(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
+    """What *read* returns or raises; signals are heard meanwhile.
+
+    Raises:
+        HostError: it took longer than *limit_s*.
+    """
+    reading = _begun(read)
+    try:
+        return reading.result(limit_s)
+    except TimeoutError as error:
+        if reading.done():
+            raise
+        raise _too_late(limit_s) from error
+
+
+async def read_meanwhile(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
+    """Like `read_within`, while the event loop goes on."""
+    reading = _begun(read)
+    try:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.wrap_future(reading)
+    except TimeoutError as error:
+        if reading.done():
+            raise
+        raise _too_late(limit_s) from error
+
+
+def _begun(read: Callable[[], Result]) -> Future[Result]:
+    reading: Future[Result] = Future()
+    # Nobody can call it off.
+    reading.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            reading.set_result(read())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            reading.set_exception(error)
+
+    threading.Thread(target=run, name="reading", daemon=True).start()
+    return reading
+
+
+def _too_late(limit_s: float) -> HostError:
+    problem = (
+        f"it could not be read within {limit_s:g} s; the file system of one of its files does not answer"
+    )
+    return HostError("configuration", problem)

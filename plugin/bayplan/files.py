@@ -1,0 +1,86 @@
+"""Files that others wrote, read whole: the one place that opens them.
+
+Only a regular file of a bounded size is read. A FIFO, a terminal or a device would hold the reader until
+somebody writes, have side effects when it is opened, or never end. What is not read is an OSError that says
+so in its ``strerror``, so that callers name it like any other file that cannot be read.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MIB: Final = 1 << 20
+MAX_FILE_BYTES: Final = 16 * MIB
+"""Of one file, unless the caller knows better. OCI specs and CDI specs have some 100 kB at most."""
+
+_CHUNK_BYTES: Final = MIB
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+}
+
+
+class ReadFile(NamedTuple):
+    """A file as it was read, with the status of what was opened."""
+
+    content: bytes
+    status: os.stat_result
+
+
+def read_file(
+    path: str | Path, most_bytes: int = MAX_FILE_BYTES, *, dir_fd: int | None = None, follow: bool = True
+) -> ReadFile:
+    """The regular file *path*, below *dir_fd* if that is given; *follow* a link in its place.
+
+    Raises:
+        OSError: it cannot be read, is no regular file (EINVAL), or has more than *most_bytes* (EFBIG).
+    """
+    # Before it is opened as well: to open a device can mean something to it.
+    _check(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path, most_bytes)
+    descriptor = os.open(path, _OPEN_FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
+    try:
+        status = os.fstat(descriptor)
+        _check(status, path, most_bytes)
+        pieces, size_bytes = [], 0
+        while piece := os.read(descriptor, _CHUNK_BYTES):
+            pieces.append(piece)
+            size_bytes += len(piece)
+            if size_bytes > most_bytes:
+                raise _too_long(path, most_bytes)
+    finally:
+        os.close(descriptor)
+    return ReadFile(b"".join(pieces), status)
+
+
+def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = "strict") -> str:
+    """The text of the regular file *path* in UTF-8, a byte order mark at its begin left out.
+
+    Raises:
+        OSError: as `read_file`.
+        UnicodeDecodeError: it is not UTF-8, and *errors* is "strict".
+    """
+    return read_file(path, most_bytes).content.decode("utf-8-sig", errors)
+
+
+def kind_of(status: os.stat_result) -> str:
+    """What a status is the status of, in words: ``a FIFO``."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "a regular file")
+
+
+def _check(status: os.stat_result, path: str | Path, most_bytes: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"{kind_of(status)}, which is no regular file", str(path))
+    if status.st_size > most_bytes:
+        raise _too_long(path, most_bytes)
+
+
+def _too_long(path: str | Path, most_bytes: int) -> OSError:
+    limit = f"{most_bytes // MIB} MiB" if most_bytes >= MIB else f"{most_bytes} bytes"
+    return OSError(errno.EFBIG, f"a file of more than {limit}", str(path))
