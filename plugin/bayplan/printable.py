@@ -29,7 +29,7 @@ def printable(text: str, most_characters: int = MOST_CHARACTERS) -> str:
 
 def printable_lines(text: str) -> str:
     """*text* with its line breaks; each line printable. For texts whose lines are ours."""
-    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_values(value: Any) -> Any:

@@ -32,6 +32,7 @@ def test_the_length_of_what_was_cut_is_told():
 def test_lines_stay_lines(text):
     assert len(printable_lines(text).split("\n")) == len(text.split("\n"))
     assert all(line.isprintable() for line in printable_lines(text).split("\n"))
+    assert len(printable_lines("x" * 100_000)) == MOST_CHARACTERS
 
 
 @given(values)
