@@ -4,7 +4,6 @@ A file on a file system that does not answer, such as NFS without its server, ho
 reach of signals. The main thread must go on to hear them, and the process must end without that thread.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +34,8 @@ def read_within(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
 
 async def read_meanwhile(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
     """Like `read_within`, while the event loop goes on."""
+    import asyncio  # noqa: PLC0415 - --help and --check-config do without it
+
     reading = _begun(read)
     try:
         async with asyncio.timeout(limit_s):
