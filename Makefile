@@ -88,7 +88,6 @@ lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
-	$(RUN) mypy hooks/oci-hook
 	$(RUN) lint-imports
 	proto/generate.sh --check
 
