@@ -319,6 +319,26 @@ def test_a_pods_own_container_is_not_refused_for_want_of_a_daemon(
     assert line.endswith("; let through") is not is_refused
 
 
+@pytest.mark.parametrize("lead", ["a FIFO", "/dev/zero"])
+def test_a_bundle_without_a_file_holds_up_nobody(
+    installed: "Installation", runtime: "Runtime", lead: str
+) -> None:
+    """Nobody writes to the FIFO, and the device never ends: such a spec says of no sandbox."""
+    installed.configure(runtime.path, on_failure="refuse")
+    spec = installed.directory / "config.json"
+    os.mkfifo(spec) if lead == "a FIFO" else spec.symlink_to(lead)
+    assert installed.run_wrapper("create", "--bundle", str(installed.directory), "c1").returncode == 1
+    assert not runtime.ran
+
+
+def test_settings_that_are_no_file_are_none(installed: "Installation", runtime: "Runtime") -> None:
+    installed.config.unlink(missing_ok=True)
+    os.mkfifo(installed.config)
+    finished = installed.run_wrapper("state", "c1", env={"PATH": str(runtime.path.parent)})
+    assert finished.returncode == 0
+    assert runtime.ran
+
+
 def test_a_deletion_is_never_refused(
     installed: "Installation", daemon: OciDaemon, runtime: "Runtime", shell: str
 ) -> None:
