@@ -10,6 +10,7 @@ from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Updat
 from bayplan.errors import PlacementError
 from bayplan.nri import Event, Identity, Patience, Runtime, Session, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.testing.clock import ManualClock
 
 pytestmark = pytest.mark.interop
 
@@ -36,7 +37,8 @@ class Recorder:
         self.told: list[tuple] = []
         self.containers: list[str] = []
         self.listed = asyncio.Event()
-        self.hang: asyncio.Event | None = None
+        self.hangs = False
+        self.hanging = asyncio.Event()
 
     def events(self, runtime: Runtime) -> frozenset[Event]:
         return frozenset(Event)
@@ -54,8 +56,9 @@ class Recorder:
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
         if container.id == "unplaceable":
             raise PlacementError(container.id, "node 0 is full")
-        if self.hang is not None:
-            await self.hang.wait()
+        if self.hangs:
+            self.hanging.set()
+            await asyncio.Event().wait()
         adjustment = Adjustment(
             cpuset_cpus=CpuSet((2, 4, 5)), cpuset_mems=NodeSet((0, 1)), unified={"memory.oom.group": "1"}
         )
@@ -82,11 +85,11 @@ class Recorder:
 
 
 @contextlib.asynccontextmanager
-async def served(runtime, patience):
+async def served(runtime, patience, clock):
     """A session that the runtime asks, and its handler."""
     handler = Recorder()
     endpoint = UnixSocket(str(runtime.socket))
-    session = Session(handler, Identity("bayplan", "90"), endpoint, patience=patience)
+    session = Session(handler, Identity("bayplan", "90"), endpoint, patience=patience, clock=clock)
     running = asyncio.create_task(session.run())
     assert (await asyncio.to_thread(runtime.notice))["error"] == ""
     # Synchronized is not yet listed: events pass the plugin by until one arrives.
@@ -97,9 +100,9 @@ async def served(runtime, patience):
     await running
 
 
-def run(scenario, runtime, patience=PATIENT):
+def run(scenario, runtime, patience=PATIENT, clock=None):
     async def main():
-        async with served(runtime, patience) as (session, handler):
+        async with served(runtime, patience, clock) as (session, handler):
 
             async def do(method, **fields):
                 return await asyncio.to_thread(runtime.do, method, **fields)
@@ -168,13 +171,18 @@ def test_a_thousand_containers_of_10_kilobytes(go_side, nri_version):
 
 
 def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_side):
+    clock = ManualClock()
+
     async def scenario(do, session, handler):
-        handler.hang = asyncio.Event()
-        created = await do("CreateContainer", pod="pod", id="slow")
+        handler.hangs = True
+        creation = asyncio.create_task(do("CreateContainer", pod="pod", id="slow"))
+        await handler.hanging.wait()
+        clock.advance(Patience().answer_s)
+        created = await creation
         assert created["response"]["adjust"]["linux"]["resources"]["cpu"] == {"mems": "0"}
-        handler.hang = None
+        handler.hangs = False
         created = await do("CreateContainer", pod="pod", id="quick")
         assert created["response"]["adjust"]["linux"]["resources"]["cpu"]["mems"] == "0-1"
         assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
 
-    run(scenario, go_side(), Patience())
+    run(scenario, go_side(), Patience(), clock)
