@@ -29,6 +29,10 @@ class BayplanError(Exception):
 
     exit_code = EXIT_FAILURE
 
+    def on_one_line(self) -> str:
+        """The message as a part of a sentence, or of a line of a log."""
+        return str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -61,6 +65,10 @@ class ConfigError(BayplanError):
             return f"{source}: {self.problems[0]}"
         lines = "".join(f"\n  {problem}" for problem in self.problems)
         return f"{source}: {len(self.problems)} problems:{lines}"
+
+    def on_one_line(self) -> str:
+        """All problems, one after the other."""
+        return f"{printable(self.source)}: {'; '.join(map(str, self.problems))}"
 
 
 class ParseError(BayplanError, ValueError):

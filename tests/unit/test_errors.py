@@ -39,4 +39,5 @@ from bayplan.errors import (
 )
 def test_messages_and_exit_codes(error: BayplanError, text: str, exit_code: int) -> None:
     assert str(error) == text
+    assert error.on_one_line() == text.replace("2 problems:\n  ", "").replace("\n ", ";")
     assert error.exit_code == exit_code

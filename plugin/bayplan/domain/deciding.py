@@ -92,4 +92,4 @@ def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) ->
         return read_wishes(pod.annotations, container.name, machine), None
     except ConfigError as error:
         ignored = "" if policy.refuse_wrong_annotations else "ignored: "
-        return Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error}")
+        return Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}")

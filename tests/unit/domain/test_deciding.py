@@ -49,6 +49,14 @@ def test_a_wrong_annotation_is_a_reason_that_names_it(*, refuse: bool) -> None:
     assert decision.request.tier is None
 
 
+def test_all_that_is_wrong_with_annotations_is_one_sentence() -> None:
+    wrong = {"bayplan.dev/required-tier": "0", "bayplan.dev/mistyped": "1", "bayplan.dev/a\nb": "2"}
+    reason = decide(wrong, Policy(refuse_wrong_annotations=True)).reasons[-1]
+    assert reason.text.isprintable()
+    assert reason.text.count("; ") == 2
+    assert r"bayplan.dev/a\nb" in reason.text
+
+
 def test_a_change_keeps_the_memory_policy_that_the_processes_have() -> None:
     old = decide({"bayplan.dev/memory-policy": "interleave"})
     assert old.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0]))
