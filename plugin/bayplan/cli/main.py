@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 from bayplan import __version__
-from bayplan.cli import doctor, explain, log_level, metrics, nodes, record_topology, simulate, status, what_if
+from bayplan.cli import (
+    doctor,
+    explain,
+    log_level,
+    metrics,
+    nodes,
+    record_topology,
+    release,
+    simulate,
+    status,
+    what_if,
+)
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.printable import printable_lines
@@ -47,6 +58,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     doctor,
     metrics,
     log_level,
+    release,
 )
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 

@@ -31,6 +31,7 @@ from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.reading import read_meanwhile
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.release import releasing
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import snapshot_of
@@ -291,6 +292,7 @@ class _Daemon:
         return {
             "explain": explaining(recorder.history),
             "what-if": rehearsing(lambda: engine_of(self.settings), self.controller.policy_ability),
+            "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
         }
 
     def _remarks(self) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ Calls block: a write of ``cpuset.mems`` or of a memory limit may have to migrate
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import posixpath
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,9 @@ _UNIFIED_KEYS: Final = {
     "memory.oom.group": "memory_oom_group",
 }
 """The keys of an OCI spec's ``unified`` that this program writes, and the attributes of UnifiedFiles."""
+
+_MONITOR: Final = "-conmon-"
+"""In the names of the cgroups that CRI-O and podman make for the processes that watch their containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,23 @@ class ContainerCgroup:
         for key, value in sorted(update.unified.items()):
             self.write_unified(key, value)
 
+    def inherit(self, *, cpus: bool, mems: bool) -> None:
+        """Use all that the parent cgroup may use: nothing written on cgroup v2, the parent's sets on v1."""
+        self._refuse_if_protected()
+        names = [name for name, wanted in ((b"cpuset.cpus", cpus), (b"cpuset.mems", mems)) if wanted]
+        try:
+            if self._hierarchy.unified:
+                for files in self._cpusets:
+                    for name in names:
+                        files.directory.write(name, "\n")
+                return
+            own = self._cpusets[-1].directory
+            with Directory.open(posixpath.dirname(own.path)) as parent:
+                for name in names:
+                    own.write(name, parent.read(name))
+        except AbsentError as error:
+            raise self._explained(error) from error
+
     def close(self) -> None:
         """Give the descriptors back; a second time does nothing."""
         self._stack.close()
@@ -334,3 +355,21 @@ def _processes(directory: Directory) -> Iterator[int]:
                 yield from _processes(child)
         except AbsentError:
             continue  # removed since it was listed
+
+
+def paths_by_id(hierarchy: Hierarchy, container_ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Where the cgroups of containers are, by id, for whoever knows nothing else of them: runtimes call them
+    by the container's id, with or without a prefix and ``.scope``. Those of monitors are passed over."""
+    mount, wanted = hierarchy.mounts[CPUSET], frozenset(container_ids)
+    found: dict[str, dict[str, str]] = {}
+    for directory, children, _ in os.walk(mount):
+        for name in children:
+            if _MONITOR in name:
+                continue
+            words = name.removesuffix(SCOPE).split("-")
+            ends = ("-".join(words[at:]) for at in range(len(words)))
+            container_id = next((one for one in ends if one in wanted), "")
+            if container_id and container_id not in found:
+                path = f"{directory.removeprefix(mount)}/{name}"
+                found[container_id] = dict.fromkeys((CPUSET, MEMORY), path)
+    return found

@@ -441,6 +441,7 @@ def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]
         "doctor": ("doctor", "--root", str(root)),
         "record-topology": ("record-topology", "--root", str(root)),
         "log-level": ("log-level", "\u00e4"),
+        "release": ("release", "--state-directory", "\u00e4"),
         "an error": (*simulate, "--config", str(tmp_path / "\u00e4.yaml")),
     }
 

@@ -201,6 +201,24 @@ def test_wrong_words_install_nothing(tmp_path: Path) -> None:
 IN_CREATE, IN_MOVED_TO, IN_MODIFY = 0x100, 0x80, 0x2
 
 
+def test_removal_gives_containers_back_once_the_daemon_is_stopped(tmp_path: Path) -> None:
+    """The programs that it calls only write down their words."""
+    programs, said = tmp_path / "bin", tmp_path / "said"
+    programs.mkdir()
+    for name in ("systemctl", "bayplan", "rm"):
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{said}\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    subprocess.run([INSTALLER.with_name("remove")], env={"PATH": path}, capture_output=True, check=True)
+    calls = said.read_text().splitlines()
+    assert calls[:3] == [
+        "systemctl cat bayplan.service",
+        "systemctl disable --now bayplan.service",
+        "bayplan release --yes",
+    ]
+    assert calls[3] == "rm -f /usr/share/containers/oci/hooks.d/90-bayplan.json"
+
+
 def test_definitions_appear_whole(tmp_path: Path) -> None:
     """CRI-O reads the directory at every event in it: a definition that is half written is an error."""
     directory = tmp_path / "usr/share/containers/oci/hooks.d"

@@ -9,7 +9,7 @@ import pytest
 
 from bayplan.domain.workload import Update
 from bayplan.errors import HostError, ParseError
-from bayplan.host.container import ContainerCgroup, Readings
+from bayplan.host.container import ContainerCgroup, Readings, paths_by_id
 from bayplan.host.hierarchy import CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.proc import identify, read_allowed
@@ -431,6 +431,39 @@ class TestReal:
             assert set(container.memory_by_node()["anon"]) >= {first_node}
             container.write_memory_max(None)
             assert container.read().memory_max_bytes is None
+
+    def test_what_is_given_back_is_the_parents(self, real, sleeper):
+        hierarchy, path = real
+        child = f"{path}/{'c' * 64}"
+        for mount in set(hierarchy.mounts.values()):
+            parent = Path(mount + path)
+            if hierarchy.unified:
+                (parent / "cgroup.subtree_control").write_text("+cpuset +memory")
+            (parent / child.rpartition("/")[2]).mkdir()
+        try:
+            parent = Path(hierarchy.mounts[CPUSET] + path)
+            if not hierarchy.unified:
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    (parent / name).write_text((parent.parent / name).read_text())
+            found = paths_by_id(hierarchy, ["c" * 64, "d" * 64])
+            assert found == {"c" * 64: {CPUSET: child, MEMORY: child}}
+            with ContainerCgroup(hierarchy, found["c" * 64]) as container:
+                before = container.read().cpus_effective
+                container.write_cpus(CpuSet([0]))
+                container.write_mems(NodeSet([0]))
+                (Path(hierarchy.mounts[CPUSET] + child) / "cgroup.procs").write_text(str(sleeper.pid))
+                for _ in range(2):
+                    container.inherit(cpus=True, mems=True)
+                readings = container.read()
+                everything = readings.cpus_effective
+                assert everything >= (before or CpuSet([0]))
+                assert len(everything) == os.cpu_count()
+                assert read_allowed(identify(sleeper.pid)).cpus == everything
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+            for mount in set(hierarchy.mounts.values()):
+                Path(mount + child).rmdir()
 
     def test_what_the_kernel_refuses_is_reported_with_the_value(self, real):
         hierarchy, path = real

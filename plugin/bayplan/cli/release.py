@@ -1,0 +1,61 @@
+"""`bayplan release`: give every managed container back the CPUs and nodes of its parent cgroup."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.cli.client import ask
+from bayplan.cli.render import Block, Column, Table
+from bayplan.errors import UnavailableError
+
+VERB: Final = "release"
+HELP: Final = "give every managed container back its parent's CPUs and nodes, before bayplan is removed"
+
+DEFAULT_STATE_DIRECTORY: Final = Path("/var/lib/bayplan")
+_COLUMNS: Final = (Column("CONTAINER"), Column("GIVES BACK"), Column("OUTCOME"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whether it is meant, and where the records are if no daemon runs."""
+    meant = parser.add_mutually_exclusive_group()
+    meant.add_argument("--dry-run", action="store_true", help="only show what would be done (the default)")
+    meant.add_argument("--yes", action="store_true", help="do it")
+    parser.add_argument(
+        "--state-directory",
+        type=Path,
+        metavar="DIR",
+        default=DEFAULT_STATE_DIRECTORY,
+        help=f"the daemon's state directory, used where none runs (default: {DEFAULT_STATE_DIRECTORY})",
+    )
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the daemon says; where none answers, what follows from its state directory."""
+    dry_run = not arguments.yes
+    try:
+        return ask(arguments.admin_socket, VERB, dryRun=dry_run)
+    except UnavailableError:
+        from bayplan.daemon.release import release_recorded  # noqa: PLC0415 - the daemon's modules are heavy
+
+        return release_recorded(arguments.state_directory, dry_run=dry_run)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The answer for people."""
+    containers = said["containers"]
+    if not containers:
+        return ["No container is managed."]
+    rows = tuple(
+        (
+            one["name"],
+            " and ".join(word for word, ours in (("CPUs", one["cpus"]), ("nodes", one["mems"])) if ours),
+            one["outcome"] or "not done",
+        )
+        for one in containers
+    )
+    shown: list[Block] = [Table(_COLUMNS, rows)]
+    if said["dryRun"]:
+        shown.append("Nothing was changed. bayplan release --yes does it.")
+    elif said["daemonRuns"]:
+        shown.append("The daemon leaves these containers as they are from now on, and places new ones.")
+    return shown
