@@ -4,7 +4,6 @@ python tests/e2e/demo.py [--containerd VERSION] [--shell]
 """
 
 import argparse
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -79,8 +78,7 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     started = time.monotonic()
     node = None
-    # The same way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    progress.interrupt_once()
     try:
         node = boot(console, arguments.containerd)
         show(node, console)

@@ -8,7 +8,6 @@ how many steps it would take; `--done` and `--total` are the steps of the set-up
 
 import argparse
 import shutil
-import signal
 import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
@@ -40,8 +39,7 @@ def main(argv: list[str]) -> int:
     if arguments.count:
         print(len(steps))
         return 0
-    # The same way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    progress.interrupt_once()
     with progress.shown(arguments.done, max(arguments.total, arguments.done + len(steps))):
         try:
             _require_space(steps)

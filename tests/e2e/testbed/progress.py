@@ -6,12 +6,14 @@ done. Without a `Display` that is shown, as in tests, steps say nothing.
 
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import ClassVar, NamedTuple, TextIO
 
 from testbed.errors import EndedError
@@ -127,6 +129,18 @@ def say(line: str) -> None:
     """A line beside the steps."""
     if _State.display is not None:
         _State.display.say(line)
+
+
+def interrupt_once() -> None:
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt; clearing up is not interrupted by a second one."""
+
+    def raise_once(number: int, frame: FrameType | None) -> None:
+        for either in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(either, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, raise_once)
 
 
 def end() -> None:
