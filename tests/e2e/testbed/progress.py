@@ -132,7 +132,7 @@ def say(line: str) -> None:
 
 
 def interrupt_once() -> None:
-    """The first SIGINT or SIGTERM raises KeyboardInterrupt; clearing up is not interrupted by a second one."""
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt; no second one interrupts clearing up."""
 
     def raise_once(number: int, frame: FrameType | None) -> None:
         for either in (signal.SIGINT, signal.SIGTERM):
