@@ -1,6 +1,7 @@
 """The hook as a runtime starts it: createRuntime, poststop, precreate; the daemon is a real server."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -59,6 +60,54 @@ def test_a_refusal_fails_the_creation_whatever_is_configured(
         text = "bayplan: createRuntime of c1: TopologyAffinityError: default/web: no node has room for 8Gi"
         assert (finished.returncode, finished.stdout, finished.stderr) == (1, b"", f"{text}\n".encode())
         assert installed.system_log.lines() == [f"<27>{text}"]
+
+
+CALLER = """
+import subprocess, sys
+with open(sys.argv[1], "rb") as given:
+    hook = subprocess.run(sys.argv[2].split("|"), stdin=given, stdout=-3, stderr=-3)
+sys.exit(hook.returncode)
+"""
+
+
+@pytest.mark.parametrize("verdict", ["refused", "failed", "let through"])
+@pytest.mark.parametrize(
+    ("caller", "stage", "body"),
+    [("podman", "precreate", SPEC), ("crun", "createRuntime", STATE), ("runc", "createRuntime", STATE)],
+)
+def test_why_there_is_no_container_reaches_whoever_asked_for_it(
+    installed: "Installation", daemon: OciDaemon, caller: str, stage: str, body: bytes, verdict: str
+) -> None:
+    """podman and crun throw away what their hooks say; runc makes it part of its own error."""
+    daemon.reply = lambda _: (
+        refused('no "node" has room') if verdict == "refused" else error("the disk is full")
+    )
+    choice = "allow" if verdict == "let through" else "refuse"
+    given, log = installed.directory / "given", installed.directory / "runtime.log"
+    given.write_bytes(body)
+    log.touch()
+    words = [str(installed.hook), *PATIENT, f"--on-failure={choice}", stage]
+    called = [f"/usr/bin/{caller}", "-c", CALLER, str(given), "|".join(words)]
+    finished = subprocess.run(
+        [*called, "--log-format=json", "--log", str(log)],
+        executable="/usr/bin/python3",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if verdict == "let through":
+        assert (finished.returncode, finished.stderr, log.read_text()) == (0, "", "")
+        return
+    assert finished.returncode == 1
+    why = 'no "node" has room' if verdict == "refused" else "the disk is full; refused"
+    about = " of c1" if stage == "createRuntime" else ""
+    expected = f"bayplan: {stage}{about}: {why}"
+    assert finished.stderr == ("" if caller == "runc" else f"{expected}\n")
+    if caller == "crun":
+        # What crun adds makes two objects of it, so that podman shows what conmon read.
+        assert json.loads(log.read_text()) == {"level": "error", "msg": expected}
+    else:
+        assert log.read_text() == ""
 
 
 def test_after_the_end_nothing_is_refused(installed: "Installation", daemon: OciDaemon) -> None:
