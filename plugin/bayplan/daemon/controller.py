@@ -192,7 +192,7 @@ class Controller:
             basis.ledger,
             by_id,
             containers,
-            carried=entries_in(containers),
+            carried=entries_in(one for one in containers if one.id not in basis.ledger.entries),
             kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, alone=True)

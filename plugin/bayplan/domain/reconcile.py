@@ -135,27 +135,29 @@ def _caught_up(
     machine: Machine,
     policy: Policy,
     engine: Engine,
-    known: Mapping[str, Entry],
+    known: dict[str, Entry],
     observed: Mapping[str, Container],
     cpusets: Mapping[CpuSet | None, int],
 ) -> dict[str, Entry]:
-    """The entries *known* of containers, some of them older than what these have by now. CPUs that an entry
-    and its container agree on come first; no CPU is given to two."""
+    """The entries *known* of containers, the oldest first, some of them older than what these have by now.
+    CPUs that an entry and its container agree on come first, of the newest container; no CPU is given to two.
+    """
     ledger, result, taken = Ledger.of(known.values()), dict[str, Entry](), CpuSet()
-    firm = {
+    firm = [
         key
         for key, entry in known.items()
         if (own := entry.decision.placement.exclusive_cpus) and observed[key].resources.cpuset_cpus == own
-    }
-    for container_id in sorted(known, key=lambda key: (key not in firm, key)):
+    ]
+    for container_id in (*reversed(firm), *sorted(known.keys() - firm)):
         entry, container = known[container_id], observed[container_id]
         alone = cpusets[container.resources.cpuset_cpus] == 1
         entry = caught_up(machine, policy, engine, ledger, entry, container, taken, alone=alone)
         placement = entry.decision.placement
         if not placement.exclusive_cpus.isdisjoint(taken):
-            request = replace(entry.decision.request, pinned_cpus=container.resources.cpuset_cpus)
+            # They were free when the newer one was created: this one must have got others since.
             placement = replace(placement, exclusive_cpus=CpuSet())
-            entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+            decision = replace(entry.decision, placement=placement)
+            entry = replace(entry, decision=decision, told_cpus=container.resources.cpuset_cpus)
         taken |= placement.exclusive_cpus
         result[container_id] = entry
     return {key: result[key] for key in known}

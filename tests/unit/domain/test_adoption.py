@@ -144,8 +144,10 @@ class TestWithAnnotation:
     def test_no_cpu_goes_to_two(self) -> None:
         carried = {name: replace(decided(own(name, 2))) for name in "xy"}
         result = against([running(own(name, 2), "1-2", "0") for name in "xy"], carried=carried)
-        assert exclusive(result) == {"x": "1-2"}
-        assert pinned(result) == {"y": "1-2"}
+        # They were free when the newer one was created.
+        assert exclusive(result) == {"y": "1-2"}
+        assert pinned(result) == {}
+        assert result.updates == (Update("x", cpuset_cpus=CpuSet.parse("0,3-7")),)
 
     def test_shared_cpus_that_changed_since_are_still_shared(self) -> None:
         s = decided(shared("s"))
