@@ -6,7 +6,7 @@ import pytest
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, guaranteed
 from testbed.scenario import on
-from testbed.topology import FOUR_NODES
+from testbed.topology import FOUR_NODES, SPLIT_SOCKETS
 
 KUBELET = (
     "--engine=kubelet",
@@ -132,3 +132,13 @@ def _pair(name: str, *memory: str) -> Pod:
         key: sum(single.sandbox_resources[key] for single in singles) for key in singles[0].sandbox_resources
     }
     return replace(singles[0], containers=containers, sandbox_resources={**sums, "cpu_period": 100_000})
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_cpus_of_two_nodes_come_from_one_socket(node: Node) -> None:
+    assert node.kernel.packages() == {0: {0, 1, 2, 3}, 1: {4, 5, 6, 7}}
+    gate = "--feature-gates=CPUManagerPolicyAlphaOptions=true"
+    start(node, "best-effort", gate, "--cpu-manager-policy-options=align-by-socket=true")
+    # CPU 0 is reserved: three of the first socket are left, on both of its nodes.
+    pods = [node.launch(guaranteed(f"wide-{i}", 3, "100Mi")) for i in range(2)]
+    assert [node.view(pod).cpus_allowed for pod in pods] == [{1, 2, 3}, {4, 5, 6}]

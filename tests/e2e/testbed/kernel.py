@@ -125,6 +125,11 @@ class Kernel:
         found = self.guest.read_files("/sys/devices/system/node/node*/cpulist", pattern=True)
         return {_node_of(path): parse_ids(text) for path, text in found.items()}
 
+    def packages(self) -> dict[int, frozenset[int]]:
+        """The CPUs of each socket."""
+        found = self.guest.read_files("/sys/devices/system/cpu/cpu*/topology/package_cpus_list", pattern=True)
+        return dict(enumerate(sorted({parse_ids(text) for text in found.values()}, key=min)))
+
     def memory_of_nodes(self) -> dict[int, int]:
         """MemTotal in bytes per NUMA node."""
         found = self.guest.read_files("/sys/devices/system/node/node*/meminfo", pattern=True)

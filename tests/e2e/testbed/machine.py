@@ -144,7 +144,8 @@ class Machine:
         return Guest(qemu, Channel(agent), Forwarding(streams, own), Monitor(monitor), own)
 
     def _machine_args(self, directory: Path, *, restored: bool) -> list[str]:
-        options = ["-M", self.topology.machine_options(), *acceleration()]
+        how = acceleration(removable_cpus=self.topology.removable_cpus > 0)
+        options = ["-M", self.topology.machine_options(), *how]
         return [*options, *self.topology.qemu_args(directory, restored=restored)]
 
     def _kernel_words(self) -> list[str]:

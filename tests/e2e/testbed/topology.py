@@ -60,8 +60,8 @@ class Topology:
     """A machine. Distances are a full matrix (row: from, column: to), 10 on the diagonal; None: 10 and 20.
 
     A node has whole sockets, `sockets_per_node`, or a socket has several nodes, `nodes_per_socket`. The last
-    `spare_cpus` of the last node, whole sockets, are not there at the start, and `spare_memory_mib` is room
-    for memory: both are for Guest.monitor's device_add.
+    `removable_cpus` of the last node, whole sockets, are devices of their own (see `removable`), for
+    Guest.monitor's device_del and device_add, and `spare_memory_mib` is room for more memory.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Topology:
     threads_per_core: int = 1
     sockets_per_node: int = 1
     nodes_per_socket: int = 1
-    spare_cpus: int = 0
+    removable_cpus: int = 0
     spare_memory_mib: int = 0
     distances: tuple[tuple[int, ...], ...] | None = None
     hmat: tuple[Path, ...] = ()
@@ -132,7 +132,16 @@ class Topology:
                 for j, value in enumerate(row):
                     if i != j:
                         args += ["-numa", f"dist,src={i},dst={j},val={value}"]
+        for cpu in range(self.cpus - self.removable_cpus, self.cpus):
+            args += ["-device", ",".join(f"{key}={value}" for key, value in self.removable(cpu).items())]
         return [*args, *self._hmat_args(), *self._device_args()]
+
+    def removable(self, cpu: int) -> dict[str, str | int]:
+        """A removable CPU as the arguments of device_add."""
+        socket, rest = divmod(cpu, self._cpus_per_socket())
+        core, thread = divmod(rest, self.threads_per_core)
+        place = {"socket-id": socket, "die-id": 0, "core-id": core, "thread-id": thread}
+        return {"driver": "max-x86_64-cpu", "id": f"cpu{cpu}", **place}
 
     def machine_options(self) -> str:
         return "q35,hmat=on" if self.hmat else "q35"
@@ -153,21 +162,25 @@ class Topology:
         spare = f",slots={DIMM_SLOTS},maxmem={most}M" if self.spare_memory_mib else ""
         return f"{self.memory_mib}M{spare}"
 
-    def _smp(self) -> str:
+    def _cpus_per_socket(self) -> int:
         counts = [node.cpus for node in self.nodes if node.cpus]
         if not counts:
             raise TestBedError(f"topology {self.name}: no node has CPUs")
         per_socket, rest = divmod(reduce(gcd, counts) * self.nodes_per_socket, self.sockets_per_node)
-        cores, odd = divmod(per_socket, self.threads_per_core)
-        sockets, part = divmod(self.cpus, per_socket or 1)
-        if rest or odd or part or not cores or self.spare_cpus % per_socket:
+        uneven = per_socket and (self.cpus % per_socket or per_socket % self.threads_per_core)
+        if rest or uneven or not per_socket or self.removable_cpus % per_socket:
             raise TestBedError(
-                f"topology {self.name}: {counts} CPUs per node, {self.spare_cpus} of them spare, do not"
-                f" divide into {self.sockets_per_node} sockets for {self.nodes_per_socket} nodes, of"
+                f"topology {self.name}: {counts} CPUs per node, {self.removable_cpus} of them removable, do"
+                f" not divide into {self.sockets_per_node} sockets for {self.nodes_per_socket} nodes, of"
                 f" {self.threads_per_core}-thread cores"
             )
-        dies = f"sockets={sockets},cores={cores},threads={self.threads_per_core}"
-        return f"{self.cpus - self.spare_cpus},maxcpus={self.cpus},{dies}"
+        return per_socket
+
+    def _smp(self) -> str:
+        per_socket = self._cpus_per_socket()
+        sockets, cores = self.cpus // per_socket, per_socket // self.threads_per_core
+        parts = f"sockets={sockets},cores={cores},threads={self.threads_per_core}"
+        return f"{self.cpus - self.removable_cpus},maxcpus={self.cpus},{parts}"
 
     def _best_initiator(self, target: int, fallback: int) -> int:
         paths = [path for path in self.hmat if path.target == target]
@@ -236,7 +249,7 @@ SPLIT_SOCKETS = Topology(
 HOT_PLUG = Topology(
     "hot-plug",
     (NumaNode(2, 1024), NumaNode(4, 1024)),
-    spare_cpus=2,
+    removable_cpus=2,
     spare_memory_mib=512,
     kernel_args=("memhp_default_state=online",),
 )
