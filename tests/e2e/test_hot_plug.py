@@ -15,7 +15,7 @@ def test_added_memory_is_promised_and_removed_cpus_are_missed_until_they_are_bac
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
     node.bayplan.await_synchronized()
     monitor, before = node.guest.monitor, node.bayplan.nodes()["nodes"][1]
-    too_much = before["resources"]["memory"]["freeBytes"] + 64 * MIB
+    too_much = before["resources"]["memory"]["freeBytes"] + 256 * MIB
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("early", 0.5, too_much))
 
     since = node.bayplan.log_position()

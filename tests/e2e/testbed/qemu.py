@@ -20,8 +20,8 @@ ABORT_LIMIT_S = 5
 LIBRARY = "usr/lib/x86_64-linux-gnu"
 # Without these two features the kernel clears and copies pages in words: emulated, `rep stosb` goes byte by
 # byte. One thread for all CPUs: atomic instructions need no lock then, and nobody spins for somebody else;
-# that halves the CPU time of a pod, and leaves this machine's other CPU to another guest. QEMU 10 ends, though,
-# when a CPU that shares its thread is removed.
+# that halves the CPU time of a pod, and leaves this machine's other CPU to another guest. Only QEMU 10 ends
+# when a CPU is removed that shares its thread.
 EMULATION = ("-accel", "tcg,thread=single", "-cpu", "max,erms=off,fsrm=off")
 EMULATION_BY_CPU = ("-accel", "tcg,thread=multi", *EMULATION[2:])
 HARDWARE = ("-accel", "kvm", "-cpu", "host")

@@ -123,7 +123,8 @@ class Topology:
                 words.append(f"memdev=m{i}")
             if node.cpus:
                 span = self.cpus_of(i)
-                words.append(f"cpus={span[0]}-{span[-1]}")
+                last = self._most_cpus() - 1 if span[-1] == self.cpus - 1 else span[-1]
+                words.append(f"cpus={span[0]}-{last}")
             if self.hmat:
                 words.append(f"initiator={i if node.cpus else self._best_initiator(i, nearest_cpu_node)}")
             args += ["-numa", ",".join(words)]
@@ -178,9 +179,14 @@ class Topology:
 
     def _smp(self) -> str:
         per_socket = self._cpus_per_socket()
-        sockets, cores = self.cpus // per_socket, per_socket // self.threads_per_core
-        parts = f"sockets={sockets},cores={cores},threads={self.threads_per_core}"
-        return f"{self.cpus - self.removable_cpus},maxcpus={self.cpus},{parts}"
+        most = self._most_cpus()
+        cores = per_socket // self.threads_per_core
+        parts = f"sockets={most // per_socket},cores={cores},threads={self.threads_per_core}"
+        return f"{self.cpus - self.removable_cpus},maxcpus={most},{parts}"
+
+    def _most_cpus(self) -> int:
+        """QEMU 10 emulates only so many CPUs in its life: one that was removed and is added counts again."""
+        return self.cpus + self.removable_cpus
 
     def _best_initiator(self, target: int, fallback: int) -> int:
         paths = [path for path in self.hmat if path.target == target]
