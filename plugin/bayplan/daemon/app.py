@@ -148,7 +148,10 @@ class _Daemon:
         self.page_thread = WorkThread("pages")
         # And a start of a container waits for this.
         self.cpuset_thread = WorkThread("cpusets")
-        self.threads = (self.host_thread, self.device_thread, self.page_thread, self.cpuset_thread)
+        # And an answer waits for decisions that may take long.
+        self.decision_thread = WorkThread("decisions")
+        others = (self.page_thread, self.cpuset_thread, self.decision_thread)
+        self.threads = (self.host_thread, self.device_thread, *others)
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do)
         self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
@@ -182,6 +185,7 @@ class _Daemon:
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
             room_soon=self.room_due.set,
+            decide_apart=self.decision_thread.do,
         )
         self.controller.journal.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()

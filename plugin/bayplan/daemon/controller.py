@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import NoReturn
+from functools import partial
+from typing import Final, NoReturn, Protocol, TypeVar
 
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.expectations import Expectation, expectations
@@ -73,6 +74,18 @@ _REPLIES = frozenset(
 )
 """The events whose answers have updates."""
 
+_FEW_NODES: Final = 8
+"""Decisions on so many nodes take 10 ms at most (tests/bench/worst.py)."""
+
+Answer = TypeVar("Answer", bound=Decision | None)
+
+
+class DecideApart(Protocol):
+    """Has something done in a thread for decisions."""
+
+    def __call__(self, work: Callable[[], Answer], /) -> Awaitable[Answer]:
+        """What *work* returns."""
+
 
 class Controller:
     """The handlers, one at a time. What they decide by can be read at any time; it changes in a turn."""
@@ -92,6 +105,7 @@ class Controller:
         devices: DeviceSearch | None = None,
         room_soon: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        decide_apart: DecideApart | None = None,
     ) -> None:
         self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
         self.residents = Residents()
@@ -110,6 +124,9 @@ class Controller:
         self.told = Told()
         self._weighted_interleave = weighted_interleave
         self._devices = devices
+        self._decide_apart = decide_apart
+        self._engine_apart: tuple[Engine, Engine] | None = None
+        """The engine, and the one that answers for it in the other thread."""
         self._stopped_pods: set[str] = set()
 
     @property
@@ -226,9 +243,12 @@ class Controller:
     ) -> tuple[Adjustment, Sequence[Update]]:
         """`create_container`, in a turn."""
         findings = await self._findings(pod, container)
-        machine, policy, engine, ledger = transaction.basis
+        machine, policy, _, ledger = transaction.basis
         base, settable = ledger.without(container.id), self.policy_ability(origin)
-        decision = decide_creation(machine, policy, engine, base, pod, container, settable, findings)
+        decision = await self._decided(
+            transaction.basis,
+            lambda engine: decide_creation(machine, policy, engine, base, pod, container, settable, findings),
+        )
         if decision.outcome is Outcome.REFUSED:
             self._refuse(decision)
         shared = base.shared_cpus(machine, policy.withheld_cpus, decision.placement.exclusive_cpus)
@@ -275,12 +295,15 @@ class Controller:
         self, transaction: Transaction, pod: Pod, container: Container, resources: Resources
     ) -> Sequence[Update]:
         """`update_container`, in a turn."""
-        machine, policy, engine, ledger = transaction.basis
+        machine, policy, _, ledger = transaction.basis
         entry = ledger.entries.get(container.id)
         if entry is None:
             return self.enter(transaction, pod, container, replied=True)
         old, base = entry.decision, ledger.without(container.id)
-        decision = decide_change(machine, policy, engine, base, old, container.resources, resources)
+        decision = await self._decided(
+            transaction.basis,
+            lambda engine: decide_change(machine, policy, engine, base, old, container.resources, resources),
+        )
         if decision is None:
             return ()
         if decision.outcome is Outcome.REFUSED:
@@ -431,6 +454,15 @@ class Controller:
         transaction.accept(ledger=ledger)
         # The answer may have been for others too.
         self._verify_soon()
+
+    async def _decided(self, basis: Basis, decide: Callable[[Engine], Answer]) -> Answer:
+        """What *decide* says by the engine: on machines of many nodes in another thread, so that the timer
+        that answers by default runs meanwhile. As it has the turn, the basis stays as it is."""
+        if self._decide_apart is None or len(basis.machine.nodes) <= _FEW_NODES:
+            return decide(basis.engine)
+        if self._engine_apart is None or self._engine_apart[0] is not basis.engine:
+            self._engine_apart = basis.engine, basis.engine.another()
+        return await self._decide_apart(partial(decide, self._engine_apart[1]))
 
     async def _findings(self, pod: Pod, container: Container) -> Findings:
         """What the devices of a new container say, unless it has none or its annotations make that moot."""

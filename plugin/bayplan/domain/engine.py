@@ -22,6 +22,10 @@ class Engine(Protocol):
         """The engine's name in the configuration."""
         ...
 
+    def another(self) -> "Engine":
+        """An engine that answers the same and shares nothing with this one, for another thread."""
+        ...
+
     def decide(
         self,
         machine: Machine,

@@ -95,6 +95,10 @@ class KubeletNodeEngine:
         self.managers = managers or Managers()
         self._site: _Site | None = None
 
+    def another(self) -> "KubeletNodeEngine":
+        """See `Engine.another`."""
+        return KubeletNodeEngine(self.managers)
+
     def decide(
         self,
         machine: Machine,

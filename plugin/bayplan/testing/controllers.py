@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bayplan.daemon.controller import Controller
+from bayplan.daemon.controller import Controller, DecideApart
 from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.recorder import Recorder
+from bayplan.domain.engine import Engine
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Ledger
 from bayplan.domain.policy import Policy
@@ -39,7 +40,15 @@ class Controlled:
     """The controller, and what it asked of the host."""
 
     def __init__(
-        self, recorder: Recorder, policy: Policy, on: Machine, *, cgroup_v2: bool, clock: Clock | None = None
+        self,
+        recorder: Recorder,
+        policy: Policy,
+        on: Machine,
+        *,
+        cgroup_v2: bool,
+        clock: Clock | None = None,
+        engine: Engine | None = None,
+        decide_apart: DecideApart | None = None,
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
@@ -48,7 +57,7 @@ class Controlled:
         self.controller = Controller(
             on,
             policy,
-            ExactEngine(),
+            engine or ExactEngine(),
             recorder,
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,
@@ -56,6 +65,7 @@ class Controlled:
             verify_soon=self.verify_soon,
             room_soon=self.room_due.set,
             clock=clock,
+            decide_apart=decide_apart,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
@@ -140,11 +150,21 @@ async def controlled(
     *,
     cgroup_v2: bool = True,
     clock: Clock | None = None,
+    engine: Engine | None = None,
+    decide_apart: DecideApart | None = None,
 ) -> AsyncIterator[Controlled]:
     """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
     recorder = await Recorder.open(partial(Store.open, directory))
     try:
-        made = Controlled(recorder, policy, on, cgroup_v2=cgroup_v2, clock=clock)
+        made = Controlled(
+            recorder,
+            policy,
+            on,
+            cgroup_v2=cgroup_v2,
+            clock=clock,
+            engine=engine,
+            decide_apart=decide_apart,
+        )
         await made.controller.restore()
         if nri is not None:
             made.controller.connected(runtime(nri))

@@ -53,6 +53,10 @@ class ExactEngine:
         self._books: Books | None = None
         self._site: Site | None = None
 
+    def another(self) -> "ExactEngine":
+        """See `Engine.another`."""
+        return ExactEngine(self.scope, max_combinations=self._max_combinations, max_steps=self._max_steps)
+
     def decide(
         self,
         machine: Machine,
