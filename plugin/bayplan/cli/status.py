@@ -110,7 +110,6 @@ def _summary(status: dict[str, Any]) -> str:
 
 
 def _row(container: dict[str, Any]) -> tuple[str, ...]:
-    score = container["oomScoreAdj"]
     return (
         container["name"],
         container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
@@ -118,9 +117,21 @@ def _row(container: dict[str, Any]) -> tuple[str, ...]:
         _mems(container),
         _cpus(container),
         _memory(container),
-        "-" if score is None else str(score),
+        _score(container),
         "; ".join(reason["text"] for reason in container["reasons"]) or "-",
     )
+
+
+def _score(container: dict[str, Any]) -> str:
+    """What the kernel has, and what it was to have if that is something else.
+
+    >>> _score({"oomScoreAdj": 0, "oomScoreAdjWanted": -997})
+    '0 (not -997)'
+    """
+    score, wanted = container["oomScoreAdj"], container["oomScoreAdjWanted"]
+    if score is None:
+        return "-"
+    return str(score) if wanted in (None, score) else f"{score} (not {wanted})"
 
 
 def _mems(container: dict[str, Any]) -> str:

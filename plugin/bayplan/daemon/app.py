@@ -34,7 +34,7 @@ from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.release import releasing
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
-from bayplan.daemon.snapshot import snapshot_of
+from bayplan.daemon.snapshot import kernel_oom_score_adj, snapshot_of
 from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.threads import WorkThread, executor
@@ -289,6 +289,7 @@ class _Daemon:
             self.verifier.drift,
             (*self.settings.notices, *self._remarks(), *self.hardware.problems()),
             self.hardware.reservations(),
+            kernel_oom_score_adj(self.controller, self.hierarchy.root),
         )
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:

@@ -1,15 +1,21 @@
 """The daemon's state as the value that the admin socket shows."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift
 from bayplan.domain.decision import Outcome
 from bayplan.domain.pins import sentences
+from bayplan.errors import BayplanError
+from bayplan.host import proc
 from bayplan.service.views import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
+
+logger = logging.getLogger(__name__)
 
 
 def snapshot_of(
@@ -18,9 +24,10 @@ def snapshot_of(
     drift: tuple[Drift, ...],
     notices: tuple[str, ...] = (),
     reservations: Mapping[int, MemoryReservation] = MappingProxyType({}),
+    kernel_oom_score_adj: Mapping[str, int] = MappingProxyType({}),
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
-    so is not copied."""
+    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes."""
     residents, runtime = controller.residents, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -38,9 +45,27 @@ def snapshot_of(
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(residents.oom_score_adj),
+        kernel_oom_score_adj=kernel_oom_score_adj,
         problems=tuple(_problems(controller, notices)),
         reservations=reservations,
     )
+
+
+def kernel_oom_score_adj(controller: Controller, root: Path) -> dict[str, int]:
+    """The oom_score_adj that the kernel has for the first process of each container, as far as that is known
+    and still there. Two small files each."""
+    found = {}
+    for container in controller.residents.containers.values():
+        try:
+            value = (
+                proc.oom_score_adj_within(container.pid, container.id, root) if container.pid > 1 else None
+            )
+        except BayplanError as error:
+            logger.debug("unknown oom_score_adj", extra={"container": container.id, "problem": str(error)})
+            continue
+        if value is not None:
+            found[container.id] = value
+    return found
 
 
 def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]:

@@ -81,6 +81,22 @@ def read_oom_score_adj(process: Process, root: Path = Path("/")) -> int:
         return parse_file(path, _parse_oom_score_adj, directory.read(b"oom_score_adj"))
 
 
+def oom_score_adj_within(pid: int, name: str, root: Path = Path("/")) -> int | None:
+    """The oom_score_adj of process *pid*, if that is in a cgroup with *name* in its path; else None.
+
+    Raises:
+        HostError: *pid* is 1 or less, or a file is garbage.
+    """
+    try:
+        with _open(pid, root) as directory:
+            if name not in directory.read(b"cgroup"):
+                return None
+            text = directory.read(b"oom_score_adj")
+            return parse_file(directory.path_of(b"oom_score_adj"), _parse_oom_score_adj, text)
+    except AbsentError:
+        return None
+
+
 def write_oom_score_adj(process: Process, value: int, root: Path = Path("/")) -> None:
     """Set the oom_score_adj of *process* (of all its threads; children made later inherit it).
 

@@ -76,8 +76,9 @@ class MemoryReservation:
 class Snapshot:
     """Everything that the views show, at one moment. Times are microseconds since the epoch.
 
-    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value in
-    force, set by us or carried by the spec. ``problems`` are conditions that last, each a sentence.
+    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
+    was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
+    there is one. ``problems`` are conditions that last, each a sentence.
     """
 
     taken_us: int
@@ -91,6 +92,7 @@ class Snapshot:
     unmanaged: tuple[Unmanaged, ...] = ()
     drift: tuple[Drifted, ...] = ()
     oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
 
@@ -217,6 +219,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
     request, placement = decision.request, decision.placement
     cpus = request.pinned_cpus if (given := cpus_for(decision, shared)) is None else given
     mems = placement.mems if request.pinned_mems is None else request.pinned_mems
+    wanted_score = snapshot.oom_score_adj.get(entry.container_id)
     return {
         "id": entry.container_id,
         "podId": request.pod_id,
@@ -243,7 +246,8 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         "hugepagesBytes": dict(request.hugepages_bytes),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(spread.items())},
         "deviceHints": [{"device": hint.device, "nodes": str(hint.nodes)} for hint in request.hints],
-        "oomScoreAdj": snapshot.oom_score_adj.get(entry.container_id),
+        "oomScoreAdj": snapshot.kernel_oom_score_adj.get(entry.container_id, wanted_score),
+        "oomScoreAdjWanted": wanted_score,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
     }
 

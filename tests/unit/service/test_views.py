@@ -51,8 +51,16 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
         "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
         "oomScoreAdj": -997,
+        "oomScoreAdjWanted": -997,
         "reasons": [{"code": "best-set", "text": "one node has room for all of it"}],
     }
+
+
+def test_oom_score_adj_is_the_kernels_beside_what_it_was_to_be(snapshot: Snapshot) -> None:
+    refused = replace(snapshot, kernel_oom_score_adj={"aaa": 0, "bbb": 985})
+    containers = {one["id"]: one for one in status_view(refused)["containers"]}
+    scores = {key: (one["oomScoreAdj"], one["oomScoreAdjWanted"]) for key, one in containers.items()}
+    assert (scores["aaa"], scores["bbb"]) == ((0, -997), (985, None))
 
 
 def test_status_of_a_shared_container_with_an_inferred_class(snapshot: Snapshot) -> None:
