@@ -134,6 +134,7 @@ def _pair(name: str, *memory: str) -> Pod:
     return replace(singles[0], containers=containers, sandbox_resources={**sums, "cpu_period": 100_000})
 
 
+@pytest.mark.matrix
 @on(SPLIT_SOCKETS, "2.1")
 def test_cpus_of_two_nodes_come_from_one_socket(node: Node) -> None:
     assert node.kernel.packages() == {0: {0, 1, 2, 3}, 1: {4, 5, 6, 7}}

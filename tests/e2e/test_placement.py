@@ -131,6 +131,7 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
     assert node.bayplan.decided(pinned.container_id)["cpusPinnedByOthers"] is True
 
 
+@pytest.mark.matrix
 @on(FAR_MEMORY, "2.1")
 def test_a_cpu_less_node_of_ordinary_memory_comes_last(node: Node) -> None:
     """Without a rating of the firmware the kernel takes it for memory like any other."""
