@@ -19,7 +19,7 @@ from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.expectations import Expectation, expectations
 from bayplan.daemon.journal import Journal
 from bayplan.daemon.recorder import Recorder
-from bayplan.daemon.residents import Residents
+from bayplan.daemon.residents import Residents, without_cpus
 from bayplan.daemon.told import KNOWN_SINCE, SettleCpusets, Told
 from bayplan.daemon.transactions import Basis, Transaction, Transactions
 from bayplan.domain.adoption import adopt
@@ -128,6 +128,8 @@ class Controller:
         self._engine_apart: tuple[Engine, Engine] | None = None
         """The engine, and the one that answers for it in the other thread."""
         self._stopped_pods: set[str] = set()
+        self._missed_ends: set[str] = set()
+        """Containers whose end was missed. That they exist may be heard later, of an event before it."""
 
     @property
     def basis(self) -> Basis:
@@ -208,7 +210,7 @@ class Controller:
             basis.engine,
             basis.ledger,
             by_id,
-            containers,
+            [one if one.id in basis.ledger.entries else self.residents.as_chosen(one) for one in containers],
             carried=entries_in(one for one in containers if one.id not in basis.ledger.entries),
             kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
         )
@@ -222,6 +224,7 @@ class Controller:
             self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
         self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
         self._stopped_pods &= by_id.keys()
+        self._missed_ends.clear()
         if self._devices is not None:
             self._devices.keep(by_id)
         self.journal.synchronized(result)
@@ -365,7 +368,11 @@ class Controller:
         """Enter a container that exists without a decision of ours, as it is; for *origin* and *replied* see
         above."""
         machine, policy, engine, ledger = transaction.basis
-        entry = adopt(machine, policy, engine, ledger, pod, self.residents.as_chosen(container))
+        chosen = self.residents.as_chosen(container)
+        entry = adopt(machine, policy, engine, ledger, pod, chosen)
+        if entry.decision.request.pinned_cpus is not None and _has_ours(container):
+            # What it was given while it was being created has gone to others since.
+            entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
         entry = replace(entry, told_cpus=container.resources.cpuset_cpus, origin=origin)
         updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
         self.residents.see(pod, container)
@@ -419,13 +426,12 @@ class Controller:
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
-        if opted_out or container.resources.cpuset_cpus is not None:
-            return Adjustment()
-        shared = self.basis.shared_cpus
-        self.residents.defaulted[container.id] = shared
-        return Adjustment(cpuset_cpus=shared)
+        free = not opted_out and container.resources.cpuset_cpus is None
+        return self.residents.default(container, self.basis.shared_cpus) if free else Adjustment()
 
-    def missed(self, event: Event, container_id: str, why: str) -> None:
+    def missed(
+        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+    ) -> None:
         """The runtime went on without our answer.
 
         A decision that it never heard of is undone: the container is found when it starts. A container that
@@ -434,9 +440,12 @@ class Controller:
         self.counters["missed"] += 1
         logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
         self.told.heard(event, container_id)
+        if event in (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
+            self._missed_ends.add(container_id)
         if event in _REPLIES:
             self.soon(lambda transaction: self._undo(transaction, event, container_id))
         elif container_id:
+            self.soon(lambda transaction: self._missed_news(transaction, event, news))
             self._verify_soon()
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
@@ -463,6 +472,18 @@ class Controller:
         if self._engine_apart is None or self._engine_apart[0] is not basis.engine:
             self._engine_apart = basis.engine, basis.engine.another()
         return await self._decide_apart(partial(decide, self._engine_apart[1]))
+
+    def _missed_news(
+        self, transaction: Transaction, event: Event, news: tuple[Pod, Container] | None
+    ) -> None:
+        """Take in what a missed event said: the end of a container, or that it exists."""
+        if news is None:
+            return
+        pod, container = news
+        if event is Event.REMOVE_CONTAINER:
+            self.release(transaction, container.id)
+        elif event in KNOWN_SINCE and container.id not in self._missed_ends:
+            self._seen(transaction, event, pod, container)
 
     async def _findings(self, pod: Pod, container: Container) -> Findings:
         """What the devices of a new container say, unless it has none or its annotations make that moot."""
@@ -592,3 +613,9 @@ class Controller:
 
 async def _at_once() -> None:
     """There is nothing to wait for."""
+
+
+def _has_ours(container: Container) -> bool:
+    """Whether the CPUs of *container* are those that a decision of ours, written into it, gave to it."""
+    carried = entries_in([container]).get(container.id)
+    return carried is not None and carried.told_cpus == container.resources.cpuset_cpus

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from bayplan.domain.ledger import Entry
 from bayplan.domain.request import carried_oom_score_adj
-from bayplan.domain.workload import Container, Pod
+from bayplan.domain.wishes import BY_DEFAULT
+from bayplan.domain.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet
 
 
@@ -33,11 +34,17 @@ class Residents:
             self.oom_score_adj[container.id] = carried
 
     def as_chosen(self, container: Container) -> Container:
-        """*container* without CPUs that nobody chose: the runtime was told so by default."""
-        resources = container.resources
-        if resources.cpuset_cpus is None or resources.cpuset_cpus != self.defaulted.get(container.id):
-            return container
-        return replace(container, resources=replace(resources, cpuset_cpus=None))
+        """*container* without CPUs that nobody chose: the runtime was told so by default, by us, or by an
+        earlier life of ours that left a note."""
+        cpus = container.resources.cpuset_cpus
+        noted = _note(container, cpus).items() <= container.annotations.items()
+        ours = cpus is not None and (noted or cpus == self.defaulted.get(container.id))
+        return without_cpus(container) if ours else container
+
+    def default(self, container: Container, cpus: CpuSet) -> Adjustment:
+        """The adjustment that gives *container* those *cpus* without a decision."""
+        self.defaulted[container.id] = cpus
+        return Adjustment(cpuset_cpus=cpus, annotations=_note(container, cpus))
 
     def drop(self, container_id: str) -> None:
         """Forget a container, and its pod with its last container."""
@@ -57,3 +64,13 @@ class Residents:
             applied = entry.origin.applied.oom_score_adj
             if applied is not None:
                 self.oom_score_adj[container_id] = applied
+
+
+def _note(container: Container, cpus: CpuSet | None) -> dict[str, str]:
+    """What says in a container that it was told *cpus* by default; as with decisions, by its own id."""
+    return {BY_DEFAULT: f"{container.id} {cpus}"}
+
+
+def without_cpus(container: Container) -> Container:
+    """*container* as if nobody had chosen its CPUs."""
+    return replace(container, resources=replace(container.resources, cpuset_cpus=None))

@@ -62,9 +62,11 @@ class SessionHandler:
         """The controller's."""
         return self._controller.fallback_adjustment(pod, container)
 
-    def missed(self, event: Event, container_id: str, why: str) -> None:
+    def missed(
+        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+    ) -> None:
         """The controller's."""
-        self._controller.missed(event, container_id, why)
+        self._controller.missed(event, container_id, why, news)
 
     def _own(self, updates: Sequence[Update], listed: Iterable[str] = ()) -> Sequence[Update]:
         """The *updates* that this runtime can carry out: of containers that came over NRI, and of those that

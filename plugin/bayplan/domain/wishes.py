@@ -26,6 +26,8 @@ from bayplan.sets import NodeSet
 PREFIX: Final = "bayplan.dev"
 WRITTEN: Final = f"{PREFIX}/decision"
 """Not a wish: what was decided, written into the container by us. A pod that brings it is not listened to."""
+BY_DEFAULT: Final = f"{PREFIX}/cpus-by-default"
+"""The same of the CPUs that a container was given when there was no time for a decision."""
 ALL: Final = "all"
 """In place of the names of devices: every one."""
 
@@ -173,7 +175,11 @@ def read_wishes(
     for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
         found: dict[str, str] = {}
         ours = f"{prefix}/"
-        asked = (one for one in annotations.items() if one[0].startswith(ours) and one[0] != WRITTEN)
+        asked = (
+            one
+            for one in annotations.items()
+            if one[0].startswith(ours) and one[0] not in (WRITTEN, BY_DEFAULT)
+        )
         for annotation, text in sorted(asked):
             path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
             if key is None:

@@ -78,7 +78,8 @@ class Exchange:
             if self._concluded is not None:
                 self._concluded(not self._why)
             if self._why:
-                self._handler.missed(self._operation.event, self._operation.container_id, self._why)
+                one = self._operation
+                self._handler.missed(one.event, one.container_id, self._why, one.news)
         except Exception:
             logger.exception("handler failed", extra=self._fields("missed"))
 

@@ -77,5 +77,8 @@ class Handler(Protocol):
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when ``create_container`` has none."""
 
-    def missed(self, event: Event, container_id: str, why: str) -> None:
-        """A request was answered by default, or not at all. *container_id* is empty for events of pods."""
+    def missed(
+        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+    ) -> None:
+        """A request was answered by default, or not at all. *container_id* is empty for events of pods;
+        *news* is what `state_changed` would have heard of a container."""

@@ -30,6 +30,11 @@ class Operation(abc.ABC):
         self.event = event
         self.container_id = container_id
 
+    @property
+    def news(self) -> tuple[Pod, Container] | None:
+        """The container as the runtime described it, where the request does no more than tell of it."""
+        return None
+
     @abc.abstractmethod
     async def perform(self, handler: Handler) -> bytes:
         """Let the handler decide, and make the payload of the answer."""
@@ -131,6 +136,11 @@ class StateChange(Operation):
         self._pod = pod_from(pod)
         self._container = None if container is None else container_from(container)
         super().__init__(event, "" if self._container is None else self._container.id)
+
+    @property
+    def news(self) -> tuple[Pod, Container] | None:
+        """A container that changed its state."""
+        return None if self._container is None else (self._pod, self._container)
 
     async def perform(self, handler: Handler) -> bytes:
         """Nothing can be said about it."""

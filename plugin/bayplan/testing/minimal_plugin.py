@@ -65,7 +65,7 @@ class PinToNode0:
         """Node 0."""
         return _PINNED
 
-    def missed(self, event: Event, container_id: str, why: str) -> None:
+    def missed(self, event: Event, container_id: str, why: str, _: object = None) -> None:
         """Nothing to do."""
 
 

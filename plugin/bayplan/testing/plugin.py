@@ -98,7 +98,7 @@ class RecordingHandler:
         """The ``fallback``."""
         return self.fallback
 
-    def missed(self, event: Event, container_id: str, why: str) -> None:
+    def missed(self, event: Event, container_id: str, why: str, _: object = None) -> None:
         """Remember it."""
         self.misses.append((event, container_id, why))
         self.heard.append(f"missed {event.name}")

@@ -19,13 +19,14 @@ from bayplan.domain.workload import Container
 from bayplan.errors import PlacementError, StateError
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.clock import ManualClock
 from bayplan.testing.controllers import Controlled, controlled, full_disk
 from bayplan.testing.coroutines import PATIENCE_S
 from bayplan.testing.machines import container, machine, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
+BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
 BOUND = replace(pod("w", QosClass.GUARANTEED), annotations={"bayplan.dev/required-nodes": "0"})
 
 
@@ -61,7 +62,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def agree(one: Controlled, directory: Path) -> None:
+async def agree(one: Controlled) -> None:
     """The disk says what the ledger says, and no more."""
     recorded = Ledger.of(await one.controller.recorder.entries())
     assert dict(recorded.entries) == dict(one.controller.ledger.entries)
@@ -93,7 +94,7 @@ def test_whatever_changes_waits_until_a_commit_is_done(tmp_path: Path, change: s
             await creation
             assert "b" in controller.ledger.entries
             assert controller.basis != before
-            await agree(one, tmp_path)
+            await agree(one)
 
     run(scenario)
 
@@ -115,7 +116,7 @@ def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
             # 600 MiB of each 1 GiB are promised: another 600 fit nowhere.
             with pytest.raises(PlacementError):
                 await controller.create_container(GUARANTEED, memory("c"))
-            await agree(one, tmp_path)
+            await agree(one)
         async with controlled(tmp_path) as one:
             assert set(one.controller.ledger.entries) == {"a", "b"}
 
@@ -175,12 +176,12 @@ def test_what_is_cancelled_while_its_commit_is_queued_is_undone_whole(tmp_path: 
             handler.missed(event, "a" if kind == "resize" else "late", "late")
             assert controller.ledger is before
             stall.end()
-            await agree(one, tmp_path)
+            await agree(one)
             assert one.verifications
             if kind != "resize":
                 await handler.create_container(BOUND, LATE)
                 assert controller.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
-                await agree(one, tmp_path)
+                await agree(one)
 
     run(scenario)
 
@@ -203,7 +204,7 @@ def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next_write
             store.commit = taken  # type: ignore[method-assign]
             assert controller.ledger.entries == {}
             await controller.create_container(GUARANTEED, exclusive("second"))
-            await agree(one, tmp_path)
+            await agree(one)
             assert set(controller.ledger.entries) == {"second"}
 
     run(scenario)
@@ -236,7 +237,7 @@ def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
                 clock.advance(RETRY_S)
             else:
                 await controller.create_container(GUARANTEED, exclusive("next"))
-            await agree(one, tmp_path)
+            await agree(one)
             assert controller.recorder.problem is None
         async with controlled(tmp_path) as one:
             exclusives = [
@@ -258,7 +259,7 @@ def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path) -> N
                 ledger=controller.ledger.without("forgotten")
             )
             await controller.synchronize([GUARANTEED], [known])
-            await agree(one, tmp_path)
+            await agree(one)
             assert set(controller.ledger.entries) == {"known"}
 
     run(scenario)
@@ -275,7 +276,7 @@ def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_path: Pat
                 assert set(controller.ledger.entries) == {"found"}
                 await clock.until_armed()
             clock.advance(RETRY_S)
-            await agree(one, tmp_path)
+            await agree(one)
 
     run(scenario)
 
@@ -285,5 +286,56 @@ def test_a_refusal_holds_also_when_it_cannot_be_recorded(tmp_path: Path) -> None
         async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             with full_disk(one.controller.recorder), pytest.raises(PlacementError):
                 await one.controller.create_container(GUARANTEED, memory("large", 1500))
+
+    run(scenario)
+
+
+def test_who_was_let_through_is_entered_also_when_its_start_is_missed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            controller, late = one.controller, container("late", BEST_EFFORT)
+            controller.fallback_adjustment(BEST_EFFORT, late)
+            controller.missed(Event.CREATE_CONTAINER, "late", "late")
+            assert controller.ledger.entries == {}
+            started = replace(late, resources=replace(late.resources, cpuset_cpus=CpuSet(range(8))))
+            controller.missed(Event.START_CONTAINER, "late", "late", (BEST_EFFORT, started))
+            request = controller.ledger.entries["late"].decision.request
+            assert (request.container_id, request.pinned_cpus) == ("late", None)
+            await agree(one)
+
+    run(scenario)
+
+
+def test_cpus_of_an_earlier_life_are_nobodys_choice(tmp_path: Path) -> None:
+    """Those of a default answer, and those of a decision about a container that was not listed meanwhile."""
+
+    async def scenario() -> None:
+        late, owner = container("late", BEST_EFFORT), exclusive("owner")
+        async with controlled(tmp_path) as one:
+            answers = {
+                "late": one.controller.fallback_adjustment(BEST_EFFORT, late),
+                "owner": (await one.controller.create_container(GUARANTEED, owner))[0],
+            }
+        started = {
+            each.id: replace(
+                each,
+                resources=replace(each.resources, cpuset_cpus=answers[each.id].cpuset_cpus),
+                annotations=answers[each.id].annotations,
+            )
+            for each in (late, owner)
+        }
+        async with controlled(tmp_path) as one:
+            controller = one.controller
+            await controller.synchronize([], [])
+            await controller.create_container(GUARANTEED, exclusive("next"))
+            for owned, one_pod in (("late", BEST_EFFORT), ("owner", GUARANTEED)):
+                await controller.state_changed(Event.START_CONTAINER, one_pod, started[owned])
+            entries = controller.ledger.entries
+            assert entries["next"].decision.placement.exclusive_cpus == answers["owner"].cpuset_cpus
+            assert not entries["owner"].decision.placement.exclusive_cpus
+            assert {entry.decision.request.pinned_cpus for entry in entries.values()} == {None}
+            shared = controller.basis.shared_cpus
+            expected = {each.container.id: each.cpus for each in one.expectations()}
+            assert expected["owner"] == expected["late"] == shared
 
     run(scenario)
