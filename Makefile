@@ -31,7 +31,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property e2e
+.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property schedules e2e
 .PHONY: kubelet crio lint format bench bench-oci e2e-costs proto lock clean
 
 help: ## list the targets
@@ -74,6 +74,9 @@ interop: setup-go ## only the tests against the Go side of NRI in several versio
 
 property: setup ## only the tests of properties, with many examples; ARGS="--hypothesis-profile elsewhere": with others
 	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)
+
+schedules: setup ## 20,000 random schedules of everything that changes a promise; ARGS="FIRST COUNT": others
+	$(RUN) python tests/bench/schedules.py $(ARGS)
 
 e2e: setup-e2e ## only the tests in virtual machines
 	$(PYTEST_E2E) -m e2e
