@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from testbed.agreement import REPAIRED_WITHIN_S, assert_agreement, await_agreement, differences
+from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once
 from testbed.crictl import Running
 from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice, whole_cpu
 from testbed.forms import HOOKS_DIR, WRAPPER
@@ -43,6 +44,22 @@ def test_with_nri_the_hook_has_nothing_to_do(node: CrioNode) -> None:
         await_placement(node, container_id, before)
         assert_agreement(node, [container_id])
         node.crictl.remove_sandbox(pod.sandbox_id)
+        node.bayplan.await_known([])
+
+
+def test_nobody_else_runs_on_the_cpus_of_an_owner_with_nri(node: CrioNode) -> None:
+    node.crio.start(nri=True)
+    node.bayplan.start(*PATIENT)
+    node.bayplan.await_synchronized()
+    for number, runtime in enumerate((*RUNTIMES, *RUNTIMES)):
+        pods = [in_slice(best_effort(f"shared-{number}{letter}")) for letter in "abc"]
+        pods[1:1] = [in_slice(guaranteed(f"owner-{number}{letter}", 1, "50Mi")) for letter in "ab"]
+        with CpuWatch(node.guest) as watch:
+            running = launch_at_once(node, pods, handler=runtime)
+        owners = exclusive_cpus(node)
+        assert len(owners) == 2
+        assert [one for one in watch.overlaps(owners, node.bayplan.known()) if not one.other.starting] == []
+        node.crictl.remove_sandbox(*(one.sandbox_id for one in running))
         node.bayplan.await_known([])
 
 

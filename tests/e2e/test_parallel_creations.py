@@ -23,9 +23,9 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node) -> None:
             running = launch_at_once(node, pods)
         owners = exclusive_cpus(node)
         assert len(owners) == 3
-        overlaps = watch.overlaps(owners)
+        overlaps = watch.overlaps(owners, node.bayplan.known())
         starting = [one for one in overlaps if one.other.starting]
-        print("before its start:", max((one.seconds for one in starting), default=0.0), "s")
+        print("before their start:", sorted((one.other.name, round(one.seconds, 3)) for one in starting))
         assert [one for one in overlaps if not one.other.starting] == []
         assert "the kernel differs from the decision" not in node.bayplan.log()
         node.crictl.remove_sandbox(*(one.sandbox_id for one in running))

@@ -64,9 +64,10 @@ class CpuWatch:
         self._guest.signal(SERVICE, SIGKILL)
         self._seen = _intervals(self._guest.read(LOG))
 
-    def overlaps(self, owners: Mapping[str, Iterable[int]]) -> list[Overlap]:
-        """Who was on the CPUs of *owners* (container id -> its own CPUs) from the start of their program to
-        its end. Only containers that bayplan decides about count."""
+    def overlaps(self, owners: Mapping[str, Iterable[int]], others: Iterable[str]) -> list[Overlap]:
+        """Which of the containers *others* were on the CPUs of *owners* (container id -> its own CPUs), from
+        the start of the owner's program to its end. A pod's own container is nobody's to place."""
+        counted = set(others)
         found = []
         for owner, cpus in owners.items():
             own = [one for one in self._seen if one.container_id == owner and not one.starting]
@@ -74,7 +75,9 @@ class CpuWatch:
             begin_s, end_s = min(one.begin_s for one in own), max(one.end_s for one in own)
             for other in self._seen:
                 seconds = min(other.end_s, end_s) - max(other.begin_s, begin_s)
-                if other.container_id != owner and seconds > 0 and other.cpus & frozenset(cpus):
+                if other.container_id not in counted - {owner}:
+                    continue
+                if seconds > 0 and other.cpus & frozenset(cpus):
                     found.append(Overlap(owner, other, seconds))
         return found
 
