@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Crictl:
             f"--timeout={RUNTIME_LIMIT}",
             f"--runtime-endpoint=unix://{self.guest.forwarded(self._socket)}",
         )
-        argv = [str(gobuild.crictl() / "bin/crictl"), *flags, *words]
+        argv = [_program(), *flags, *words]
         ended = subprocess.run(
             argv,
             capture_output=True,
@@ -170,6 +171,11 @@ class Crictl:
 
     def _log_path(self, running: Running, container: str) -> str:
         return f"/var/log/pods/{running.pod.name}/{container}.log"
+
+
+@cache
+def _program() -> str:
+    return str(gobuild.crictl() / "bin/crictl")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from testbed.forwarding import Forwarding
 from testbed.guest import Guest
 from testbed.monitor import Monitor
 from testbed.payload import DISK_BYTES
+from testbed.progress import Step
 from testbed.qemu import Drive, Qemu, make_overlay
 from testbed.topology import Topology
 
@@ -30,6 +31,7 @@ from testbed.topology import Topology
 ATTEMPTS = 3
 POLL_S = 0.05
 PAYLOAD = "bayplan"
+SAVED_MB = 500
 PORTS = ("bayplan.agent", "bayplan.streams")
 STATE, ROOT, PLACEHOLDER = "state", "root.qcow2", "payload"
 # The memory is in files already; without this it would be written to the state as well.
@@ -84,7 +86,8 @@ class Machine:
             finally:
                 guest.shut_down()
 
-        return artefact(f"machine-{self.topology.name}-{purpose}", recipe, build, keep=2)
+        name = f"machine-{self.topology.name}-{purpose}"
+        return artefact(name, recipe, build, keep=2, step=Step(f"{name}, booted and saved", SAVED_MB))
 
     def boot(self, directory: Path) -> Guest:
         """A guest whose memory and root disk are in a directory."""
