@@ -120,7 +120,7 @@ def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(n
     view = node.view(grown)
     assert (view.mems_allowed, view.memory_max_bytes) == ({0, 1}, 1000 * MIB)
     before = node.bayplan.decided(grown.container_id)
-    with pytest.raises(CommandError, match="nodes 0-3 hold .* in all; it keeps what it has"):
+    with pytest.raises(CommandError, match=r"nodes 0-3 hold .* in all; it keeps what it has"):
         node.crictl.update(grown.container_id, memory=4000 * MIB)
     view = node.view(grown)
     assert (view.mems_allowed, view.memory_max_bytes) == ({0, 1}, 1000 * MIB)

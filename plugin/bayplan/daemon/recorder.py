@@ -75,25 +75,27 @@ class Recorder:
             lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
         )
 
-    def hand_over(self, step: Step) -> Errand[None]:
+    def hand_over(self, step: Step) -> Errand[bool]:
         """Have *step* committed, behind everything that was handed over before; mostly it is done when this
         returns. Whoever waits for it has it `settle`d."""
         return self._thread.attend(partial(self.store.commit, step), GRACE_S)
 
-    def settle(self, write: Errand[None]) -> None:
+    def settle(self, write: Errand[bool]) -> None:
         """Note what became of a *write* that is done.
 
         Raises:
             StateError: it failed.
         """
         try:
-            write.result()
+            written = write.result()
         except StateError as error:
             self.problem = str(error)
             self._thread.spread()
             raise
-        self.problem = None
-        self._checkpoint_at_rest()
+        if written:
+            # A step that leaves the disk as it is shows nothing: it succeeds on a full disk too.
+            self.problem = None
+            self._checkpoint_at_rest()
 
     def refused(self, decision: Decision) -> None:
         """Have a refusal committed to the history. It holds whether or not that succeeds."""
@@ -127,7 +129,7 @@ class Recorder:
         said = "the state database was not tidied up"
         self._thread.hand_over(lambda: self._attempt(self.store.checkpoint, said))
 
-    def _attempt(self, work: Callable[[], None], otherwise: str) -> None:
+    def _attempt(self, work: Callable[[], object], otherwise: str) -> None:
         try:
             work()
         except StateError as error:

@@ -219,7 +219,7 @@ class Transactions:
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    def _finish(self, number: int, write: Errand[None]) -> None:
+    def _finish(self, number: int, write: Errand[bool]) -> None:
         try:
             self._recorder.settle(write)
         except StateError as error:
@@ -230,7 +230,7 @@ class Transactions:
 
     def _begin(
         self, ledger: Ledger, ids: Collection[str], decided: str | None, *, alone: bool = False
-    ) -> tuple[int, Errand[None]]:
+    ) -> tuple[int, Errand[bool]]:
         """Hand over what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
         for container_id in ids:

@@ -99,8 +99,8 @@ class Store:
         with self._connected() as connection:
             return read_entries(connection)
 
-    def commit(self, step: Step) -> None:
-        """Commit *step*.
+    def commit(self, step: Step) -> bool:
+        """Commit *step*; whether the database did not say all of it before.
 
         When this returns, it is on the disk; when it raises, it is all there or not at all.
         """
@@ -113,6 +113,7 @@ class Store:
                     for statement in statements:
                         connection.execute(*statement)
             self._rows = rows
+            return bool(statements)
 
     def held_memory(self) -> dict[int, Learned]:
         """What was learned last of memory that others than containers hold, by node."""

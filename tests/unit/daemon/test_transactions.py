@@ -210,6 +210,23 @@ def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next_write
     run(scenario)
 
 
+def test_a_full_disk_stays_a_problem_until_something_is_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with controlled(tmp_path, clock=clock) as one:
+            controller, recorder = one.controller, one.controller.recorder
+            with full_disk(recorder), pytest.raises(StateError):
+                await controller.create_container(GUARANTEED, exclusive("first"))
+            # Nothing is left to take back, and nothing is written: that works on a full disk, too.
+            clock.advance(RETRY_S)
+            await agree(one)
+            assert recorder.problem is not None
+            await controller.create_container(GUARANTEED, exclusive("first"))
+            assert recorder.problem is None
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("end", ["stop", "missed stop", "missed creation", "removal of the pod"])
 @pytest.mark.parametrize("settled_by", ["time", "the next creation"])
 def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(

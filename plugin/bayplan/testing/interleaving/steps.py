@@ -63,9 +63,10 @@ class DiskStore(Store):
         """Everything that is recorded."""
         return [self._disk.entries[key] for key in sorted(self._disk.entries)]
 
-    def commit(self, step: Step) -> None:
+    def commit(self, step: Step) -> bool:
         """Write *step*."""
         self._disk.write(step)
+        return True
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:  # noqa: ARG002
         """There is none."""
