@@ -30,6 +30,7 @@ def requiring(nodes: str, name: str, memory: str) -> Pod:
     return guaranteed(name, 0.5, memory, annotations={"bayplan.dev/required-nodes": nodes})
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node: Node) -> None:
     node.bayplan.start()
@@ -109,6 +110,7 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
     assert told["cpusetMems"] == "0"
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")

@@ -34,6 +34,7 @@ SCENARIO = (
 )
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES, VERSION)
 def test_every_form_gives_the_same_placement(node: Node) -> None:
     node.forms.install()

@@ -1,5 +1,6 @@
 """Memory and CPUs that the machine itself gains and loses while containers run: device_add and device_del."""
 
+import pytest
 from testbed.node import Node
 from testbed.pods import MIB, guaranteed
 from testbed.scenario import on
@@ -10,6 +11,7 @@ CHANGED = '"msg": "the hardware changed"'
 LAST_CPU = "/sys/devices/system/cpu/cpu5"
 
 
+@pytest.mark.matrix
 @on(HOT_PLUG, "2.1")
 def test_added_memory_is_promised_and_removed_cpus_are_missed_until_they_are_back(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")

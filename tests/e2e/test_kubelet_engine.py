@@ -74,6 +74,7 @@ def test_single_numa_node_aligns_cpus_with_memory_and_never_takes_two_nodes(node
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("more-cpus-than-a-node", 3, "100Mi"))
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_pod_scope_puts_all_of_a_pod_where_all_of_it_fits(node: Node) -> None:
     start(node, "single-numa-node", "--topology-manager-scope=pod")

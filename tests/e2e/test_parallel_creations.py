@@ -1,20 +1,20 @@
 """Containers that are created and started at the same moment: nobody runs on the CPUs of an owner that has
 started, on any containerd. CRI-O's is in test_crio.py."""
 
+import pytest
 from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once
 from testbed.node import Node
 from testbed.pods import best_effort, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES
 
-ROUNDS = 3
-
 
 @on(FOUR_NODES)
-def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node) -> None:
-    node.bayplan.start("--request-deadline", "1500ms")
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.matrix)])
+def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node, rounds: int) -> None:
+    node.bayplan.start()
     node.bayplan.await_synchronized()
-    for number in range(ROUNDS):
+    for number in range(rounds):
         pods = []
         for letter in "abc":
             pods.append(best_effort(f"shared-{number}{letter}"))

@@ -33,6 +33,7 @@ def test_one_guaranteed_pod_per_node_until_full_then_a_refusal_then_reuse(node: 
     assert node.view(again).mems_allowed == {2}
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES)
 def test_a_pod_larger_than_a_node_gets_the_two_nearest(node: Node) -> None:
     node.bayplan.start()

@@ -127,14 +127,11 @@ def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) ->
         node.podman.remove(running)
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 @pytest.mark.parametrize(
     ("form", "runtime"),
-    [
-        ("wrapper", "runc"),
-        pytest.param("hook", "runc", marks=pytest.mark.matrix),
-        pytest.param("precreate", "crun", marks=pytest.mark.matrix),
-    ],
+    [("hook", "runc"), ("precreate", "crun"), ("wrapper", "runc")],
 )
 def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> None:
     asked = Asked(f"{form}-gone", memory="300m", cpus=1)
@@ -168,6 +165,7 @@ def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> N
     await_placement(node, placed)
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 def test_a_refused_placement_leaves_nothing_behind(node: Node) -> None:
     node.forms.install()

@@ -68,6 +68,7 @@ def test_sigterm_leaves_everything_as_it_is(node: Node) -> None:
     assert node.crictl.state(pod.container_id) == "CONTAINER_RUNNING"
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.1")
 def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
     node.bayplan.start()
