@@ -45,6 +45,7 @@ def test_restricted_fills_node_after_node_and_refuses_in_kubelets_words(node: No
     assert node.bayplan.status()["daemon"]["engine"] == "kubelet"
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.1")
 def test_a_group_of_nodes_takes_no_single_node_pods_and_the_refusal_says_that_there_is_room(
     node: Node,

@@ -101,10 +101,9 @@ def test_a_container_is_in_its_place_before_it_starts_and_after(node: Node, form
         node.bayplan.await_known([])
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
-@pytest.mark.parametrize(
-    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.matrix) for form in FORMS[1:])]
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) -> None:
     node.forms.install()
     node.bayplan.start("--log-level", "debug", *PATIENT)
