@@ -138,9 +138,6 @@ class Guest:
             self._call("await_text", limit_s=limit_s, path=path, text=text, offset=offset)["content"]
         )
 
-    def uptime_s(self) -> float:
-        return float(self._call("ping", limit_s=LIMIT_S)["uptime_s"])
-
     def alive(self) -> bool:
         return self.qemu.alive()
 
