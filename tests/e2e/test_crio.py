@@ -56,6 +56,7 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner_with_nri(node: CrioNode) -> No
         pods[1:1] = [in_slice(guaranteed(f"owner-{number}{letter}", 1, "50Mi")) for letter in "ab"]
         with CpuWatch(node.guest) as watch:
             running = launch_at_once(node, pods, handler=runtime)
+            watch.await_programs(one.container_id for one in running)
         owners = exclusive_cpus(node)
         assert len(owners) == 2
         assert [one for one in watch.overlaps(owners, node.bayplan.known()) if not one.other.starting] == []

@@ -21,6 +21,7 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node, rounds: int) -> No
             pods.append(guaranteed(f"owner-{number}{letter}", 2 if letter == "a" else 1, "50Mi"))
         with CpuWatch(node.guest) as watch:
             running = launch_at_once(node, pods)
+            watch.await_programs(one.container_id for one in running)
         owners = exclusive_cpus(node)
         assert len(owners) == 3
         overlaps = watch.overlaps(owners, node.bayplan.known())

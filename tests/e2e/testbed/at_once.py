@@ -1,17 +1,19 @@
 """Pods that are made at the same moment, and who was allowed on whose CPUs meanwhile."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGTERM
 from typing import Self
 
+from testbed.channel import LIMIT_S
 from testbed.crictl import Running
 from testbed.guest import Guest
 from testbed.kernel import parse_ids
-from testbed.node import Node
+from testbed.node import POLL_S, Node
 from testbed.pods import Pod
 
 PROGRAM = Path(__file__).parent / "guest" / "cpu_watch.py"
@@ -61,8 +63,17 @@ class CpuWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._guest.signal(SERVICE, SIGKILL)
+        self._guest.signal(SERVICE, SIGTERM)
         self._seen = _intervals(self._guest.read(LOG))
+
+    def await_programs(self, container_ids: Iterable[str], *, limit_s: float = LIMIT_S) -> None:
+        """Wait until the own program of each container was seen: `crictl start` ends before it begins."""
+        missing, deadline = set(container_ids), time.monotonic() + limit_s
+        while missing:
+            assert time.monotonic() < deadline, f"the programs of the containers {missing} were never seen"
+            time.sleep(POLL_S)
+            seen = _intervals(self._guest.read(LOG))
+            missing -= {one.container_id for one in seen if not one.starting}
 
     def overlaps(self, owners: Mapping[str, Iterable[int]], others: Iterable[str]) -> list[Overlap]:
         """Which of the containers *others* were on the CPUs of *owners* (container id -> its own CPUs), from
@@ -71,7 +82,6 @@ class CpuWatch:
         found = []
         for owner, cpus in owners.items():
             own = [one for one in self._seen if one.container_id == owner and not one.starting]
-            assert own, f"the program of container {owner} was never seen"
             begin_s, end_s = min(one.begin_s for one in own), max(one.end_s for one in own)
             for other in self._seen:
                 seconds = min(other.end_s, end_s) - max(other.begin_s, begin_s)
@@ -83,7 +93,7 @@ class CpuWatch:
 
 
 def _intervals(log: str) -> list[Allowed]:
-    """What the watch wrote, as stretches of time; the last line of a program that was killed may be cut."""
+    """What the watch wrote, as stretches of time; while it runs the last line may be cut."""
     seen: list[Allowed] = []
     open_since: dict[int, tuple[float, str, str, str]] = {}
     now_s = 0.0

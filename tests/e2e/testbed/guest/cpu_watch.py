@@ -1,13 +1,15 @@
 """Runs in the guest: says on which CPUs the processes of containers may run, whenever that changes.
 
 One JSON array per line: seconds of the monotonic clock, process id, the container's id, the process's name,
-the list of CPUs. A process that is gone has an empty list. Standard library only.
+the list of CPUs. A process that is gone has an empty list; at SIGTERM, after a last look, all have. Standard
+library only.
 """
 # ruff: noqa: PTH123, PTH208
 
 import json
 import os
 import re
+import signal
 import time
 
 ID = re.compile(r"[0-9a-f]{64}")
@@ -34,13 +36,16 @@ def look():
 
 
 def main():
-    last = {}
-    while True:
+    asked_to_end = []
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
+    last, ended = {}, False
+    while not ended:
+        ended = bool(asked_to_end)
         now, found = time.monotonic(), look()
         for pid, said in found.items():
             if last.get(pid) != said:
                 print(json.dumps([now, pid, *said]), flush=True)
-        for pid in last.keys() - found.keys():
+        for pid in last if ended else last.keys() - found.keys():
             print(json.dumps([now, pid, *last[pid][:2], ""]), flush=True)
         last = found
         time.sleep(0.001)
