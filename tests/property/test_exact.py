@@ -1,11 +1,11 @@
 """The `exact` engine against brute force: promised twice never, refused what fits never."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Outcome, Placement, Request
 from bayplan.domain.exact.engine import ExactEngine

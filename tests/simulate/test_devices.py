@@ -1,10 +1,10 @@
 """Devices over real NRI messages: the runtime describes them, its answer has the nodes they are on."""
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.device_search import DeviceSearch

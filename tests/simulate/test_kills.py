@@ -7,10 +7,10 @@ promised on it: `World.rest` checks all of that.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.settings import KUBELET
 from bayplan.domain.policy import TopologyPolicy

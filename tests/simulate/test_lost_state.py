@@ -7,11 +7,11 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.daemon.controller import Controller

@@ -6,9 +6,10 @@ own files can be among the files: the keys that mean the same here are taken fro
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
 
 from bayplan.daemon.keys import KEYS
 from bayplan.daemon.kubelet_files import kubelet_sources
@@ -168,7 +169,7 @@ def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
     names = {name for name, _ in problems}
     if len(names) == 1:
         return ConfigError(names.pop(), tuple(problem for _, problem in problems))
-    named = [replace(one, path=f"{name}: {one.path}") for name, one in problems]
+    named = [Problem(f"{name}: {one.path}", one.found, one.expected) for name, one in problems]
     return ConfigError("configuration", tuple(named))
 
 

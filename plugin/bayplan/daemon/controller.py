@@ -11,9 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from bayplan.daemon.device_search import DeviceSearch
 from bayplan.daemon.expectations import Expectation, expectations

@@ -3,8 +3,9 @@ is in `bayplan.daemon.verify` and `bayplan.daemon.cpusets`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.exact.unconfined import open_mems
@@ -41,8 +42,7 @@ def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
     return shown, default
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """What one container's cgroup should show; None is not checked. *starting*: it does not run yet, so that
     its runtime may still be about to write what it was told."""
 

@@ -10,9 +10,10 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
@@ -61,8 +62,7 @@ class Measurement(NamedTuple):
     memory_bytes: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """The blocking calls."""
 
     machine: Callable[[], Machine]

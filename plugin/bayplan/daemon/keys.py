@@ -5,8 +5,9 @@ drift apart. Names and shapes are KubeletConfiguration's wherever it has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
@@ -58,8 +59,7 @@ def _same(*names: str) -> Mapping[str, str]:
     return {name: name for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One key. ``field`` is its attribute of Settings; ``plain`` turns the flag's texts into the value that a
     file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file;
     ``of_managers``: how kubelet's managers work, which is for the engine `kubelet` only; ``at_start``: a

@@ -9,9 +9,11 @@ is written to the kernel is what the ledger says when it is written, not what it
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
@@ -41,8 +43,7 @@ logger = logging.getLogger(__name__)
 _DONE: Final = Answer(Status.OK)
 
 
-@dataclass(frozen=True, slots=True)
-class DeskRules:
+class DeskRules(Struct, frozen=True):
     """``deadline_s`` is how long a client waits at most for its answer; ``end_pauses_s`` are the pauses after
     which a container that is being deleted is looked for again."""
 

@@ -1,6 +1,6 @@
 """Entries of containers that came without NRI, compared with what arrives about them. Pure."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.ledger import Entry
 from bayplan.domain.origin import Form, Origin

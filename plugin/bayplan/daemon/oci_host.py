@@ -8,9 +8,11 @@ import errno
 import logging
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.origin import Form, Origin
 from bayplan.domain.workload import Adjustment, Container, Pod, Update
@@ -37,8 +39,7 @@ logger = logging.getLogger(__name__)
 _AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A container that is about to start. ``pod`` and ``container`` have their annotations; ``origin`` is
     what the ledger keeps; ``document`` is the text of its spec."""
 
@@ -74,8 +75,7 @@ def in_spec(document: bytes) -> Arrival | None:
     return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     spec: Spec
     document: bytes
 

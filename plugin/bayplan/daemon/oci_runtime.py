@@ -12,11 +12,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
 
 from bayplan.domain.workload import Adjustment
 from bayplan.errors import BayplanError
@@ -43,8 +43,7 @@ _PARENT_AFTER_NAME: Final = 1
 """proc_pid_stat(5): the parent's id is field 4, the second one after the name."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeCommand:
+class RuntimeCommand(Struct, frozen=True):
     """How a runtime was called, as far as its later calls need that too."""
 
     executable: str
@@ -87,8 +86,7 @@ def resources_for(document: bytes, spec: Spec, applied: Adjustment) -> bytes:
     return merged(kept, resources_patch(applied, present), "resources")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What a runtime is to be told: the *resources* of the moment, None to give up. *amounts* is what the
     container has now of what they repeat from its spec; it raises BayplanError where that cannot be seen."""
 

@@ -7,9 +7,10 @@ reservedMemory is not given, and what was measured on a node counts if it is mor
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.daemon.managers import eviction_bytes, kept_cpus, wrong_on_machine
 from bayplan.daemon.settings import KUBELET, Settings

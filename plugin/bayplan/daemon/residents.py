@@ -1,7 +1,9 @@
 """What the daemon knows of running containers beside the ledger. Changed by the controller only."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.ledger import Entry
 from bayplan.domain.request import carried_oom_score_adj
@@ -10,8 +12,7 @@ from bayplan.domain.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet
 
 
-@dataclass(slots=True)
-class Residents:
+class Residents(Struct):
     """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
 
     ``found`` maps the ids of containers that were created without a decision to their names,

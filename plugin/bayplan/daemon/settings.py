@@ -5,10 +5,11 @@ Nothing here reads or checks: `bayplan.daemon.keys` says how each field is spell
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.domain.kubelet.cpu_manager import STATIC
 from bayplan.domain.kubelet.eviction_thresholds import (
@@ -40,8 +41,7 @@ class Undecided(Enum):
     ALLOW = "allow"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What files and flags say, before it is held against the machine.
 
     ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and

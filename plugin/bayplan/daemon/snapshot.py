@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec.structs import asdict
 
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift

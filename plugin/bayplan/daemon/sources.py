@@ -6,9 +6,10 @@ Nothing here knows what a key means, but for the word by which kubelet's own fil
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.daemon.values import Wrong, items, show, unreadable
 from bayplan.domain.pins import KubeletManager
@@ -30,16 +31,14 @@ class NothingToReadError(Wrong):
     """A directory in which nothing is read; ``value`` are the names in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A file that is to be read. ``drop_in``: it was found in a directory of kubelet's drop-ins."""
 
     path: Path
     drop_in: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """What a file holds."""
 
     file: File
@@ -51,8 +50,7 @@ class Document:
         return self.file.drop_in or self.values.get("kind") == KUBELETS_KIND
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
     ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for

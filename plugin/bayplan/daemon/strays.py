@@ -7,10 +7,11 @@ neither hook nor wrapper are not looked for.
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.daemon import oci_host
 from bayplan.daemon.controller import Controller
@@ -34,8 +35,7 @@ PODMAN: Final = "libpod"
 _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(Struct, frozen=True):
     """What one look goes by: the engines whose containers count, and the recorded containers' origins by
     their ids, None for those that came over NRI."""
 

@@ -7,9 +7,10 @@ import json
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.daemon.values import Complaints, Wrong, items, join, parsed, show, unknown_key, unreadable
 from bayplan.daemon.yaml_text import parse_yaml

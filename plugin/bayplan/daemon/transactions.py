@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from bayplan.daemon.recorder import Recorder
 from bayplan.daemon.threads import Errand
@@ -45,8 +46,7 @@ class Basis(NamedTuple):
         return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
 
 
-@dataclass(slots=True)
-class _Write:
+class _Write(Struct):
     """The last write that a container was part of. ``decided``: the history is to list its decision."""
 
     number: int

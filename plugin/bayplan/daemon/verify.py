@@ -8,9 +8,11 @@ is repaired as well, but nobody is suspected of it: its cgroup is just being mad
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.expectations import OOM_SCORE_ADJ, Expectation, Expected, cgroup_of
@@ -31,8 +33,7 @@ KEEP_HINT: Final = (
 """For those who wonder why their own values do not last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """What the cgroup of a container shows otherwise than was decided."""
 
     expectation: Expectation

@@ -7,7 +7,8 @@ cpuset does not have already. Pure.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Decision, Outcome, Reason
 from bayplan.domain.engine import Engine, exclusive_candidates, reserved_cpus

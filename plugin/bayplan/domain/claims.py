@@ -4,8 +4,9 @@ What somebody else pinned stays as it is, and containers that are not Guaranteed
 every node. Nothing here looks for room. What the engine `exact` claims is in `domain.exact.claiming`.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.booking import book
 from bayplan.domain.decision import Decision, Outcome, Placement, QosClass, Reason, Request

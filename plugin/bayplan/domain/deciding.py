@@ -3,8 +3,9 @@
 The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Outcome, Reason, Request
 from bayplan.domain.device_hints import NOTHING_FOUND, Findings, device_reasons, settle

@@ -5,8 +5,9 @@ Nothing here decides. A Decision is complete in itself: the store keeps it, the 
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet
@@ -29,8 +30,7 @@ class QosSource(enum.Enum):
     INFERRED = "inferred from resources"
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A memory request known to lie in [low_bytes, high_bytes], and the signal that says so.
 
     The OCI spec carries no memory request; only where low and high are equal is it exact.
@@ -54,8 +54,7 @@ class Interval:
         return self.low_bytes == self.high_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PodTotals:
+class PodTotals(Struct, frozen=True):
     """What the pod of a container asks for as a whole, its containers together. ``memory_bytes`` and
     ``hugepages_bytes`` are limits."""
 
@@ -64,8 +63,7 @@ class PodTotals:
     hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHint:
+class DeviceHint(Struct, frozen=True):
     """A device of the container, and the nodes it is close to. ``required`` where its driver says so.
 
     ``names`` are all names of a device that was found, its PCI address among them. A hint from an annotation
@@ -80,16 +78,14 @@ class DeviceHint:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeWish:
+class NodeWish(Struct, frozen=True):
     """Memory on these nodes: only there if ``required``, else there as long as there is room."""
 
     nodes: NodeSet
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TierWish:
+class TierWish(Struct, frozen=True):
     """Memory of this tier (0 is the fastest): only of it if ``required``, else as long as there is room."""
 
     tier: int
@@ -107,8 +103,7 @@ class MemoryPolicyMode(enum.Enum):
     LOCAL = "local"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPolicyWish:
+class MemoryPolicyWish(Struct, frozen=True):
     """A NUMA memory policy that the container's processes shall start with. ``nodes`` None means all nodes
     that the container is placed on; ``flags`` are the kernel's names without ``MPOL_F_``, in lower case."""
 
@@ -117,8 +112,7 @@ class MemoryPolicyWish:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPolicySetting:
+class MemoryPolicySetting(Struct, frozen=True):
     """The NUMA memory policy that a placement comes with, with its nodes. MPOL_LOCAL has none."""
 
     mode: MemoryPolicyMode
@@ -126,8 +120,7 @@ class MemoryPolicySetting:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What one container asks for, and how we know.
 
     ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
@@ -164,8 +157,7 @@ class Request:
     score: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
 
     Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
@@ -181,8 +173,7 @@ class Claim:
     explained_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Affinity:
+class Affinity(Struct, frozen=True):
     """The nodes on which a pod is aligned as a whole, None if any will do, and whether no better ones were
     conceivable. ``whole``: room was found for all of the pod's sums, its memory on ``mems`` and, as far as it
     has CPUs of its own, on ``cpus``; that is kept for the pod."""
@@ -194,8 +185,7 @@ class Affinity:
     cpus: CpuSet = CpuSet()
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where a container goes.
 
     ``mems`` None leaves it free to use every node. ``exclusive_cpus`` empty means the shared pool.
@@ -221,8 +211,7 @@ class Placement:
     left: NodeSet | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """Another container whose claim gets other nodes so that a request fits, or gets them back.
 
     ``moved_bytes`` is what its witness has on other nodes than before.
@@ -235,8 +224,7 @@ class Move:
     moved_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A set of nodes that was considered. ``criteria`` are the values it was compared by, in their order,
     smaller is better; ``obstacle`` says why it cannot be taken, empty if it can."""
 
@@ -245,8 +233,7 @@ class Candidate:
     obstacle: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Advantage:
+class Advantage(Struct, frozen=True):
     """By what the winner beat the runner-up: the first criterion in which they differ, with both values."""
 
     criterion: str
@@ -255,8 +242,7 @@ class Advantage:
     runner_up: int
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A container that was promised so much of what is short."""
 
     container_id: str
@@ -264,8 +250,7 @@ class Holder:
     held_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(Struct, frozen=True):
     """The minimum cut: the smallest set of nodes that is asked for more than it has.
 
     All claims that must lie within ``nodes``: ``promised_bytes`` of the ``holders`` and ``asked_bytes`` of
@@ -311,8 +296,7 @@ class Outcome(enum.Enum):
     ADOPTED = "adopted"
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """One step of the argument. ``code`` is stable, for machines and metrics; ``text`` is for humans."""
 
     code: str
@@ -332,8 +316,7 @@ SINCE: Final = frozenset({MOVED_OVER, STAYS_WIDE})
 """Codes of what happened to a container since it was decided about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The answer to a request, with its reasons. A refusal has an empty placement; ``refused_as`` is the word
     that kubelet has for it in a pod's status, empty for the usual one.
 

@@ -5,8 +5,10 @@ node that is not online is no hint.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, DeviceHint, Reason
 from bayplan.domain.wishes import ALL, Wishes
@@ -24,8 +26,7 @@ MOST_NAMED: Final = 8
 """Devices of a kind that a sentence names; it ends up in the status of a pod."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """The hints of a container's devices, and what could not be found out, each a sentence."""
 
     hints: tuple[DeviceHint, ...] = ()

@@ -6,8 +6,10 @@ it, is taken back at once. Pure; `bayplan.host.held_memory` measures.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.exact.witness import by_node, shortages, witness
 from bayplan.domain.ledger import Ledger
@@ -27,8 +29,7 @@ SETTLED: Final = 4
 """So many measurements in a row above an earlier reservation make a rise more than a moment's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Struct, frozen=True):
     """What is known of one node. ``held_bytes`` was measured last, at ``measured_us`` (since the epoch);
     ``reserved_bytes`` is what follows from it and its predecessors. ``lower`` measurements in a row, of which
     ``peak_bytes`` is the highest, would allow a lower reservation. ``before_bytes`` is the reservation before

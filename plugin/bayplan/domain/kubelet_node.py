@@ -6,8 +6,10 @@ Only Guaranteed containers that nobody pinned take part. How the managers decide
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.booking import book, covers
 from bayplan.domain.claims import memory_need, undisputed
@@ -54,8 +56,7 @@ _POD_LEVEL: Final = Reason(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Managers:
+class Managers(Struct, frozen=True):
     """kubelet's managers as configured. ``static_cpus`` False is the CPU Manager's policy none."""
 
     memory: MemoryPolicy = MemoryPolicy.STATIC
@@ -65,8 +66,7 @@ class Managers:
     topology_options: TopologyOptions = field(default=TopologyOptions())
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
+class _Site(Struct, frozen=True):
     """The managers on one machine under one policy, and its nodes without any promise."""
 
     machine: Machine

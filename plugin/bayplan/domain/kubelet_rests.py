@@ -6,8 +6,9 @@ read off the ledger, so that it survives a restart.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.claims import memory_need
 from bayplan.domain.decision import Affinity, PodTotals, Request
@@ -22,8 +23,7 @@ REST: Final = "the rest of the pod"
 _MILLI: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(Struct, frozen=True):
     """What is kept for a pod: bytes by resource on ``nodes`` together, and ``cpus`` that become exclusive."""
 
     pod_id: str

@@ -5,8 +5,10 @@ containers. Invariant: every total equals the sum over the entries, and no CPU i
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     MOVED_OVER,
@@ -28,8 +30,7 @@ from bayplan.sets import CpuSet, IdSet, NodeSet
 Ids = TypeVar("Ids", bound=IdSet)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One container. ``told_cpus`` is the cpuset.cpus that the runtime has for it from us, as far as it can
     have taken it: in the spec of its creation, or in an update of a container that it knew. None when it has
     none. Who should have other CPUs is due an update. For a container that did not come over NRI it is what
@@ -50,8 +51,7 @@ class Entry:
         return self.decision.request.container_id
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """All entries by container id, with the totals that decisions need: what is booked on each node by
     placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
     and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given

@@ -8,9 +8,10 @@ Burstable container) is lost here too.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bayplan.domain.decision import QosClass
 from bayplan.domain.kubelet.cgroup_values import NodeSettings, container_values, pod_values
@@ -32,16 +33,14 @@ _OF_PODS: Final = frozenset({"containers", "template", "jobTemplate"})
 _UNSAFE: Final = re.compile(r"[^0-9A-Za-z_-]")
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedContainer:
+class PlannedContainer(Struct, frozen=True):
     """A container of a manifest; ``ends`` is an init container that is over before the next one begins."""
 
     container: Container
     ends: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPod:
+class PlannedPod(Struct, frozen=True):
     """A pod of a manifest, and its containers in the order in which kubelet creates them."""
 
     pod: Pod

@@ -5,8 +5,9 @@ device only by a container that has the device. How much room there is, is the e
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Request
 from bayplan.domain.topology import Machine, Node

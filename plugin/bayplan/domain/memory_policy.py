@@ -6,8 +6,10 @@ it cannot be set.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Decision,
@@ -23,8 +25,7 @@ from bayplan.sets import NodeSet
 _RELATIVE: Final = "relative_nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAbility:
+class PolicyAbility(Struct, frozen=True):
     """What can be set: ``runtime`` passes a memory policy on, ``weighted`` is a kernel (6.9 or later) that
     interleaves by weight."""
 

@@ -6,7 +6,9 @@ must be enough to check it, to change it and to notice that it is gone.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.workload import Adjustment, Container, Pod
 
@@ -20,8 +22,7 @@ class Form(enum.Enum):
     WRAPPER = "wrapper"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The way on which a container came.
 
     ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations,

@@ -6,7 +6,8 @@ KubeletConfiguration's own field names.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bayplan.sets import CpuSet
 
@@ -32,16 +33,14 @@ class MemoryReservationPolicy(enum.Enum):
     TIERED = "TieredReservation"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryQos:
+class MemoryQos(Struct, frozen=True):
     """MemoryQoS (KEP-2570) switched on. ``throttling_factor`` in (0, 1], None sets no memory.high."""
 
     throttling_factor: float | None = 0.9
     reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.

@@ -5,9 +5,11 @@ Pure: it plans what to record, what to forget and what to tell the runtime; the 
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.adoption import adopt, caught_up, is_carried_out, shared_pools
 from bayplan.domain.decision import QosSource
@@ -22,8 +24,7 @@ from bayplan.sets import CpuSet
 _NOTHING_CARRIED: Final[Mapping[str, Entry]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciliation:
+class Reconciliation(Struct, frozen=True):
     """The ledger that agrees with the runtime, and the way to it.
 
     ``gone`` are ids to forget; ``changed`` are entries to record; ``found`` are the containers that nobody

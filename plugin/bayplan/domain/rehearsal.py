@@ -4,7 +4,8 @@ What-if and the simulator run on this; the rules are the daemon's (`domain.decid
 decide, take the moves over, book.
 """
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.deciding import decide_change, decide_creation
 from bayplan.domain.decision import Decision, Move, Outcome
@@ -19,8 +20,7 @@ from bayplan.domain.topology import Machine
 from bayplan.domain.workload import Container, Pod, Resources
 
 
-@dataclass(slots=True)
-class Rehearsal:
+class Rehearsal(Struct):
     """A stage: the *ledger* is replaced by each step, all values in it stay as they are.
 
     ``returned`` are the containers that went back to fewer nodes since somebody last emptied it, and
@@ -29,8 +29,8 @@ class Rehearsal:
     machine: Machine
     policy: Policy
     engine: Engine
-    ledger: Ledger = Ledger()  # noqa: RUF009 - immutable
-    ability: PolicyAbility = PolicyAbility()  # noqa: RUF009 - immutable
+    ledger: Ledger = Ledger()
+    ability: PolicyAbility = PolicyAbility()
     containers: dict[str, Container] = field(default_factory=dict)
     returned: list[Move] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)

@@ -3,8 +3,10 @@
 What they use stays accounted, so that nobody else is promised it. Pure.
 """
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Reason
 from bayplan.domain.ledger import Entry
@@ -13,8 +15,7 @@ from bayplan.sets import CpuSet
 RELEASED: Final = Reason("released", "given back by bayplan release; it has its parent's CPUs and nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class GivenBack:
+class GivenBack(Struct, frozen=True):
     """A container, and which of its cpusets are ours to give back."""
 
     container_id: str

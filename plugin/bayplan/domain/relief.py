@@ -4,7 +4,7 @@ Promises come before places: what a container was never promised, it may use all
 its nodes has to bring its pages, which may fail: it stays wide then, and its decision says why.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.decision import STAYS_WIDE, Move, Reason
 from bayplan.domain.engine import Engine

@@ -5,9 +5,10 @@ that says, for each number, how it is known.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
 from bayplan.domain.kubelet.cgroup_values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN

@@ -5,7 +5,9 @@ write where nobody chose one.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Request
 from bayplan.domain.kubelet.cgroup_values import (
@@ -23,8 +25,7 @@ from bayplan.domain.workload import Adjustment, Container, Resources, Update
 from bayplan.sets import CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class Ability:
+class Ability(Struct, frozen=True):
     """What can be set at all: by the host (cgroup v2) and by the connected runtime (oom_score_adj)."""
 
     cgroup_v2: bool = True

@@ -8,8 +8,9 @@ Source: GetContainerOOMScoreAdjust, pkg/kubelet/qos/policy.go, since Kubernetes 
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Request
 from bayplan.domain.topology import MEMORY

@@ -4,7 +4,7 @@ Promises are never taken back for it: the engines find no room where more is pro
 operator is told which containers are concerned.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from bayplan.domain.decision import Shortage
 from bayplan.domain.exact.books import NAMED_HOLDERS
@@ -16,8 +16,7 @@ from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
 
-@dataclass(frozen=True, slots=True)
-class Overclaim:
+class Overclaim(Struct, frozen=True):
     """A set of nodes that was promised more of a resource than containers can have of it now; ``gone`` are
     those of the nodes that are not there at all."""
 
@@ -40,8 +39,7 @@ class Overclaim:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LostCpus:
+class LostCpus(Struct, frozen=True):
     """A container some of whose exclusive CPUs are offline."""
 
     container_id: str

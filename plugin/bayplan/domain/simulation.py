@@ -5,7 +5,9 @@ The same decisions as the daemon's (`domain.rehearsal`). A pod is admitted as a 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.domain.engine import Engine, allocatable_bytes
@@ -17,8 +19,7 @@ from bayplan.domain.workload import Resources
 from bayplan.quantity import MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A pod comes."""
 
     pod: PlannedPod
@@ -29,15 +30,13 @@ class Arrival:
         return self.pod.name
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(Struct, frozen=True):
     """The pod *name* (``namespace/pod``) goes; one that is not there, because it was refused, is no error."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(Struct, frozen=True):
     """The container *name* (``namespace/pod/container``) is to have other resources."""
 
     name: str
@@ -47,8 +46,7 @@ class Resize:
 Event = Arrival | Departure | Resize
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """What one event led to. ``decisions`` are empty where there was nothing to decide. ``returned`` are the
     containers that went back to fewer nodes, ``promised`` the names of those that were promised more."""
 
@@ -63,8 +61,7 @@ class Step:
         return any(one.outcome is Outcome.REFUSED for one in self.decisions)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """What is left for containers. ``largest_bytes`` is the largest Guaranteed request that the engine would
     still put on one node."""
 
@@ -85,8 +82,7 @@ class Room:
         return 0.0 if not possible else max(0.0, 1 - self.largest_bytes / possible)
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(Struct, frozen=True):
     """How good a run was. Pods are counted; bytes are of memory that Guaranteed containers claim.
 
     ``widths`` counts placements of containers that claim memory by their number of nodes, ``distance`` sums

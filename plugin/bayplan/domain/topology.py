@@ -5,9 +5,11 @@ a node may lack CPUs, memory or both, and offline CPUs are listed but belong to 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from bayplan.quantity import format_page_size
 from bayplan.sets import CpuSet, NodeSet
@@ -25,8 +27,7 @@ def hugepages(page_size_bytes: int) -> str:
     return f"hugepages-{format_page_size(page_size_bytes)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """One logical CPU. ``core_id`` and ``l3_cache_id`` are the lowest CPU id that shares the core or cache,
     which makes them unique on the machine (the kernel's core_id repeats in every socket)."""
 
@@ -38,8 +39,7 @@ class Cpu:
     online: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Performance:
+class Performance(Struct, frozen=True):
     """How the firmware's HMAT rates a node's memory, reached from its best initiators; 0 is unknown."""
 
     read_latency_ns: int = 0
@@ -48,8 +48,7 @@ class Performance:
     write_bandwidth_mib_s: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One NUMA node. ``memory_bytes`` is MemTotal, which includes the huge pages' memory;
     ``hugepages_bytes`` maps a page size to the size of its pool; ``distances`` maps node ids to the
     distance from this node.
@@ -77,47 +76,57 @@ class Node:
         return capacity
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True, dict=True):
     """Everything that decisions know of the hardware. Nodes and CPUs are kept sorted by id.
 
     ``memory_bytes`` is the MemTotal of /proc/meminfo, which kubelet's formulas call the memory capacity.
     Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
     missing there.
-
-    ``ordinary_nodes`` are those whose memory containers get without asking: not a device's, and in a tier
-    that has CPUs. A node of unknown tier has to have CPUs itself; if that leaves no memory at all (all nodes
-    with CPUs lack memory), it is every node that is not a device's.
     """
 
     nodes: tuple[Node, ...]
     cpus: tuple[Cpu, ...]
     memory_bytes: int = 0
-    node_by_id: Mapping[int, Node] = field(init=False, repr=False, compare=False)
-    cpu_by_id: Mapping[int, Cpu] = field(init=False, repr=False, compare=False)
-    node_ids: NodeSet = field(init=False, repr=False, compare=False)
-    memory_nodes: NodeSet = field(init=False, repr=False, compare=False)
-    cpu_nodes: NodeSet = field(init=False, repr=False, compare=False)
-    ordinary_nodes: NodeSet = field(init=False, repr=False, compare=False)
-    online_cpus: CpuSet = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        nodes = tuple(sorted(self.nodes, key=lambda node: node.id))
-        cpus = tuple(sorted(self.cpus, key=lambda cpu: cpu.id))
-        derived: dict[str, object] = {
-            "nodes": nodes,
-            "cpus": cpus,
-            "memory_bytes": self.memory_bytes or sum(node.memory_bytes for node in nodes),
-            "node_by_id": {node.id: node for node in nodes},
-            "cpu_by_id": {cpu.id: cpu for cpu in cpus},
-            "node_ids": NodeSet(node.id for node in nodes),
-            "memory_nodes": NodeSet(node.id for node in nodes if node.memory_bytes > 0),
-            "cpu_nodes": NodeSet(node.id for node in nodes if node.cpus),
-            "ordinary_nodes": _ordinary_nodes(nodes),
-            "online_cpus": CpuSet(cpu.id for cpu in cpus if cpu.online),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        force_setattr(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))
+        force_setattr(self, "cpus", tuple(sorted(self.cpus, key=lambda cpu: cpu.id)))
+        if not self.memory_bytes:
+            force_setattr(self, "memory_bytes", sum(node.memory_bytes for node in self.nodes))
+
+    @cached_property
+    def node_by_id(self) -> Mapping[int, Node]:
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def cpu_by_id(self) -> Mapping[int, Cpu]:
+        return {cpu.id: cpu for cpu in self.cpus}
+
+    @cached_property
+    def node_ids(self) -> NodeSet:
+        return NodeSet(node.id for node in self.nodes)
+
+    @cached_property
+    def memory_nodes(self) -> NodeSet:
+        return NodeSet(node.id for node in self.nodes if node.memory_bytes > 0)
+
+    @cached_property
+    def cpu_nodes(self) -> NodeSet:
+        return NodeSet(node.id for node in self.nodes if node.cpus)
+
+    @cached_property
+    def online_cpus(self) -> CpuSet:
+        return CpuSet(cpu.id for cpu in self.cpus if cpu.online)
+
+    @cached_property
+    def ordinary_nodes(self) -> NodeSet:
+        """Those whose memory containers get without asking: not a device's, and in a tier that has CPUs. A
+        node of unknown tier has to have CPUs itself; if that leaves no memory at all (all nodes with CPUs
+        lack memory), it is every node that is not a device's."""
+        unowned = [node for node in self.nodes if node.memory_bytes > 0 and not node.owner]
+        cpu_tiers = {node.tier for node in unowned if node.cpus and node.tier is not None}
+        ordinary = [node.id for node in unowned if node.cpus or node.tier in cpu_tiers]
+        return NodeSet(ordinary or (node.id for node in unowned))
 
     def distance(self, source: int, target: int) -> int:
         """The kernel's distance from node *source* to node *target*; its defaults where it gives none, as for
@@ -142,13 +151,6 @@ class Machine:
     def nodes_of(self, cpus: CpuSet) -> NodeSet:
         """The nodes that hold at least one of *cpus*."""
         return NodeSet(node.id for node in self.nodes if not node.cpus.isdisjoint(cpus))
-
-
-def _ordinary_nodes(nodes: Iterable[Node]) -> NodeSet:
-    unowned = [node for node in nodes if node.memory_bytes > 0 and not node.owner]
-    cpu_tiers = {node.tier for node in unowned if node.cpus and node.tier is not None}
-    ordinary = [node.id for node in unowned if node.cpus or node.tier in cpu_tiers]
-    return NodeSet(ordinary or (node.id for node in unowned))
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:

@@ -7,8 +7,9 @@ limited to 63 characters and a container's name alone may have as many. To add a
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bayplan.domain.decision import (
     DeviceHint,
@@ -44,8 +45,7 @@ POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": 
 """The kernel's words for the flags in a tmpfs ``mpol=`` option, and their names in set_mempolicy(2)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """The wishes of one container. ``memory_limit_bytes`` is for a container whose spec has no limit,
     ``memory_request_bytes`` for one of which nothing else says exactly what it requests.
 
@@ -64,8 +64,7 @@ class Wishes:
     opted_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
     one (raises ParseError)."""
 

@@ -6,7 +6,8 @@ None means "not given". Zero never does: the edges that read the wire turn a run
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bayplan.domain.decision import MemoryPolicySetting
 from bayplan.sets import CpuSet, NodeSet
@@ -22,8 +23,7 @@ class ContainerState(enum.Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     """The resource part of an OCI Linux spec. ``cpu_quota_us`` of -1 is an explicit "unlimited" of the
     spec; cpusets are None when the spec leaves them empty; ``hugepage_limits_bytes`` maps page sizes."""
 
@@ -44,8 +44,7 @@ class DeviceType(enum.Enum):
     BLOCK = "b"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True):
     """A device node of the OCI spec; ``path`` is the one in the container."""
 
     path: str
@@ -54,16 +53,14 @@ class DeviceNode:
     minor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A mount of the OCI spec; ``source`` is a path of the host, ``type`` is ``bind`` or a file system."""
 
     source: str
     type: str = "bind"
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl. ``network_namespace`` is the
     path of its own network namespace, empty for a pod on the host's network."""
 
@@ -78,8 +75,7 @@ class Pod:
     network_namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process.
 
     ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
@@ -103,8 +99,7 @@ class Container:
     every_device: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Adjustment:
+class Adjustment(Struct, frozen=True):
     """What we change in the spec of a container that is being created; None leaves a field as it is."""
 
     cpuset_cpus: CpuSet | None = None
@@ -116,8 +111,7 @@ class Adjustment:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True):
     """What we change in a container that already exists. Never more than one per container in a reply:
     NRI treats a second claim of a field as a conflict and fails the whole request."""
 

@@ -6,10 +6,10 @@ file that cannot be read is left out, and mentioned where a name is not found.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.files import MAX_FILE_BYTES, read_file
@@ -51,8 +51,7 @@ class _Version(NamedTuple):
     modified_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     """A file as it was read: device nodes by full name, or why it could not be read."""
 
     version: _Version

@@ -9,10 +9,12 @@ import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.workload import Update
 from bayplan.errors import HostError
@@ -39,8 +41,7 @@ _MONITOR: Final = "-conmon-"
 """In the names of the cgroups that CRI-O and podman make for the processes that watch their containers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """What the kernel enforces for one container, read at about the same time.
 
     ``cpus`` and ``mems`` are as written (empty: inherited, v2 only), ``*_effective`` what is used in fact.

@@ -7,9 +7,10 @@ blocks; a call for one process is not interrupted, the clock is looked at betwee
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Event
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
@@ -38,8 +39,7 @@ class Bounds(NamedTuple):
     most_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evacuation:
+class Evacuation(Struct, frozen=True):
     """What became of it: ``moved_bytes`` were moved, ``left_bytes`` are still on the nodes to leave.
     ``obstacle`` says why the container cannot leave them, and is empty if it can."""
 

@@ -8,9 +8,10 @@ import ctypes
 import enum
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.cgroup_paths import ROOT, clean, is_within, parse_membership
@@ -63,8 +64,7 @@ def file_system_magic(directory: str) -> int:
     return int(kind.from_buffer(buffer).value)
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(Struct, frozen=True):
     """The cgroup mounts of a host.
 
     ``mounts`` maps the controllers cpuset and memory to the directory of their root, with cgroup v2 both to

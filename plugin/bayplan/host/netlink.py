@@ -10,8 +10,9 @@ import socket as sockets
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.network_namespace import socket_in
@@ -104,8 +105,7 @@ def _uevent_socket() -> Callable[[], Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Struct, frozen=True):
     """A network interface that a device carries: its name in its namespace, and the device as /sys/bus has
     it."""
 

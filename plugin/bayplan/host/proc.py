@@ -8,9 +8,10 @@ pid 0 or 1 for a process in another PID namespace.
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.directory import Directory
@@ -28,16 +29,14 @@ _ENDED: Final = frozenset({"Z", "X"})
 _ATTEMPTS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """One process. ``start_ticks`` is its start in clock ticks since boot."""
 
     pid: int
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Struct, frozen=True):
     """Where the kernel lets a process run and allocate: cpuset and affinity or memory policy combined."""
 
     cpus: CpuSet

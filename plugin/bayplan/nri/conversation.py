@@ -7,11 +7,11 @@ Reading never waits for any of it.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri.clock import Clock, Timer
@@ -36,8 +36,7 @@ RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """How long we wait, and how long we let a runtime wait, in seconds.
 
     ``answer_s``: for an answer of ours, at most; NRI's own limit is 2 s, after which the runtime drops us.
@@ -264,6 +263,6 @@ def _description(runtime: Runtime, mask: int) -> dict[str, object]:
         "runtime_version": runtime.version,
         "nri_version": runtime.nri_version,
         "events": sorted(event.name for event in events_of(mask)),
-        "capabilities": {name: getattr(able, name) for name in able.__slots__},
+        "capabilities": {name: getattr(able, name) for name in able.__struct_fields__},
         "request_timeout_ms": runtime.request_timeout_ms,
     }

@@ -9,8 +9,9 @@ import re
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from bayplan.errors import ConfigError, Problem, UnavailableError
 from bayplan.quantity import whole_number
@@ -22,8 +23,7 @@ _LAUNCHER: Final = "environment given by the runtime"
 _MAX_FD: Final = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The name under which a plugin registers. Runtimes ask plugins in the order of *index*, as text.
 
     Raises:
@@ -61,8 +61,7 @@ class Endpoint(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class UnixSocket:
+class UnixSocket(Struct, frozen=True):
     """The socket on which a runtime listens for plugins."""
 
     path: str = DEFAULT_SOCKET

@@ -6,8 +6,9 @@ known is never assumed.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.nri.events import Event, mask_of
 
@@ -18,8 +19,7 @@ RELEASE: Final = 1
 _PRE_RELEASE: Final = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Version:
+class Version(Struct, frozen=True, order=True):
     """A version of a runtime or of NRI. ``stage`` is RELEASE, or less for something that came before it."""
 
     major: int
@@ -103,8 +103,7 @@ _LAST_WITHOUT_VERSION: Final = Version(0, 11, 0)
 _MORE_EVENTS: Final = Version(0, 10, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What a runtime can do.
 
     ``oom_score_adj``: it can be adjusted at creation; older runtimes drop it silently.
@@ -135,8 +134,7 @@ class Capabilities:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """The runtime at the other end. ``version`` is its own text; ``nri_version`` is at least what it speaks.
 
     ``config`` is the text of our drop-in file, which only a runtime that launched us passes on. The timeouts

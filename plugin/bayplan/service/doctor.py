@@ -8,10 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bayplan.files import read_text
 from bayplan.oci.engines import Engine, HookDefinition, read_engines
@@ -42,8 +43,7 @@ class Level(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Something to be mended: ``subject`` is the thing, ``text`` what it is like, ``advice`` what to do."""
 
     level: Level
@@ -52,15 +52,13 @@ class Finding:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonState:
+class DaemonState(Struct, frozen=True):
     """What a daemon that answers says: the runtime that is connected over NRI, "" for none."""
 
     nri_runtime: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Forms:
+class Forms(Struct, frozen=True):
     """How one engine reaches us; each is "" or how far it got."""
 
     engine: str

@@ -6,8 +6,9 @@ moment with an engine of its own. Neither changes anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Outcome
 from bayplan.domain.engine import Engine

@@ -12,9 +12,10 @@ import os
 import socket
 import stat
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.errors import HostError, UnavailableError
 
@@ -33,8 +34,7 @@ _ACCEPT_PAUSE_S: Final = 1.0
 """After the kernel had no descriptor or memory for another client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """The process that connected, as the kernel saw it then."""
 
     pid: int

@@ -6,9 +6,10 @@ are bytes as integers, sets are text in the kernel's list format, and null means
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from bayplan import __version__
 from bayplan.domain.decision import QosSource
@@ -33,8 +34,7 @@ Spreads = Mapping[str, Spread]
 _US_PER_S: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeState:
+class RuntimeState(Struct, frozen=True):
     """The connected container runtime; ``capabilities`` says by name what it can do for us."""
 
     name: str
@@ -43,16 +43,14 @@ class RuntimeState:
     capabilities: Mapping[str, bool] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Unmanaged:
+class Unmanaged(Struct, frozen=True):
     """A container that the runtime created without asking us."""
 
     container_id: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drifted:
+class Drifted(Struct, frozen=True):
     """A container whose cgroup is not as decided; ``difference`` is for people."""
 
     container_id: str
@@ -60,8 +58,7 @@ class Drifted:
     difference: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReservation:
+class MemoryReservation(Struct, frozen=True):
     """How it is known what a node keeps of its memory: what settings come to, and what others than containers
     were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
     is by how much the reservation may rise next, 0 where it does not depend on measurements."""
@@ -72,8 +69,7 @@ class MemoryReservation:
     margin_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """Everything that the views show, at one moment. Times are microseconds since the epoch.
 
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that

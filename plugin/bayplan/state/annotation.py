@@ -7,10 +7,10 @@ a CRI client) does so before the runtime has drawn the container's id, which is 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from bayplan.domain.ledger import Entry
 from bayplan.domain.wishes import WRITTEN

@@ -1,6 +1,6 @@
 """Entries as bytes, and back.
 
-JSON made from the dataclasses themselves, so that a field added with a default can still be read from older
+JSON made from the values themselves, so that a field added with a default can still be read from older
 rows. Sets are written in the kernel's list format. Whatever is read is checked against the types.
 """
 

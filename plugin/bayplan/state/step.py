@@ -5,8 +5,9 @@ commits, whose caches have none of them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.ledger import Entry
@@ -16,8 +17,7 @@ Row = tuple[str, str, bytes]
 """A container's id, its name, and the document of its entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
     entries of those that were ``decided`` about and ``told`` something; and what was ``refused``."""
 

@@ -11,9 +11,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+from msgspec import Struct
 
 from bayplan.domain.decision import Decision
 from bayplan.domain.held_memory import Learned
@@ -35,8 +36,7 @@ HISTORY_LIMIT: Final = 10_000
 container every minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryItem:
+class HistoryItem(Struct, frozen=True):
     """A decision and when it was recorded, in microseconds since the epoch."""
 
     at_us: int

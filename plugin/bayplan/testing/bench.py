@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.domain.decision import NodeWish, Outcome, QosClass

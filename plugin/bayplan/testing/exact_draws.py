@@ -1,8 +1,9 @@
 """Random machines and requests for trials of the `exact` engine: small, odd, the same for the same seed."""
 
 import random
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Interval, NodeWish, QosClass, QosSource, Request, TierWish
 from bayplan.domain.request import BY_ANNOTATION

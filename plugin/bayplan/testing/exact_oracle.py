@@ -8,8 +8,10 @@ Used by the property tests with small runs, and by tests/bench/oracle.py with a 
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.domain.engine import allocatable_bytes

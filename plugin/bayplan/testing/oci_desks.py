@@ -75,7 +75,7 @@ class Desk:
 async def desk(
     directory: Path,
     policy: Policy = Policy(),  # noqa: B008 - immutable
-    rules: DeskRules = DeskRules(deadline_s=60),  # noqa: B008 - immutable
+    rules: DeskRules = DeskRules(deadline_s=60),
     persuader: Persuader | None = None,
     hierarchy: Hierarchy | None = None,
     on: Machine = MACHINE,

@@ -4,8 +4,9 @@ One with a cgroup parent, exclusive CPUs and huge pages; one with an inferred cl
 one that was created without us and is pinned by somebody else.
 """
 
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Decision,

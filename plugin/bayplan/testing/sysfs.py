@@ -6,9 +6,10 @@ CPUs have no topology and no caches, as on a real machine; caches other than the
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Self
+
+from msgspec.structs import asdict
 
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.host.memory_kinds import GENERIC_INITIATOR, NVIDIA, TIERS

@@ -4,8 +4,9 @@ Stream ids appear in Request and Response only to pair one with the other.
 """
 
 import enum
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 
 class Role(enum.Enum):
@@ -42,8 +43,7 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A call: one that the peer makes, or one of ours, made by ``Connection.request``.
 
     ``timeout_ns`` is the time left when it was sent; 0 means no limit, less than 0 that it is over.
@@ -57,8 +57,7 @@ class Request:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """The answer to a call: a payload, or a code with a message for a human.
 
     When one arrives, a code that gRPC does not define has become ``UNKNOWN``. A message is only sent with a
@@ -71,8 +70,7 @@ class Response:
     payload: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """A message of the peer that the connection itself turned down; the connection is still good.
 
     Write ``reply`` to the peer as it is; it tells it the code and the message. The caller has nothing else
@@ -85,8 +83,7 @@ class Refused:
     reply: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionClosed:
+class ConnectionClosed(Struct, frozen=True):
     """The peer closed the connection between two messages. Repeated for as long as it is asked for."""
 
 

@@ -7,8 +7,9 @@ The rules are those of the Go implementation, except that we bound what waits fo
 """
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bayplan.wire.errors import StreamError, TooManyCallsError
 from bayplan.wire.events import Code
@@ -51,8 +52,7 @@ class Verdict(enum.Enum):
     """Drop the body; the call of ours that it belongs to has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(Struct, frozen=True):
     """A verdict; for REFUSE and FAIL with the status that it leads to."""
 
     verdict: Verdict

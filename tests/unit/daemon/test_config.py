@@ -3,10 +3,10 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.config import load_settings
 from bayplan.daemon.keys import KEYS
@@ -158,7 +158,7 @@ def test_the_same_keys_in_yaml(write: Write) -> None:
 
 
 def _without_sources(settings: Settings) -> Settings:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     return replace(settings, sources=(), notices=(), kubelet_managers={})
 

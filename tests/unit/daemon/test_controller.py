@@ -4,10 +4,10 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.expectations import expectations
 from bayplan.daemon.transactions import RETRY_S

@@ -1,10 +1,10 @@
 """Flags come to the same as files, and the documentation, the flags and the keys never drift apart."""
 
-import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bayplan import __version__
@@ -158,7 +158,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_field_of_the_settings_has_exactly_one_key() -> None:
-    fields = {field.name for field in dataclasses.fields(Settings)} - {
+    fields = set(Settings.__struct_fields__) - {
         "sources",
         "notices",
         "kubelet_managers",
@@ -233,4 +233,4 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         return
     path = tmp_path / "default.toml"
     path.write_text(f"{name} = {spelled.get(name, repr(KEYS[name].default))}")
-    assert dataclasses.replace(load_settings([path]), sources=()) == Settings()
+    assert msgspec.structs.replace(load_settings([path]), sources=()) == Settings()

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware, Host, Measurement, measure
 from bayplan.daemon.settings import KUBELET, Settings

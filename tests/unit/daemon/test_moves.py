@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.workload import Container, ContainerState, Resources, Update

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bayplan.daemon.residue import CRIO, PATIENCE_S, Residue
 from bayplan.domain.decision import QosClass

@@ -1,8 +1,9 @@
 """What the admin socket shows of the kernel beside the ledger."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bayplan.daemon.snapshot import kernel_oom_score_adj, snapshot_of
 from bayplan.domain.decision import QosClass

@@ -3,10 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.transactions import RETRY_S
 from bayplan.daemon.turns import SessionHandler

@@ -1,11 +1,11 @@
 """Turns at the controller: the session's events and other writers, and who hears of which update."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.turns import SessionHandler
 from bayplan.domain.decision import QosClass

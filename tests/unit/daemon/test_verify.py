@@ -1,10 +1,10 @@
 """Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.expectations import Expectation, Expected, expectations

@@ -1,8 +1,7 @@
 """Containers without a record, or with one that is older than they are."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Outcome, QosClass
 from bayplan.domain.exact.engine import ExactEngine

@@ -1,9 +1,8 @@
 """A learned reservation rises at once, falls late, and never takes what was promised."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Claim,

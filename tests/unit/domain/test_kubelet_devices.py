@@ -1,8 +1,7 @@
 """Devices in the `kubelet` engine: the hints of kubelet's Device Manager for one device each."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, DeviceHint, Outcome, QosClass
 from bayplan.domain.exact.engine import ExactEngine

@@ -1,11 +1,11 @@
 """The `kubelet` engine on a ledger: kubelet's placements and refusals, nothing lost or promised twice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.domain.engine import Engine, allocatable_bytes

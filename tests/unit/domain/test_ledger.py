@@ -1,9 +1,8 @@
 """The ledger keeps its totals equal to the sum of its entries."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.domain.ledger import Entry, Ledger

@@ -1,10 +1,9 @@
 """Other tiers only on request, a device's memory only with the device: examples, and random machines."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     DeviceHint,

@@ -1,8 +1,7 @@
 """Which memory policy a container starts with, and what becomes of one that cannot be set."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Decision,

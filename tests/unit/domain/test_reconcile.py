@@ -1,6 +1,6 @@
 """The ledger against the runtime's list."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Outcome, QosClass
 from bayplan.domain.exact.engine import ExactEngine

@@ -1,8 +1,7 @@
 """What is rewritten in a spec, and what the other containers are told."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.domain.ledger import Entry, Ledger

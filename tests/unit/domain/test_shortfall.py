@@ -1,6 +1,6 @@
 """What is reported when memory or CPUs leave that were promised."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Claim,

@@ -1,8 +1,7 @@
 """Annotations as wishes: every key, both scopes, and every way to be wrong."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
 from bayplan.domain.topology import Machine
@@ -121,4 +120,4 @@ def test_a_machine_without_tiers_says_so() -> None:
 
 
 def test_every_key_sets_a_field() -> None:
-    assert {key.field for key in KEYS.values()} == set(Wishes.__dataclass_fields__)
+    assert {key.field for key in KEYS.values()} == set(Wishes.__struct_fields__)

@@ -1,10 +1,10 @@
 """Devices and their NUMA nodes, on a machine whose sysfs is laid out as the kernel does it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import DeviceHint, Interval, QosClass, QosSource, Request
 from bayplan.domain.memory_kinds import device_nodes

@@ -1,9 +1,9 @@
 """Tiers, initiators and owners of memory: good, absent as on older kernels, and garbled."""
 
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.topology import Machine, Performance
 from bayplan.errors import HostError

@@ -2,11 +2,11 @@
 
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import HostError

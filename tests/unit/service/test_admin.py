@@ -10,10 +10,10 @@ import socket
 import stat
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.errors import HostError, UnavailableError
 from bayplan.service import admin

@@ -1,7 +1,8 @@
 """Metrics say what status and nodes say, in a form that Prometheus reads."""
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Placement
 from bayplan.domain.ledger import Ledger

@@ -1,7 +1,8 @@
 """Views say what the ledger says, in plain values, and nothing that JSON cannot hold."""
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.domain.ledger import Ledger

@@ -1,9 +1,9 @@
 """An entry written into a container: all that a record needs, and nothing that somebody else wrote."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Affinity,

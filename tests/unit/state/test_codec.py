@@ -3,11 +3,11 @@
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
@@ -21,9 +21,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 def anything(kind: type) -> st.SearchStrategy:
     """Values of *kind* with every field drawn, those with defaults too (st.from_type may leave them out)."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, Struct):
         hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{one.name: anything(hints[one.name]) for one in fields(kind) if one.init})
+        return st.builds(kind, **{one: anything(hints[one]) for one in kind.__struct_fields__})
     if isinstance(kind, type) and issubclass(kind, IdSet):
         return st.sets(st.integers(0, kind.max_id), max_size=8).map(kind)
     if origin in (typing.Union, types.UnionType):

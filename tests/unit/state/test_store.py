@@ -8,12 +8,12 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Outcome
 from bayplan.domain.held_memory import Learned

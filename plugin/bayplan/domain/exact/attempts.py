@@ -1,11 +1,13 @@
 """One attempt to place a container: a ground with the sets on it that the policy allows; why it failed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
 from itertools import islice
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, Outcome, Placement, Reason, Request, Shortage
 from bayplan.domain.exact.books import Amounts, Books, shortage
@@ -28,8 +30,7 @@ _MAX_SETS_OF_A_REFUSAL: Final = 1000
 """Of so many sets that the policy allows those are looked for that lack least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """A ground with the sets on it that the policy allows, and what they are wanted for."""
 
     ground: Ground

@@ -5,8 +5,9 @@ saves time. A node whose capacity fell below its claims has unmet claims, and ta
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.decision import Claim, Holder, Placement, Shortage
 from bayplan.domain.engine import allocatable_bytes
@@ -27,8 +28,7 @@ class OvercommitError(AssertionError):
     """A decision of ours would have promised more than a set of nodes holds: a defect, never an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """The resource that is short, and the smallest set of nodes that is."""
 
     resource: str

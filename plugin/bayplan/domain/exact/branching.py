@@ -7,10 +7,11 @@ other only beside it. Invariant: what was not found does not exist, unless `Effo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import le
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.exact.criteria import Question, overlapping_sets
 from bayplan.domain.exact.crossings import Crossable, Crossings
@@ -27,8 +28,7 @@ _SETS_A_STEP: Final = 16
 """What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
 
 
-@dataclass(slots=True)
-class _Branch:
+class _Branch(Struct):
     """All sets that contain ``included`` and otherwise only nodes of ``rest``, which are in the order of
     trying. ``near`` maps each of these to its distance from ``included``. ``excluded`` are the nodes of the
     ground that are neither."""

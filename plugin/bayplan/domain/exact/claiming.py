@@ -6,8 +6,10 @@ All others claim on every ordinary node. Nothing here looks for room.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import QosClass, Request
 from bayplan.domain.memory_kinds import closed_nodes, usable_nodes, why_unusable
@@ -19,8 +21,7 @@ from bayplan.sets import NodeSet
 STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(Struct, frozen=True):
     """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
     ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
     placed elsewhere. ``why`` is for humans; so is ``obstacle``, which says why there are none."""

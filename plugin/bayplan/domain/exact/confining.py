@@ -8,8 +8,9 @@ decision says why.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from bayplan.domain.cpus import take_cpus
 from bayplan.domain.decision import (

@@ -5,8 +5,10 @@ therefore kept by nothing but luck, and sets that are nested or disjoint come be
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.exact.books import Amounts, Books
 from bayplan.domain.exact.effort import Effort
@@ -19,8 +21,7 @@ ROOM_TAKEN: Final = "room taken"
 EIGHTHS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """What a set of nodes is wanted for.
 
     ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the

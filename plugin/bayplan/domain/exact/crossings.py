@@ -5,7 +5,8 @@ them. Invariant: `crossed` never falls as nodes are included or excluded.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bayplan.domain.exact.flow import bits
 
@@ -30,8 +31,7 @@ class Crossable:
         self.start = Crossings(0, around, apart)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossings:
+class Crossings(Struct, frozen=True):
     """Sets by bits: ``touched`` share nodes with the included ones, ``around`` could still contain all that
     is chosen, ``apart`` can no longer lie within it."""
 

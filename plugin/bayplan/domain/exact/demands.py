@@ -6,14 +6,14 @@ submodular: a node never adds more to a set than it added to a part of that set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bayplan.domain.exact.criteria import Question
 from bayplan.domain.exact.lookup import AnyTrial
 
 
-@dataclass(frozen=True, slots=True)
-class Gains:
+class Gains(Struct, frozen=True):
     """For each node a bound of what it ``adds`` to a set. Where that was worked out, it is what it adds, and
     ``seen`` has the nodes whose loads it depends on. ``steps`` is what it cost."""
 
@@ -22,8 +22,7 @@ class Gains:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """So much of something that a set must have. ``most`` bounds what each node adds to any set; without a
     *trial* it is what each node adds. ``own`` is what each has for itself once the claims within it are
     kept."""
@@ -34,8 +33,7 @@ class Demand:
     trial: AnyTrial | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """What a set of nodes has of a demand: ``held``, at most the target."""
 
     demand: Demand

@@ -6,7 +6,8 @@ set of nodes is found for a container that is to be confined is in `confining`.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.claims import OPTED_OUT, pinned_reason
 from bayplan.domain.decision import (

@@ -7,9 +7,11 @@ policy or has a memory policy. As few as suffice, the smallest first; none if it
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Move
 from bayplan.domain.exact.books import Amounts, Books, claim_of
@@ -32,8 +34,7 @@ _SETS_A_STEP: Final = 8
 """What it costs to try something on a copy of the books."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mover:
+class Mover(Struct, frozen=True):
     """A container that could become wider: its claim, and the widest set it may have."""
 
     entry: Entry

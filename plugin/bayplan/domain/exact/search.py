@@ -6,8 +6,9 @@ Whether that took more steps than it may, so that something better may exist, is
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.decision import Advantage, Candidate
 from bayplan.domain.exact.branching import Branching, Limit
@@ -30,8 +31,7 @@ _FEW: Final = 64
 """So many sets are looked at for a runner-up that nobody needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(Struct, frozen=True):
     """Where to look: subsets of ``ground`` with at most ``widest`` nodes that contain ``core``; only the
     whole ground if ``exactly``."""
 
@@ -41,8 +41,7 @@ class Area:
     exactly: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """The chosen nodes, with what the decision shows of the choice. ``overlapping`` counts crossed sets."""
 
     nodes: int

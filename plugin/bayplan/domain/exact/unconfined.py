@@ -5,7 +5,8 @@ could not be promised is said, with the minimum cut.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.domain.exact.books import Books, shortage

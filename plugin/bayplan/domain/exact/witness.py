@@ -6,7 +6,8 @@ came without us or lost their capacity can be short of that.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Claim, Placement, Shortage
 from bayplan.domain.engine import allocatable_bytes

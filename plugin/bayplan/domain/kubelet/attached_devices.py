@@ -6,8 +6,10 @@ preferred. For a single device these are all sets with a node of it, and those o
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.decision import DeviceHint
 from bayplan.domain.device_hints import together
@@ -19,8 +21,7 @@ from bayplan.sets import NodeSet
 State = TypeVar("State")
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedDevices:
+class AttachedDevices(Struct, frozen=True):
     """A provider for one container, known by its name; it allocates nothing. ``everything`` are all nodes of
     the machine."""
 

@@ -8,8 +8,9 @@ As kubelet does it, including its in-band values: a quota of 0 or -1 means no li
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.domain.decision import QosClass
 from bayplan.domain.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
@@ -49,8 +50,7 @@ class SwapBehavior(enum.Enum):
     LIMITED_SWAP = "LimitedSwap"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
+class NodeSettings(Struct, frozen=True):
     """The node's share of the answer.
 
     ``capacity_bytes`` is MemTotal, ``allocatable_bytes`` the node's allocatable memory. ``memory_qos`` None
@@ -74,8 +74,7 @@ class NodeSettings:
         return quota_from_milli(limit_milli, self.period_us if self.custom_period else DEFAULT_PERIOD_US)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerValues:
+class ContainerValues(Struct, frozen=True):
     """What kubelet asks the runtime to set for a container. ``cpu_quota_us`` and ``cpu_period_us`` are None
     where kubelet leaves the quota alone; ``hugepage_limits_bytes`` maps page sizes."""
 
@@ -88,8 +87,7 @@ class ContainerValues:
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PodValues:
+class PodValues(Struct, frozen=True):
     """What kubelet writes into a pod's own cgroup; None where it leaves a file alone."""
 
     cpu_shares: int

@@ -14,10 +14,11 @@ largest and first subset, in the order of the nodes, as in kubelet.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import isqrt
 from typing import Final
+
+from msgspec import Struct
 
 _GOING, _ENDED = 1, 2
 """Whether the last round still reaches the nodes that the walk comes to, or ended before them."""
@@ -37,8 +38,7 @@ Table = Mapping[State, int]
 """The largest gain of the nodes from some position on, by what they provide."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """Positions of the members, each of which gives the share, and of those which also give the remainder
     among them, one group at a time in rounds."""
 
@@ -67,8 +67,7 @@ def best_split(free: Sequence[int], count: int, share: int, group: int, extra: i
     return _by_bound(problem, able) or _by_walk(problem, able)
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
+class _Problem(Struct, frozen=True):
     """The arguments of `best_split`, and what choices gain."""
 
     free: tuple[int, ...]
@@ -283,8 +282,7 @@ def _offers(problem: _Problem, place: int, rounds: int) -> list[tuple[int, int]]
     return offers
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
+class _Walk(Struct, frozen=True):
     """The nodes at *places* in order, each of which takes one of its steps or none."""
 
     places: tuple[int, ...]

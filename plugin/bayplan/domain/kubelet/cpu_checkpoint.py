@@ -7,8 +7,9 @@ that the dump is rebuilt here. Text in, text out: nothing here opens a file.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from bayplan.domain.kubelet.cpu_errors import CpuStateError
 from bayplan.domain.kubelet.cpu_state import CpuState
@@ -23,8 +24,7 @@ _NIL: Final = "<nil>"
 _INT64_DIGITS: Final = 19
 
 
-@dataclass(frozen=True, slots=True)
-class CpuCheckpoint:
+class CpuCheckpoint(Struct, frozen=True):
     """The content of a file, uninterpreted. ``entries`` values are CPU lists, or in version 1 one list per
     container id; a JSON null is None, because the checksum tells null and empty apart."""
 

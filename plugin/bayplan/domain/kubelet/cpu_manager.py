@@ -5,8 +5,11 @@ Kubernetes v1.36. Nothing here merges hints, reads files or talks to a runtime.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.cpu_assignment import take_packed
 from bayplan.domain.kubelet.cpu_distribution import take_distributed
@@ -75,19 +78,18 @@ def cpu_policy(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StaticCpuPolicy:
+class StaticCpuPolicy(Struct, frozen=True, dict=True):
     """The static policy on one machine. ``reserved`` is never given away; under strict-cpu-reservation the
     containers that share do not get it either."""
 
     topology: CpuTopology
     options: CpuOptions
     reserved: CpuSet
-    gates: FeatureGates = field(default=FeatureGates())
-    reserved_cores: CpuSet = field(init=False, repr=False, compare=False)
+    gates: FeatureGates = FeatureGates()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reserved_cores", self.topology.siblings(self.reserved))
+    @cached_property
+    def reserved_cores(self) -> CpuSet:
+        return self.topology.siblings(self.reserved)
 
     @classmethod
     def reserving(

@@ -4,8 +4,9 @@ Source: Kubernetes v1.36. Nothing here knows a configuration file; names and val
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.kubelet.cpu_errors import CpuConfigError
 from bayplan.domain.kubelet.cpu_topology import CpuTopology
@@ -34,8 +35,7 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """What Go's strconv.ParseBool accepts, and with it kubelet."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
+class CpuOptions(Struct, frozen=True):
     """The options of the static policy, by their kubelet names with underscores."""
 
     full_pcpus_only: bool = False

@@ -5,7 +5,8 @@ Pure: what was told before comes in, what to tell now goes out; the telling is d
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bayplan.domain.kubelet.cpu_state import CpuState
 from bayplan.sets import CpuSet
@@ -29,8 +30,7 @@ class Standing(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(Struct, frozen=True):
     """One container, its outcome, and the CPUs that it should have; None where it is FAILED."""
 
     pod_uid: str

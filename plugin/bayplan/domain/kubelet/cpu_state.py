@@ -5,7 +5,9 @@ and two containers hold the same one only inside a pod whose init container left
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.sets import CpuSet
 
@@ -13,8 +15,7 @@ Assignments = Mapping[str, Mapping[str, CpuSet]]
 """Pod uid -> container name -> CPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuState:
+class CpuState(Struct, frozen=True):
     """``shared`` is kubelet's default CPU set. ``budgets`` holds the CPUs of pods that have a budget of their
     own, by pod uid. ``reusable`` maps a pod uid to CPUs that its finished init containers leave to its other
     containers; it is not part of what is saved, so that a restart forgets it, as in kubelet."""

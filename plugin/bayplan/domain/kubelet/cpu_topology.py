@@ -6,15 +6,17 @@ Elements are bit masks of CPU ids, because every question here is an intersectio
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from bayplan.domain.topology import Machine
 from bayplan.sets import CpuSet, NodeSet
 
 
-@dataclass(frozen=True, slots=True)
-class LogicalCpu:
+class LogicalCpu(Struct, frozen=True):
     """One logical CPU and the elements that it belongs to. Every id is unique on the machine."""
 
     id: int
@@ -24,8 +26,7 @@ class LogicalCpu:
     uncore: int
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTopology:
+class CpuTopology(Struct, frozen=True, dict=True):
     """All CPUs. The ``num_`` counts stand beside them, because kubelet divides by what cAdvisor reports and
     not by what the CPUs show; `of_cpus` and `of_machine` make both agree.
 
@@ -39,38 +40,57 @@ class CpuTopology:
     num_sockets: int
     num_nodes: int
     num_uncores: int
-    all_cpus: CpuSet = field(init=False, repr=False, compare=False)
-    nodes: NodeSet = field(init=False, repr=False, compare=False)
-    core_cpus: Mapping[int, int] = field(init=False, repr=False, compare=False)
-    node_cpus: Mapping[int, int] = field(init=False, repr=False, compare=False)
-    socket_cpus: Mapping[int, int] = field(init=False, repr=False, compare=False)
-    uncore_cpus: Mapping[int, int] = field(init=False, repr=False, compare=False)
-    cores_of_socket: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    cores_of_node: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    cores_of_uncore: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    sockets_of_node: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    nodes_of_socket: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    uncores_of_node: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        cpus = tuple(sorted(self.cpus, key=lambda cpu: cpu.id))
-        derived: dict[str, object] = {
-            "cpus": cpus,
-            "all_cpus": CpuSet(cpu.id for cpu in cpus),
-            "nodes": NodeSet(cpu.node for cpu in cpus),
-            "core_cpus": _masks((cpu.core, cpu.id) for cpu in cpus),
-            "node_cpus": _masks((cpu.node, cpu.id) for cpu in cpus),
-            "socket_cpus": _masks((cpu.socket, cpu.id) for cpu in cpus),
-            "uncore_cpus": _masks((cpu.uncore, cpu.id) for cpu in cpus),
-            "cores_of_socket": _members((cpu.socket, cpu.core) for cpu in cpus),
-            "cores_of_node": _members((cpu.node, cpu.core) for cpu in cpus),
-            "cores_of_uncore": _members((cpu.uncore, cpu.core) for cpu in cpus),
-            "sockets_of_node": _members((cpu.node, cpu.socket) for cpu in cpus),
-            "nodes_of_socket": _members((cpu.socket, cpu.node) for cpu in cpus),
-            "uncores_of_node": _members((cpu.node, cpu.uncore) for cpu in cpus),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        force_setattr(self, "cpus", tuple(sorted(self.cpus, key=lambda cpu: cpu.id)))
+
+    @cached_property
+    def all_cpus(self) -> CpuSet:
+        return CpuSet(cpu.id for cpu in self.cpus)
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        return NodeSet(cpu.node for cpu in self.cpus)
+
+    @cached_property
+    def core_cpus(self) -> Mapping[int, int]:
+        return _masks((cpu.core, cpu.id) for cpu in self.cpus)
+
+    @cached_property
+    def node_cpus(self) -> Mapping[int, int]:
+        return _masks((cpu.node, cpu.id) for cpu in self.cpus)
+
+    @cached_property
+    def socket_cpus(self) -> Mapping[int, int]:
+        return _masks((cpu.socket, cpu.id) for cpu in self.cpus)
+
+    @cached_property
+    def uncore_cpus(self) -> Mapping[int, int]:
+        return _masks((cpu.uncore, cpu.id) for cpu in self.cpus)
+
+    @cached_property
+    def cores_of_socket(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.socket, cpu.core) for cpu in self.cpus)
+
+    @cached_property
+    def cores_of_node(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.node, cpu.core) for cpu in self.cpus)
+
+    @cached_property
+    def cores_of_uncore(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.uncore, cpu.core) for cpu in self.cpus)
+
+    @cached_property
+    def sockets_of_node(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.node, cpu.socket) for cpu in self.cpus)
+
+    @cached_property
+    def nodes_of_socket(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.socket, cpu.node) for cpu in self.cpus)
+
+    @cached_property
+    def uncores_of_node(self) -> Mapping[int, tuple[int, ...]]:
+        return _members((cpu.node, cpu.uncore) for cpu in self.cpus)
 
     @classmethod
     def of_cpus(cls, cpus: Iterable[LogicalCpu]) -> Self:

@@ -6,8 +6,10 @@ Nothing here finds devices; `bayplan.host` does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.hints import Demand, HintSet, OfSize, ProviderHints, Region
 from bayplan.domain.kubelet.merge import narrowest_size
@@ -64,16 +66,14 @@ class DeviceRequestChangedError(DeviceManagerError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One device. ``nodes`` are the NUMA nodes that it is attached to, None if nothing is known of that."""
 
     nodes: NodeSet | None = None
     healthy: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(Struct, frozen=True):
     """What has been given away: pod uid -> container -> resource -> devices. ``reusable`` maps a pod uid to
     the devices, by resource, that its finished init containers leave to its other containers."""
 
@@ -110,8 +110,7 @@ class DeviceState:
         return replace(self, assignments={**assignments, pod_uid: left} if left else assignments)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceManager:
+class DeviceManager(Struct, frozen=True):
     """The devices of a machine: resource name -> device id -> device."""
 
     devices: Mapping[str, Mapping[str, Device]]

@@ -5,29 +5,20 @@ the smaller average distance is closer; a node's distance to itself counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
+
+from msgspec import Struct
 
 from bayplan.domain.kubelet.hints import bits
 from bayplan.domain.topology import LOCAL_DISTANCE, REMOTE_DISTANCE, Machine
 
 
-@dataclass(frozen=True, slots=True)
-class Distances:
+class Distances(Struct, frozen=True, dict=True):
     """``rows`` maps every node id to the distances from it, by node id; the kernel's defaults stand in for
     distances that are left out. Distances may be asymmetric."""
 
     rows: Mapping[int, Mapping[int, int]]
-    _nearest: Mapping[int, Sequence[int]] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        nearest = {
-            node: list(
-                accumulate(sorted(self._pair(node, other) for other in self.rows if other != node), initial=0)
-            )
-            for node in self.rows
-        }
-        object.__setattr__(self, "_nearest", nearest)
 
     @classmethod
     def of(cls, machine: Machine) -> "Distances":
@@ -58,6 +49,15 @@ class Distances:
     def nearest(self, node: int, count: int) -> int:
         """The sum of the distances between a node and the *count* nodes nearest to it, both ways."""
         return self._nearest[node][count]
+
+    @cached_property
+    def _nearest(self) -> Mapping[int, Sequence[int]]:
+        return {
+            node: list(
+                accumulate(sorted(self._pair(node, other) for other in self.rows if other != node), initial=0)
+            )
+            for node in self.rows
+        }
 
     def _pair(self, a: int, b: int) -> int:
         return self.between(a, b) + self.between(b, a)

@@ -5,7 +5,9 @@ state, as in kubelet, until `KubeletEngine.without_pod` takes it back.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.attached_devices import AttachedDevices
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
@@ -22,8 +24,7 @@ NO_MEMORY_MANAGER = MemoryManager(MemoryPolicy.NONE, MemoryState())
 """The policy None: no books, no hints, no refusals."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineState:
+class EngineState(Struct, frozen=True):
     """What all managers have given away."""
 
     cpus: CpuState = field(default=CpuState())
@@ -31,8 +32,7 @@ class EngineState:
     devices: DeviceState = field(default=DeviceState())
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletEngine:
+class KubeletEngine(Struct, frozen=True):
     """The managers of one machine. ``cpus`` None is the CPU Manager's policy none; the Memory Manager is part
     of the state, because it is a value with its books; ``devices`` None are no devices to choose from, and
     ``attached`` are those that the container in question has already."""

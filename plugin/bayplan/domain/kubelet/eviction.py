@@ -6,9 +6,11 @@ neither the priority of a pod nor the request of most, without which the order w
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.eviction_thresholds import (
     ALLOCATABLE_MEMORY,
@@ -34,16 +36,14 @@ _MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY)
 _CONTAINER_FS: Final = "containerfs"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """What of a signal's resource is available, and how much there is in all (MemTotal, say)."""
 
     available: int
     capacity: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PodUsage:
+class PodUsage(Struct, frozen=True):
     """What the order of eviction depends on. ``working_set_bytes`` is None while nothing was measured;
     ``request_bytes`` is the pod's own, by `bayplan.domain.kubelet.resources.pod_requests`."""
 
@@ -53,8 +53,7 @@ class PodUsage:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionNote:
+class EvictionNote(Struct, frozen=True):
     """What kubelet tells of an eviction: the message in the pod's status, and the event's annotations."""
 
     message: str

@@ -8,9 +8,11 @@ when one is met is in `bayplan.domain.kubelet.eviction`.
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.topology import MEMORY
 from bayplan.errors import ParseError
@@ -59,8 +61,7 @@ class ThresholdError(ParseError):
         self.kubelet = kubelet
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdValue:
+class ThresholdValue(Struct, frozen=True):
     """An amount in the signal's unit (bytes, inodes, processes), or else a share of the capacity: a number
     from 0 to 1 in single precision."""
 
@@ -72,8 +73,7 @@ class ThresholdValue:
         return int(float(capacity) * self.share) if self.amount is None else self.amount
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(Struct, frozen=True):
     """kubelet acts when less than ``value`` is available for longer than the grace period, and then until
     ``min_reclaim`` more than that is."""
 

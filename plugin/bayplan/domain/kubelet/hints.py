@@ -6,23 +6,22 @@ ground are added), which is what lets `bayplan.domain.kubelet.merge` find the an
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.sets import NodeSet
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """One set of nodes on which a resource could be had. ``nodes`` None: any node will do."""
 
     nodes: NodeSet | None
     preferred: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """At least ``needed`` of something, of which each node holds its amount.
 
     ``amounts`` maps node ids to what is there (CPUs, bytes, devices); nodes that are left out hold none.
@@ -40,8 +39,7 @@ class Demand:
         return total + sum(amount for where, amount in self.shared if not nodes.isdisjoint(where))
 
 
-@dataclass(frozen=True, slots=True)
-class OfSize:
+class OfSize(Struct, frozen=True):
     """Preferred are the sets of exactly this many nodes."""
 
     size: int
@@ -51,8 +49,7 @@ class OfSize:
         return len(nodes) == self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Touching:
+class Touching(Struct, frozen=True):
     """Preferred are the sets which touch exactly ``count`` of the ``blocks`` (disjoint; sockets).
 
     The CPU Manager's option align-by-socket prefers in this way.
@@ -69,8 +66,7 @@ class Touching:
 Preference = OfSize | Touching
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Struct, frozen=True):
     """All non-empty sets M with ``must`` <= M <= ``ground`` in which every demand is met.
 
     Invariant (monotone): with M, every larger set inside the ground is in the region too. So the region is
@@ -94,8 +90,7 @@ class Region:
         return self.ground in self
 
 
-@dataclass(frozen=True, slots=True)
-class HintSet:
+class HintSet(Struct, frozen=True):
     """What a provider answers for one resource: hints one by one, and whole regions of them.
 
     The same nodes may be described more than once; that changes no answer. An empty set means that the

@@ -7,8 +7,9 @@ so a checkpoint keeps that difference (None and empty), and a `MemoryState`, whi
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.memory_checksum import (
     Checkpoint,

@@ -5,8 +5,9 @@ hashes that text with FNV-1a of 32 bits; the text here must be spew's to the byt
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from bayplan.domain.kubelet.memory_state import MemoryTable
 
@@ -15,8 +16,7 @@ _FNV_PRIME: Final = 0x01000193
 _NIL: Final = "<nil>"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBlock:
+class SavedBlock(Struct, frozen=True):
     """A block as the file has it."""
 
     nodes: tuple[int, ...] | None
@@ -24,8 +24,7 @@ class SavedBlock:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SavedNode:
+class SavedNode(Struct, frozen=True):
     """A node as the file has it."""
 
     assignments: int
@@ -37,8 +36,7 @@ SavedBlocks = tuple[SavedBlock, ...] | None
 SavedEntries = Mapping[str, Mapping[str, SavedBlocks] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The content of the file. ``checksum`` is what the file says."""
 
     policy_name: str

@@ -11,8 +11,10 @@ differences, where kubelet damages its own state:
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.hints import Hint, HintSet, ProviderHints
 from bayplan.domain.kubelet.memory_errors import (
@@ -71,8 +73,7 @@ class MemoryPolicy(enum.Enum):
             raise MemoryConfigurationError(f'unknown policy: "{name}"') from None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryManager:
+class MemoryManager(Struct, frozen=True):
     """The manager of one machine's memory. Hints given to it must lie within the machine's nodes."""
 
     policy: MemoryPolicy

@@ -7,7 +7,8 @@ and the sums are taken over all nodes that such sets connect: whatever this prog
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.memory_errors import MemoryConfigurationError, MemoryStateError
 from bayplan.domain.kubelet.memory_manager import MemoryManager, MemoryPolicy

@@ -11,14 +11,15 @@ Invariant: with books kept only through this module, a state can always be resto
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.topology import MEMORY, Machine, hugepages
 from bayplan.sets import NodeSet
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTable:
+class MemoryTable(Struct, frozen=True):
     """One resource on one node, in bytes. ``allocatable`` is what is left for containers of ``total`` (for
     ordinary memory also without the huge pages); it is split into ``reserved`` and ``free``."""
 
@@ -33,8 +34,7 @@ class MemoryTable:
         return replace(self, reserved=self.reserved + amount_bytes, free=self.free - amount_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True):
     """One node. ``assignments`` counts blocks whose set of nodes holds it, also blocks without a byte there.
     ``group`` is the node alone, or the set of nodes that its allocations are bound to."""
 
@@ -59,8 +59,7 @@ class NodeMemory:
         return replace(self, tables={**self.tables, resource: self.tables[resource].moved(amount_bytes)})
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A promise of ``size_bytes`` of one resource, somewhere on ``nodes``."""
 
     nodes: NodeSet
@@ -72,8 +71,7 @@ Blocks = tuple[Block, ...]
 Nodes = Mapping[int, NodeMemory]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True):
     """The books of a machine.
 
     ``assignments`` maps a pod's uid to its containers' names and their blocks. ``pod_blocks`` holds the pods

@@ -24,8 +24,10 @@ by one. See `bayplan.domain.kubelet.node_rules` for the bound in all other cases
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.distances import Distances
 from bayplan.domain.kubelet.hints import Hint, HintSet, OfSize, Region, Touching, bits
@@ -34,8 +36,7 @@ from bayplan.domain.kubelet.node_search import Candidate, fewest, least
 from bayplan.sets import NodeSet
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """The merged hint. ``exact`` is False if the search was cut short: the hint is then an intersection of
     the providers' hints like any other, but kubelet might have found a better one."""
 

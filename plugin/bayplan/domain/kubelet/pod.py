@@ -5,8 +5,9 @@ Values only. Amounts are integers by resource name: ``cpu`` in thousandths of a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from bayplan.domain.decision import QosClass
 
@@ -17,8 +18,7 @@ Amounts = Mapping[str, int]
 """Amounts by resource name, as in requests and limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureGates:
+class FeatureGates(Struct, frozen=True):
     """kubelet's feature gates that change an answer, with the defaults of Kubernetes 1.36.
 
     ``pod_level_resources``: ``spec.resources`` of a pod counts (on since 1.34).
@@ -36,8 +36,7 @@ class FeatureGates:
         return self.pod_level_resources and self.pod_level_resource_managers
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
+class ContainerSpec(Struct, frozen=True):
     """A container of a pod. ``restartable`` marks an init container whose restart policy is Always, which
     makes it a sidecar; it means nothing on other containers."""
 
@@ -47,16 +46,14 @@ class ContainerSpec:
     restartable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PodLevelResources:
+class PodLevelResources(Struct, frozen=True):
     """``spec.resources`` of a pod: requests and limits for the pod as a whole."""
 
     requests: Amounts = field(default_factory=dict)
     limits: Amounts = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Struct, frozen=True):
     """A pod. ``qos`` is ``status.qosClass``, which wins over the computed class where it is set."""
 
     uid: str

@@ -6,8 +6,10 @@ caller and own their part of the state. Source: Kubernetes v1.36. How hints are 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.distances import Distances
 from bayplan.domain.kubelet.hints import Hint, HintSet, ProviderHints, flatten
@@ -54,8 +56,7 @@ class Provider(Protocol[State]):
         """The same for a pod with resources of its own, and all of its containers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission(Generic[State]):
+class Admission(Struct, Generic[State], frozen=True):
     """The outcome for a pod.
 
     ``state`` holds what has been allocated; kubelet takes nothing back from a refused pod before its next
@@ -81,8 +82,7 @@ class Admission(Generic[State]):
         return self.hints.get(container, NOT_ALIGNED)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What a policy makes of hints: the hint to allocate by, and whether the pod is admitted."""
 
     hint: Hint
@@ -90,8 +90,7 @@ class Verdict:
     exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyManager:
+class TopologyManager(Struct, frozen=True):
     """One configuration on one machine. ``distances`` None: of sets of equal size the lower ids win."""
 
     policy: TopologyPolicy

@@ -6,8 +6,9 @@ Source: Kubernetes v1.36. Problems are told in kubelet's words, all of them toge
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from msgspec import Struct, field
 
 from bayplan.domain.policy import TopologyPolicy
 from bayplan.errors import BayplanError, excerpt
@@ -53,8 +54,7 @@ class Scope(enum.Enum):
     POD = "pod"
 
 
-@dataclass(frozen=True, slots=True)
-class OptionGates:
+class OptionGates(Struct, frozen=True):
     """The feature gates TopologyManagerPolicyAlphaOptions and TopologyManagerPolicyBetaOptions, with their
     defaults. ``options`` says which option stands behind which."""
 
@@ -74,8 +74,7 @@ class OptionGates:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyOptions:
+class TopologyOptions(Struct, frozen=True):
     """topologyManagerPolicyOptions. ``max_nodes`` changes nothing here: see `beyond_kubelet`."""
 
     prefer_closest: bool = False

@@ -4,9 +4,10 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.daemon.settings import KUBELET, Settings
 from bayplan.domain.policy import TopologyPolicy

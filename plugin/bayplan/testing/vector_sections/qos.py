@@ -1,7 +1,8 @@
 """QoS classes, oom_score_adj, and the values of container and pod cgroups."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from bayplan.domain.decision import QosClass
 from bayplan.domain.kubelet.cgroup_values import (

@@ -13,8 +13,10 @@ Once the two have parted only the engine's own books are checked: they add up an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
 from bayplan.domain.kubelet.cpu_errors import CpuManagerError

@@ -1,6 +1,6 @@
 """Which set of nodes, and by what it won."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
 from bayplan.domain.exact.engine import ExactEngine

@@ -1,8 +1,7 @@
 """What a request claims, who is confined, and who may be moved."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Interval,

@@ -1,9 +1,8 @@
 """The `exact` engine: placements, strict and default policies, wishes, moves, and what must never happen."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Claim,

@@ -1,9 +1,8 @@
 """The exact engine with slow, fast and devices' memory: only for those who ask for it or have it."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Decision,

@@ -5,9 +5,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     Claim,

@@ -1,6 +1,6 @@
 """Room that is there again, or for the first time: who goes back, is promised more, gets more nodes."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bayplan.domain.decision import (
     MOVED_OVER,

@@ -1,9 +1,9 @@
 """kubelet's eviction rules: its recorded answers, and what the records leave out."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.eviction import (
     NodeCondition,

@@ -1,9 +1,8 @@
 """The books stay right, and restorable, whatever happens: also when hints put single nodes into groups."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.hints import Hint
 from bayplan.domain.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored

@@ -1,9 +1,8 @@
 """From a pod to what a runtime is told, and back: the class, and an interval with the true request in it."""
 
-from dataclasses import replace
-
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.decision import QosClass
 from bayplan.domain.kubelet.cgroup_values import NodeSettings, container_values

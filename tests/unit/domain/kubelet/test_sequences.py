@@ -1,12 +1,12 @@
 """All managers together: recorded lives of whole machines, and what no record shows."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.domain.kubelet.cpu_options import CpuOptions

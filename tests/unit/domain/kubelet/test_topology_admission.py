@@ -1,10 +1,11 @@
 """Admission by the Topology Manager: scopes, order, what stays allocated, and the words of a refusal."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.domain.kubelet.hints import Demand, Hint, HintSet, OfSize, Region
 from bayplan.domain.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
