@@ -33,7 +33,7 @@ def crosses(one: int, other: int) -> bool:
     return shared != 0 and shared not in (one, other)
 
 
-class _Loads:
+class Loads:
     """What nodes carry of which sets, and how it moves where something else is to have its place.
 
     ``free`` and ``carried`` map nodes to bytes, and to bytes by set. ``onward`` has for a node all nodes that
@@ -156,7 +156,7 @@ class _Loads:
             self.onward.pop(node, None)
 
 
-class Flow(_Loads):
+class Flow(Loads):
     """What is claimed on each set, and how it is spread over the nodes.
 
     ``unmet`` is what the nodes of a set cannot carry: only of claims that were there before they could be
@@ -183,7 +183,7 @@ class Flow(_Loads):
         twin = Flow.__new__(Flow)
         twin.capacity = self.capacity
         carried = {node: dict(load) for node, load in self.carried.items()}
-        _Loads.__init__(twin, self.free, carried, self.onward)
+        Loads.__init__(twin, self.free, carried, self.onward)
         twin.claimed, twin.unmet = dict(self.claimed), dict(self.unmet)
         twin.slack, twin.wide, twin.crossings = dict(self.slack), set(self.wide), self.crossings
         return twin
@@ -238,7 +238,7 @@ class Flow(_Loads):
 
     def afresh(self) -> "Trial":
         """What else could be carried, with loads that do not depend on the order of the changes."""
-        loads = _Loads(self.capacity, {node: {} for node in self.capacity}, {})
+        loads = Loads(self.capacity, {node: {} for node in self.capacity}, {})
         for nodes in sorted(self.claimed, key=lambda each: (each.bit_count(), each)):
             loads.push(nodes, self.claimed[nodes])
         return Trial(loads)
@@ -299,7 +299,7 @@ class Flow(_Loads):
             self.carry(waiting, lacking)
 
 
-class Trial(_Loads):
+class Trial(Loads):
     """What else a flow could carry, tried out beside it.
 
     The loads of the flow move, and take room from each other as they would. What is pushed is not carried
@@ -308,7 +308,7 @@ class Trial(_Loads):
 
     __slots__ = ()
 
-    def __init__(self, loads: _Loads) -> None:
+    def __init__(self, loads: Loads) -> None:
         super().__init__(loads.free, loads.carried, loads.onward, set())
 
     def copy(self) -> "Trial":

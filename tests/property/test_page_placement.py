@@ -1,0 +1,190 @@
+"""Where pages should lie, against brute force over all sets of nodes: Hall's condition on live numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.domain.page_placement import ContainerPages, NodeMemory, Plan, plan
+from bayplan.sets import NodeSet
+
+IDS = (0, 1, 2, 5)
+
+
+@dataclass
+class Scene:
+    """Live numbers; amounts are small, so that sets are often just full."""
+
+    nodes: dict[int, NodeMemory]
+    containers: list[ContainerPages]
+    start_bytes: dict[int, int]
+    goal_bytes: dict[int, int]
+
+    def planned(self) -> Plan:
+        return plan(self.nodes, self.containers, self.start_bytes, self.goal_bytes)
+
+    def room(self, kept: Mapping[int, int]) -> dict[int, int]:
+        return {
+            node: max(0, one.free_bytes + one.reclaimable_bytes - kept[node])
+            for node, one in self.nodes.items()
+        }
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    ids = IDS[: draw(st.integers(1, 4))]
+    few = st.integers(0, 12)
+    sets = st.sets(st.sampled_from(ids), min_size=1).map(NodeSet)
+    containers = []
+    for number in range(draw(st.integers(0, 6))):
+        held = draw(st.dictionaries(st.sampled_from(ids), few, max_size=3))
+        movable = {node: draw(st.integers(0, amount)) for node, amount in held.items()}
+        containers.append(
+            ContainerPages(
+                f"c{number}",
+                f"n{number}",
+                draw(sets),
+                draw(st.integers(0, 25)),
+                held,
+                movable if draw(st.booleans()) else {},
+                draw(st.integers(0, 2)),
+            )
+        )
+    start = {node: draw(st.integers(0, 2)) for node in ids}
+    goal = {node: start[node] + draw(st.integers(0, 2)) for node in ids}
+    nodes = {node: NodeMemory(draw(few), draw(few)) for node in ids}
+    return Scene(nodes, containers, start, goal)
+
+
+def violation(room: Mapping[int, int], containers: Sequence[ContainerPages], *, movable: bool) -> int:
+    """The largest amount by which some set of nodes is asked for more than it can give."""
+    ids, worst = sorted(room), 0
+    for mask in range(1 << len(ids)):
+        there = NodeSet(node for place, node in enumerate(ids) if mask >> place & 1)
+        asked = sum(one.outstanding_bytes for one in containers if one.nodes <= there)
+        given = sum(room[node] for node in there)
+        if movable:
+            for one in containers:
+                own = {node: amount for node, amount in one.movable_bytes.items() if node in one.nodes}
+                given += sum(amount for node, amount in own.items() if node in there)
+                asked += sum(own.values()) if one.nodes <= there else 0
+        worst = max(worst, asked - given)
+    return worst
+
+
+def moved(scene: Scene, made: Plan) -> Scene:
+    """What is there once the pages were moved."""
+    free = {node: one.free_bytes for node, one in scene.nodes.items()}
+    held = {one.container_id: dict(one.held_bytes) for one in scene.containers}
+    movable = {one.container_id: dict(one.movable_bytes) for one in scene.containers}
+    for move in made.moves:
+        free[move.source] += move.amount_bytes
+        free[move.target] -= move.amount_bytes
+        for rows in (held, movable):
+            row = rows[move.container_id]
+            row[move.source] -= move.amount_bytes
+            row[move.target] = row.get(move.target, 0) + move.amount_bytes
+    nodes = {
+        # What is not free there has to be reclaimed first.
+        node: NodeMemory(max(0, amount), scene.nodes[node].reclaimable_bytes + min(0, amount))
+        for node, amount in free.items()
+    }
+    containers = [
+        replace(one, held_bytes=held[one.container_id], movable_bytes=movable[one.container_id])
+        for one in scene.containers
+    ]
+    return Scene(nodes, containers, scene.start_bytes, scene.goal_bytes)
+
+
+@given(scenes())
+def test_nothing_is_moved_unless_some_set_cannot_give_what_is_outstanding(scene: Scene) -> None:
+    made = scene.planned()
+    at_risk = violation(scene.room(scene.start_bytes), scene.containers, movable=False) > 0
+    assert bool(made.risks) == at_risk
+    if not at_risk:
+        assert (made.moves, made.unmet_bytes) == ((), 0)
+
+
+@given(scenes())
+def test_what_has_no_place_is_what_the_worst_set_lacks(scene: Scene) -> None:
+    made = scene.planned()
+    if made.risks:
+        worst = violation(scene.room(scene.goal_bytes), scene.containers, movable=True)
+        assert made.unmet_bytes == worst
+
+
+@given(scenes())
+def test_moves_can_be_made_and_suffice(scene: Scene) -> None:
+    made = scene.planned()
+    after = moved(scene, made)
+    by_id = {one.container_id: one for one in scene.containers}
+    for move in made.moves:
+        one = by_id[move.container_id]
+        assert move.amount_bytes > 0
+        assert move.source != move.target
+        assert NodeSet([move.source, move.target]) <= one.nodes
+    assert all(amount >= 0 for one in after.containers for amount in one.movable_bytes.values())
+    assert all(one.reclaimable_bytes >= 0 for one in after.nodes.values())
+    if made.risks:
+        lacking = violation(after.room(scene.goal_bytes), after.containers, movable=False)
+        assert lacking == made.unmet_bytes
+
+
+@given(scenes())
+def test_what_was_moved_is_not_moved_again(scene: Scene) -> None:
+    after = moved(scene, scene.planned())
+    if not after.planned().unmet_bytes:
+        assert after.planned().moves == ()
+
+
+@given(scenes())
+def test_a_risk_names_a_set_that_lacks_memory_and_who_is_concerned(scene: Scene) -> None:
+    made, room = scene.planned(), scene.room(scene.start_bytes)
+    names = {one.name: one for one in scene.containers}
+    for risk in made.risks:
+        owners = [one for one in scene.containers if one.nodes <= risk.nodes]
+        assert risk.outstanding_bytes == sum(one.outstanding_bytes for one in owners)
+        assert risk.outstanding_bytes > sum(room[node] for node in risk.nodes if node in room)
+        assert all(names[name].nodes <= risk.nodes for name in risk.owners)
+        assert all(any(node in risk.nodes for node in names[name].held_bytes) for name in risk.occupants)
+
+
+def test_the_measured_case() -> None:
+    """Two confined containers have grown to half of their promise; unconfined pages lie on their nodes."""
+    free = NodeSet([0, 1, 2])
+    scene = Scene(
+        {0: NodeMemory(360), 1: NodeMemory(20, 30), 2: NodeMemory(0, 40)},
+        [
+            ContainerPages("g1", "g1", NodeSet([1]), 200, {1: 100}),
+            ContainerPages("g2", "g2", NodeSet([2]), 200, {2: 100}),
+            ContainerPages("b", "b", free, 150, {0: 20, 1: 100, 2: 30}, {1: 100, 2: 30}, 1),
+            ContainerPages("x", "x", free, 0, {1: 10, 2: 80}, {1: 10, 2: 80}, 0),
+        ],
+        dict.fromkeys(free, 0),
+        dict.fromkeys(free, 10),
+    )
+    made = scene.planned()
+    assert made.unmet_bytes == 0
+    moves = {(move.container_id, move.source, move.target): move.amount_bytes for move in made.moves}
+    # 100 are outstanding on each node, and 10 are to be left: BestEffort goes first.
+    assert moves == {("x", 1, 0): 10, ("b", 1, 0): 50, ("x", 2, 0): 70}
+    assert [(str(risk.nodes), risk.lacking_bytes) for risk in made.risks] == [("1", 50), ("2", 60)]
+    assert made.risks[0].owners == ("g1",)
+    assert made.risks[0].occupants == ("b", "x")
+
+
+def test_who_may_not_be_moved_is_named() -> None:
+    scene = Scene(
+        {0: NodeMemory(100), 1: NodeMemory(0)},
+        [
+            ContainerPages("g", "g", NodeSet([1]), 50),
+            ContainerPages("o", "o", NodeSet([0, 1]), 0, {1: 80}),
+        ],
+        {0: 0, 1: 0},
+        {0: 0, 1: 0},
+    )
+    made = scene.planned()
+    assert (made.moves, made.unmet_bytes) == ((), 50)
+    assert made.risks[0].occupants == ("o",)
