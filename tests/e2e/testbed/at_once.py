@@ -16,7 +16,7 @@ from testbed.kernel import parse_ids
 from testbed.node import POLL_S, Node
 from testbed.pods import Pod
 
-PROGRAM = Path(__file__).parent / "guest" / "cpu_watch.py"
+PROGRAM = Path(__file__).parent / "programs" / "cpu_watch.py"
 SERVICE = "cpu-watch"
 LOG = "/run/testbed/cpu-watch.log"
 RUNTIMES_OWN = ("runc", "crun", "exe")

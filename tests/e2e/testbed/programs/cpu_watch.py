@@ -1,4 +1,4 @@
-"""Runs in the guest: says on which CPUs the processes of containers may run, whenever that changes.
+"""Sent to the guest and run there: says on which CPUs the processes of containers may run, at each change.
 
 One JSON array per line: seconds of the monotonic clock, process id, the container's id, the process's name,
 the list of CPUs. A process that is gone has an empty list; at SIGTERM, after a last look, all have. Standard
