@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
 PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
-PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup
+PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property schedules e2e
 .PHONY: kubelet crio lint format bench bench-oci e2e-costs proto lock clean

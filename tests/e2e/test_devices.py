@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 from testbed.channel import LIMIT_S
 from testbed.node import Node
 from testbed.pods import Pod, guaranteed
@@ -90,6 +91,7 @@ def test_memory_goes_to_the_node_of_a_disk_and_two_disks_apart_are_refused(node:
     assert [one["devices"] for one in residents[2]] == [["/dev/data"]]
 
 
+@pytest.mark.matrix
 @on(WITH_DEVICES, "2.1")
 def test_memory_goes_to_the_node_of_a_network_card_in_the_pods_network(node: Node) -> None:
     start(node)

@@ -228,6 +228,7 @@ def test_a_full_disk_costs_no_decision(node: Node) -> None:
     assert_agreement(node, kept)
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES)
 @pytest.mark.usefixtures("small_disk")
 def test_a_decision_that_cannot_be_recorded_is_none(node: Node) -> None:

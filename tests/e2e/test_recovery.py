@@ -98,7 +98,7 @@ def test_an_emptied_state_directory_is_rebuilt_from_the_containers(node: Node) -
         node.launch(guaranteed("exclusive", 1, "100Mi")),
         node.launch(guaranteed("confined", 0.5, "100Mi")),
         node.launch(burstable("burstable", node_memory_bytes=4 << 30)),
-        *(node.launch(best_effort(f"shared-{number}")) for number in range(3)),
+        *(node.launch(best_effort(f"shared-{number}")) for number in range(2)),
     ]
     node.crictl.stop(gone.container_id)
     node.crictl.update(pods[1].container_id, memory=150 * MIB)
