@@ -106,6 +106,7 @@ bench: setup-go ## what a creation, a Synchronize and a decision cost, and how w
 	$(RUN) python tests/bench/admission.py
 	$(RUN) python tests/bench/replay.py
 	$(RUN) python tests/bench/hook.py
+	$(RUN) python tests/bench/pressure.py
 
 e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py

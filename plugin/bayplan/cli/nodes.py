@@ -53,12 +53,15 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
     if any(node["reservation"]["measuredAt"] for node in nodes):
         shown.append(_reservations(nodes))
+    if any(node["live"] for node in nodes):
+        shown.append(_live(nodes))
     residents = tuple(row for node in nodes for row in _resident_rows(node))
     if residents:
         columns = (
             _NODE,
             Column("CONTAINER"),
             Column("BOOKED HERE"),
+            Column("HELD HERE", number=True),
             Column("EXCLUSIVE CPUS HERE"),
             Column("DEVICES HERE"),
         )
@@ -146,12 +149,35 @@ def _reservation_row(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _live(nodes: list[dict[str, Any]]) -> Table:
+    keys = ("outstanding", "free", "reclaimable", "usedByOwners", "movable", "heldOutside")
+    columns = (
+        _NODE,
+        Column("OUTSTANDING", number=True),
+        Column("FREE NOW", number=True),
+        Column("RECLAIMABLE", number=True),
+        Column("USED BY OWNERS", number=True),
+        Column("MAY LIE ELSEWHERE", number=True),
+        Column("HELD OUTSIDE", number=True),
+        Column("SEEN AT"),
+    )
+    return Table(
+        columns,
+        tuple(
+            (str(node["id"]), *(format_bytes(live[f"{key}Bytes"]) for key in keys), live["measuredAt"])
+            for node in nodes
+            if (live := node["live"]) is not None
+        ),
+    )
+
+
 def _resident_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             str(node["id"]),
             one["name"],
             ", ".join(f"{format_bytes(amount)} {name}" for name, amount in one["bookedBytes"].items()) or "-",
+            "-" if one["heldBytes"] is None else format_bytes(one["heldBytes"]),
             one["exclusiveCpus"] or "-",
             ", ".join(one["devices"]) or "-",
         )

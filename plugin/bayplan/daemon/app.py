@@ -27,6 +27,7 @@ from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.keys import changed_at_start
 from bayplan.daemon.managers import remarks_on_machine
+from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.narrowing import Narrowing
 from bayplan.daemon.oci_desk import DeskRules, OciDesk
 from bayplan.daemon.reading import read_meanwhile
@@ -127,6 +128,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
             daemon.narrowing.follow(daemon.room_due),
+            daemon.pressure.follow(),
             _feed_watchdog(notifier),
         )
         notifier.stopping()
@@ -150,7 +152,9 @@ class _Daemon:
         self.cpuset_thread = WorkThread("cpusets")
         # And an answer waits for decisions that may take long.
         self.decision_thread = WorkThread("decisions")
-        others = (self.page_thread, self.cpuset_thread, self.decision_thread)
+        # And what is read every second must not wait for pages.
+        self.pressure_thread = WorkThread("pressure")
+        others = (self.page_thread, self.cpuset_thread, self.decision_thread, self.pressure_thread)
         self.threads = (self.host_thread, self.device_thread, *others)
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do)
         self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
@@ -204,6 +208,9 @@ class _Daemon:
             self.page_thread.do,
             self._verify_now.set,
             _return_bounds(self.settings),
+        )
+        self.pressure = PressureWatch(
+            self.controller, self.hierarchy, self.pressure_thread.do, self.settings.memory_pressure
         )
         self.residue = Residue(
             self.controller,
@@ -273,6 +280,7 @@ class _Daemon:
                 self.controller.take_engine(engine_of(settings))
                 self.desk.rules = _desk_rules(settings)
                 self.narrowing.bounds = _return_bounds(settings)
+                self.pressure.mode = settings.memory_pressure
                 self.controller.journal.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
@@ -287,9 +295,15 @@ class _Daemon:
             self.controller,
             self.started_us,
             self.verifier.drift,
-            (*self.settings.notices, *self._remarks(), *self.hardware.problems()),
+            (
+                *self.settings.notices,
+                *self._remarks(),
+                *self.hardware.problems(),
+                *self.pressure.problems(),
+            ),
             self.hardware.reservations(),
             kernel_oom_score_adj(self.controller, self.hierarchy.root),
+            self.pressure.latest,
         )
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:

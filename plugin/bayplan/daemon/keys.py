@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from bayplan.daemon import syntax
 from bayplan.daemon.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
-from bayplan.daemon.settings import EXACT, KUBELET, Settings, Undecided
+from bayplan.daemon.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided
 from bayplan.daemon.values import (
     Reader,
     absolute_path,
@@ -19,6 +19,7 @@ from bayplan.daemon.values import (
     cpu_list,
     duration_ms,
     node_owners,
+    off_or_one_of,
     one_of,
     policy_options,
     share_or_none,
@@ -127,6 +128,11 @@ PLACEMENT: Final = (
         "returnMaxMove", "return_most_bytes", "return-max-move", "AMOUNT",
         positive_bytes, syntax.text, "64Gi",
         "who would have to move more memory than this to go back to fewer nodes stays on more",
+    ),
+    Key(
+        "memoryPressure", "memory_pressure", "memory-pressure", "MODE",
+        off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "observe",
+        "what to do where nodes cannot give what was promised on them: off does not look, observe reports it",
     ),
 )  # fmt: skip
 

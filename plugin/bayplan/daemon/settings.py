@@ -41,6 +41,14 @@ class Undecided(Enum):
     ALLOW = "allow"
 
 
+class MemoryPressure(Enum):
+    """What is done where nodes cannot give what was promised on them. OFF: nobody looks. OBSERVE: it is
+    logged and counted."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+
+
 class Settings(Struct, frozen=True):
     """What files and flags say, before it is held against the machine.
 
@@ -89,6 +97,7 @@ class Settings(Struct, frozen=True):
     oci_undecided: Undecided = Undecided.CLIENT
     return_deadline_ms: int = 30_000
     return_most_bytes: int = 64 * GIB
+    memory_pressure: MemoryPressure = MemoryPressure.OBSERVE
     log_level: str = "info"
     log_format: str = "auto"
     sources: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from bayplan.daemon.controller import Controller
 from bayplan.daemon.verify import Drift
 from bayplan.domain.decision import Outcome
+from bayplan.domain.page_placement import LivePages
 from bayplan.domain.pins import sentences
 from bayplan.errors import BayplanError
 from bayplan.host import proc
@@ -26,9 +27,11 @@ def snapshot_of(
     notices: tuple[str, ...] = (),
     reservations: Mapping[int, MemoryReservation] = MappingProxyType({}),
     kernel_oom_score_adj: Mapping[str, int] = MappingProxyType({}),
+    live: LivePages | None = None,
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
-    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes."""
+    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
+    *live* is what was seen last of the nodes' memory."""
     residents, runtime = controller.residents, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -49,6 +52,7 @@ def snapshot_of(
         kernel_oom_score_adj=kernel_oom_score_adj,
         problems=tuple(_problems(controller, notices)),
         reservations=reservations,
+        live=live,
     )
 
 

@@ -109,6 +109,12 @@ def one_of(choices: Mapping[str, T]) -> Reader[T]:
     return read
 
 
+def off_or_one_of(choices: Mapping[str, T]) -> Reader[T]:
+    """A text out of *choices*; YAML has false for the word off."""
+    read = one_of(choices)
+    return lambda path, value: read(path, "off" if value is False else value)
+
+
 def boolean(path: str, value: object) -> bool:
     """True or false."""
     if isinstance(value, bool):

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.domain.exact.flow import Loads
+from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
 _PAGES: Final = 1 << (NodeSet.max_id + 1)
@@ -25,10 +26,13 @@ NAMED: Final = 5
 
 class NodeMemory(Struct, frozen=True):
     """What one node can still give: ``free_bytes`` above what the kernel keeps for itself,
-    ``reclaimable_bytes`` of page cache and other memory that the kernel can take back."""
+    ``reclaimable_bytes`` of page cache and other memory that the kernel can take back. ``used_bytes`` are
+    everybody's that it cannot. ``low``: less is free than the kernel's low watermark."""
 
     free_bytes: int
     reclaimable_bytes: int = 0
+    used_bytes: int = 0
+    low: bool = False
 
 
 class ContainerPages(Struct, frozen=True):
@@ -72,16 +76,33 @@ class Risk(Struct, frozen=True):
     owners: tuple[str, ...] = ()
     occupants: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        plural = "s" if len(self.nodes) != 1 else ""
+        text = f"node{plural} {self.nodes}: {format_bytes(self.outstanding_bytes)} of what was promised to "
+        text += (
+            f"{', '.join(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
+        )
+        return f"{text}; {', '.join(self.occupants)} hold memory there" if self.occupants else text
+
 
 class Plan(Struct, frozen=True):
     """``risks`` are the sets where the kernel would have to kill, were all promises used now; ``moves`` are
-    the pages to be moved so that it need not. ``unmet_bytes`` have no place even then. ``expected_bytes`` is
-    what of the outstanding promises each node will have to give."""
+    the pages to be moved so that it need not. ``unmet_bytes`` would have no place wherever pages lie.
+    ``expected_bytes`` is what of the outstanding promises each node will have to give."""
 
     risks: tuple[Risk, ...] = ()
     moves: tuple[PageMove, ...] = ()
     unmet_bytes: int = 0
     expected_bytes: Mapping[int, int] = {}
+
+
+class LivePages(Struct, frozen=True):
+    """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows."""
+
+    measured_us: int
+    nodes: Mapping[int, NodeMemory]
+    containers: Mapping[str, ContainerPages]
+    plan: Plan
 
 
 def plan(
@@ -94,20 +115,28 @@ def plan(
 
     A set is at risk if what is outstanding there would leave less than *start_bytes* on its nodes. Then pages
     are moved until it would leave *goal_bytes*, which are more: so nothing is begun for a few pages, and what
-    was done does not have to be done again at once.
+    was done does not have to be done again at once. Where all that lacks is these bytes, and no page could be
+    moved for them, nothing is at risk: everything is promised, as it may be.
     """
     outstanding = _outstanding(containers)
-    loads, unmet = _promises(nodes, outstanding, start_bytes)
-    if not unmet:
-        return Plan(expected_bytes=_expected(loads))
+    loads, lacking = _promises(nodes, outstanding, start_bytes)
+    expected = _expected(loads)
+    if not lacking:
+        return Plan(expected_bytes=expected)
     risks = tuple(
         _risk(nodes, containers, reached)
-        for reached in dict.fromkeys(loads.reached(one) for one in sorted(unmet))
+        for reached in dict.fromkeys(loads.reached(one) for one in sorted(lacking))
     )
-    loads, unmet = _promises(nodes, outstanding, goal_bytes)
+    loads, lacking = _promises(nodes, outstanding, goal_bytes)
     before = _with_pages(loads, containers)
-    left = {one: amount - loads.push(one, amount) for one, amount in _narrow_first(unmet)}
-    return Plan(risks, _moves(loads, before, containers), sum(left.values()), _expected(loads))
+    _push(loads, lacking)
+    _push(loads, _debts(nodes, risks, goal_bytes))
+    moves = _moves(loads, before, containers)
+    loads, lacking = _promises(nodes, outstanding, {})
+    if not (moves or lacking):
+        return Plan(expected_bytes=expected)
+    _with_pages(loads, containers)
+    return Plan(risks, moves, sum(_push(loads, lacking).values()), expected)
 
 
 def _outstanding(containers: Iterable[ContainerPages]) -> dict[int, int]:
@@ -116,10 +145,6 @@ def _outstanding(containers: Iterable[ContainerPages]) -> dict[int, int]:
         if amount := one.outstanding_bytes:
             sums[one.nodes.mask] = sums.get(one.nodes.mask, 0) + amount
     return sums
-
-
-def _narrow_first(sets: Mapping[int, int]) -> list[tuple[int, int]]:
-    return sorted(sets.items(), key=lambda item: (item[0].bit_count(), item[0]))
 
 
 def _promises(
@@ -132,8 +157,25 @@ def _promises(
         for node, one in nodes.items()
     }
     loads = Loads(room, {node: {} for node in room}, {})
-    left = {one: amount - loads.push(one, amount) for one, amount in _narrow_first(outstanding)}
-    return loads, {one: amount for one, amount in left.items() if amount}
+    return loads, _push(loads, outstanding)
+
+
+def _debts(
+    nodes: Mapping[int, NodeMemory], risks: Iterable[Risk], kept_bytes: Mapping[int, int]
+) -> dict[int, int]:
+    """What nodes at risk have less than *kept_bytes*: of what leaves them so much counts for nothing."""
+    found = {}
+    for node in {node for risk in risks for node in risk.nodes} & nodes.keys():
+        one = nodes[node]
+        found[1 << node] = max(0, kept_bytes.get(node, 0) - one.free_bytes - one.reclaimable_bytes)
+    return found
+
+
+def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
+    """Have *loads* carry *amounts* by set, narrow sets first; what does not fit of each."""
+    ordered = sorted(amounts.items(), key=lambda item: (item[0].bit_count(), item[0]))
+    left = {one: amount - loads.push(one, amount) for one, amount in ordered}
+    return {one: amount for one, amount in left.items() if amount}
 
 
 def _with_pages(loads: Loads, containers: Iterable[ContainerPages]) -> dict[int, dict[int, int]]:

@@ -14,6 +14,15 @@ from bayplan.service.views import Snapshot, View, nodes_view, spreads_of, status
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\""})
 _STATES: Final = ("total", "reserved", "booked", "free")
 
+_LIVE_STATES: Final = {
+    "free": "freeBytes",
+    "reclaimable": "reclaimableBytes",
+    "outstanding": "outstandingBytes",
+    "used_by_owners": "usedByOwnersBytes",
+    "movable": "movableBytes",
+    "held_outside": "heldOutsideBytes",
+}
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -53,6 +62,12 @@ def metrics_view(snapshot: Snapshot) -> View:
             [({"kind": kind}, len(status[kind])) for kind in ("unmanaged", "drift", "problems")],
         ),
         _family("bayplan_node_bytes", "gauge", "Memory and huge pages.", _of_nodes(nodes["nodes"])),
+        _family(
+            "bayplan_node_live_bytes",
+            "gauge",
+            "Memory as it was seen last; outstanding: promised and not used yet.",
+            _live_of_nodes(nodes["nodes"]),
+        ),
     )
     return {"apiVersion": API_VERSION, "kind": "Metrics", "text": "".join(families)}
 
@@ -63,6 +78,15 @@ def _of_nodes(nodes: Iterable[dict[str, Any]]) -> list[Sample]:
         for node in nodes
         for resource, amounts in node["resources"].items()
         for state in _STATES
+    ]
+
+
+def _live_of_nodes(nodes: Iterable[dict[str, Any]]) -> list[Sample]:
+    return [
+        ({"node": str(node["id"]), "state": state}, node["live"][key])
+        for node in nodes
+        if node["live"] is not None
+        for state, key in _LIVE_STATES.items()
     ]
 
 

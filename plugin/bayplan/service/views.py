@@ -19,6 +19,7 @@ from bayplan.domain.kubelet_node import KubeletNodeEngine
 from bayplan.domain.kubelet_rests import rests
 from bayplan.domain.ledger import Entry, Ledger
 from bayplan.domain.memory_kinds import tier_ranks
+from bayplan.domain.page_placement import LivePages
 from bayplan.domain.policy import Policy
 from bayplan.domain.rewrite import cpus_for
 from bayplan.domain.topology import MEMORY, Machine, Node
@@ -74,7 +75,8 @@ class Snapshot(Struct, frozen=True):
 
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
-    there is one. ``problems`` are conditions that last, each a sentence.
+    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
+    the nodes' memory, None where nobody looks.
     """
 
     taken_us: int
@@ -91,6 +93,7 @@ class Snapshot(Struct, frozen=True):
     kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
+    live: LivePages | None = None
 
 
 def ping_view(snapshot: Snapshot) -> View:
@@ -262,6 +265,7 @@ def _node(
         "id": node.id,
         "memTotalBytes": node.memory_bytes,
         "reservation": _reservation(node, snapshot),
+        "live": _live(node, snapshot.live),
         "resources": {
             resource: {
                 "totalBytes": total,
@@ -285,6 +289,7 @@ def _node(
                 "id": entry.container_id,
                 "name": entry.decision.request.name,
                 "bookedBytes": dict(spreads[entry.container_id].get(node.id, {})),
+                "heldBytes": _held_bytes(entry.container_id, node, snapshot.live),
                 "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
                 "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
             }
@@ -292,6 +297,7 @@ def _node(
                 ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
             )
             if _is_bound_to(entry, node, spreads[entry.container_id])
+            or _held_bytes(entry.container_id, node, snapshot.live)
         ],
     }
 
@@ -341,6 +347,32 @@ def _reservation(node: Node, snapshot: Snapshot) -> View:
         "heldOutsideBytes": known.held_bytes,
         "measuredAt": None if known.measured_us is None else timestamp(known.measured_us),
     }
+
+
+def _live(node: Node, live: LivePages | None) -> View | None:
+    """The memory of the node as it was seen last. What is used is held by containers that stay there, by
+    containers that may lie elsewhere, or outside of containers."""
+    if live is None or node.id not in live.nodes:
+        return None
+    seen, containers = live.nodes[node.id], live.containers.values()
+    held_bytes = sum(one.held_bytes.get(node.id, 0) for one in containers)
+    movable_bytes = sum(one.movable_bytes.get(node.id, 0) for one in containers)
+    return {
+        "measuredAt": timestamp(live.measured_us),
+        "freeBytes": seen.free_bytes,
+        "reclaimableBytes": seen.reclaimable_bytes,
+        "outstandingBytes": live.plan.expected_bytes.get(node.id, 0),
+        "usedByOwnersBytes": held_bytes - movable_bytes,
+        "movableBytes": movable_bytes,
+        "heldOutsideBytes": max(0, seen.used_bytes - held_bytes),
+        "belowLowWatermark": seen.low,
+    }
+
+
+def _held_bytes(container_id: str, node: Node, live: LivePages | None) -> int | None:
+    """What the container holds on the node, as it was seen last."""
+    one = None if live is None else live.containers.get(container_id)
+    return None if one is None else one.held_bytes.get(node.id, 0)
 
 
 def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:

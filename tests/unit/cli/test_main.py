@@ -128,9 +128,9 @@ def test_nodes_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
         "            0    10    21",
         "            1    31    10",
         "",
-        "NODE  CONTAINER                BOOKED HERE                    EXCLUSIVE CPUS HERE  DEVICES HERE",
-        "   0  default/web-0/nginx      1Gi memory, 4Mi hugepages-2Mi  2-3                  /dev/vdb",
-        "   1  kube-system/agent/agent  -                              -                    -",
+        "NODE  CONTAINER                BOOKED HERE                    HELD HERE  EXCLUSIVE CPUS HERE  DEVICES HERE",
+        "   0  default/web-0/nginx      1Gi memory, 4Mi hugepages-2Mi          -  2-3                  /dev/vdb",
+        "   1  kube-system/agent/agent  -                                      -  -                    -",
     ]
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bayplan.daemon.config import load_settings
 from bayplan.daemon.keys import KEYS
 from bayplan.daemon.managers import eviction_bytes
-from bayplan.daemon.settings import Settings, Undecided
+from bayplan.daemon.settings import MemoryPressure, Settings, Undecided
 from bayplan.domain.kubelet.eviction_thresholds import ThresholdValue, parse_percentage
 from bayplan.domain.kubelet.memory_manager import MemoryPolicy
 from bayplan.domain.kubelet.topology_options import Scope
@@ -60,6 +60,7 @@ ociUndecided = "refuse"
 stateDirectory = "/srv/bayplan"
 adminSocket = "/run/b/admin.sock"
 logLevel = "debug"
+memoryPressure = "off"
 logFormat = "json"
 
 [[reservedMemory]]
@@ -72,6 +73,7 @@ limits = { memory = "2148Mi" }
 """
 FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
 FULL = Settings(
+    memory_pressure=MemoryPressure.OFF,
     engine="kubelet",
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
     topology_scope=Scope.POD,
@@ -629,3 +631,10 @@ def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
     settings = load_settings([path])
     assert settings.remarks == ()
     assert _without_sources(settings) == Settings()
+
+
+def test_the_word_off_is_false_in_yaml(write: Write) -> None:
+    for text in ("memoryPressure: off\n", "memoryPressure: 'off'\n"):
+        assert load_settings([write(text, "bayplan.yaml")]).memory_pressure is MemoryPressure.OFF
+    with pytest.raises(ConfigError, match="memoryPressure: found true, expected off or observe"):
+        load_settings([write("memoryPressure: on\n", "bayplan.yaml")])

@@ -85,6 +85,7 @@ def test_every_flag() -> None:
         "--oci-undecided=allow",
         "--return-deadline=5m",
         "--return-max-move=8Gi",
+        "--memory-pressure=off",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
         "--log-level=warning",

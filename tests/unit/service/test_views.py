@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.domain.ledger import Ledger
+from bayplan.domain.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.service.metrics import metrics_view
 from bayplan.service.views import MemoryReservation, Snapshot, nodes_view, ping_view, status_view
 from bayplan.sets import CpuSet, NodeSet
 
@@ -195,3 +197,34 @@ def test_kinds_of_memory_and_how_a_reservation_is_known(snapshot: Snapshot) -> N
         "heldOutsideBytes": None,
         "measuredAt": None,
     }
+
+
+def test_a_nodes_memory_as_it_was_seen_last(snapshot: Snapshot) -> None:
+    (bound, *_) = snapshot.ledger.entries
+    live = LivePages(
+        1_700_000_000_000_000,
+        {0: NodeMemory(5 * MIB, 6 * MIB, 40 * MIB, low=True)},
+        {
+            bound: ContainerPages(bound, "a", NodeSet([0]), GIB, {0: 10 * MIB}),
+            "free": ContainerPages("free", "b", NodeSet([0, 1]), 0, {0: 9 * MIB, 1: MIB}, {0: 8 * MIB}),
+        },
+        Plan(expected_bytes={0: 3 * MIB}),
+    )
+    first, second = nodes_view(replace(snapshot, live=live))["nodes"]
+    assert first["live"] == {
+        "measuredAt": "2023-11-14T22:13:20Z",
+        "freeBytes": 5 * MIB,
+        "reclaimableBytes": 6 * MIB,
+        "outstandingBytes": 3 * MIB,
+        "usedByOwnersBytes": 11 * MIB,
+        "movableBytes": 8 * MIB,
+        "heldOutsideBytes": 21 * MIB,
+        "belowLowWatermark": True,
+    }
+    assert second["live"] is None
+    assert {one["id"]: one["heldBytes"] for one in first["containers"]}[bound] == 10 * MIB
+    assert nodes_view(snapshot)["nodes"][0]["live"] is None
+    assert (
+        'bayplan_node_live_bytes{node="0",state="outstanding"} 3145728'
+        in metrics_view(replace(snapshot, live=live))["text"]
+    )

@@ -1,0 +1,209 @@
+"""Looks whether the nodes can give what was promised on them, before the kernel has to kill somebody for it.
+
+A look at the nodes costs a small file each; who holds what on them, two hundred files on a full node, is read
+only when nodes lost so much that it matters, when the ledger is another one, or after a while. Everything
+blocks in a thread of its own. Nothing is decided here: `bayplan.domain.page_placement` says what is at risk.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from bayplan.daemon.controller import Controller
+from bayplan.daemon.settings import MemoryPressure
+from bayplan.daemon.threads import InThread
+from bayplan.domain.ledger import Ledger
+from bayplan.domain.page_owners import container_pages, goal_bytes, start_bytes
+from bayplan.domain.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
+from bayplan.domain.topology import Machine
+from bayplan.errors import BayplanError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import ContainerMemory, HeldPages, Watermarks, read_nodes, read_watermarks
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+WATERMARKS_S: Final = 300.0
+COUNT_S: Final = 30.0
+"""What containers hold is counted at least as often."""
+AT_RISK_S: Final = 3.0
+"""And as often while something is at risk."""
+
+
+class Resident(NamedTuple):
+    """A container, and where its cgroup is looked for."""
+
+    container_id: str
+    cgroups_path: str
+    cgroup_parent: str
+    cgroups: Mapping[str, str]
+
+
+class Look(NamedTuple):
+    """What a full look is made by."""
+
+    machine: Machine
+    ledger: Ledger
+    residents: Sequence[Resident]
+
+
+class PressureWatch:
+    """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        mode: MemoryPressure,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.mode = mode
+        self.latest: LivePages | None = None
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._clock_s = clock_s
+        self._memory = ContainerMemory(hierarchy)
+        self._watermarks: Mapping[int, Watermarks] = {}
+        self._watermarks_at_s = -WATERMARKS_S
+        self._counted_at_s = -COUNT_S
+        self._counted_for: tuple[Machine, Ledger] | None = None
+        self._problem = ""
+        self._at_risk: tuple[str, ...] = ()
+
+    async def follow(self, pause_s: float = LOOK_S) -> None:
+        """Look for ever, until cancelled."""
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.look()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("it could not be seen whether nodes can give what was promised")
+
+    async def look(self) -> None:
+        """Look once: at the nodes, and, where that is due, at what containers hold."""
+        if self.mode is MemoryPressure.OFF:
+            self.latest = None
+            return
+        controller = self._controller
+        look = Look(controller.machine, controller.ledger, _residents(controller))
+        try:
+            seen = await self._in_thread(partial(self._seen, look))
+        except BayplanError as error:
+            if str(error) != self._problem:
+                logger.warning("memory in use cannot be read", extra={"problem": str(error)})
+            self._problem = str(error)
+            return
+        self._problem = ""
+        if seen is not None:
+            self.latest = seen
+            self._report(seen.plan)
+
+    def problems(self) -> tuple[str, ...]:
+        """What lasts and an operator should know, each a sentence."""
+        if self._problem:
+            return (f"memory in use cannot be read: {self._problem}",)
+        if self.latest is None or not self.latest.plan.unmet_bytes:
+            return ()
+        return tuple(str(risk) for risk in self.latest.plan.risks)
+
+    def _seen(self, look: Look) -> LivePages | None:
+        """What is there now; None where it is as it was. Blocks."""
+        now_s, root = self._clock_s(), self._hierarchy.root
+        if now_s - self._watermarks_at_s >= WATERMARKS_S:
+            self._watermarks, self._watermarks_at_s = read_watermarks(root), now_s
+        machine = look.machine
+        pools = {
+            node: sum(machine.node_by_id[node].hugepages_bytes.values()) for node in machine.memory_nodes
+        }
+        nodes = read_nodes(pools, self._watermarks, root)
+        if not self._is_count_due(now_s, look, nodes):
+            return None
+        self._memory.keep(one.container_id for one in look.residents)
+        containers = self._containers(look)
+        found = plan(nodes, tuple(containers.values()), start_bytes(machine), goal_bytes(machine))
+        self._counted_at_s, self._counted_for = now_s, (machine, look.ledger)
+        return LivePages(time.time_ns() // 1000, nodes, containers, found)
+
+    def _is_count_due(self, now_s: float, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
+        before = self.latest
+        since_s = now_s - self._counted_at_s
+        if before is None or since_s >= (AT_RISK_S if before.plan.risks else COUNT_S):
+            return True
+        if self._counted_for is None or any(
+            one is not other for one, other in zip(self._counted_for, look[:2], strict=True)
+        ):
+            return True
+        if nodes.keys() != before.nodes.keys():
+            return True
+        bands = start_bytes(look.machine)
+        return any(_matters(before, node, now, bands.get(node, 0)) for node, now in nodes.items())
+
+    def _containers(self, look: Look) -> dict[str, ContainerPages]:
+        found = {}
+        for one in look.residents:
+            entry = look.ledger.entries.get(one.container_id)
+            if entry is None:
+                continue
+            try:
+                held = self._memory.read(*one)
+            except AbsentError:
+                held = HeldPages()  # It does not run yet: all of its promise is outstanding.
+            found[one.container_id] = container_pages(
+                look.machine, entry, held.unreclaimable_bytes, held.of_processes_bytes
+            )
+        return found
+
+    def _report(self, found: Plan) -> None:
+        """Log and count what was not at risk at the last look."""
+        at_risk = tuple(str(risk.nodes) for risk in found.risks)
+        for risk in found.risks:
+            if str(risk.nodes) in self._at_risk:
+                continue
+            self._controller.counters["memory_at_risk"] += 1
+            moves = [move for move in found.moves if move.source in risk.nodes]
+            logger.warning(
+                "less memory than is outstanding",
+                extra={
+                    "problem": str(risk),
+                    "mode": self.mode.value,
+                    "to_move_bytes": sum(move.amount_bytes for move in moves),
+                    "to_move": sorted({move.container_id for move in moves}),
+                },
+            )
+        if self._at_risk and not at_risk:
+            logger.info("nodes can give what is outstanding again")
+        self._at_risk = at_risk
+
+
+def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> bool:
+    """Whether a node lost half of what it had beside what it is expected to give, or a band where that is
+    little."""
+    was = before.nodes[node]
+    room_bytes = was.free_bytes + was.reclaimable_bytes
+    spare_bytes = room_bytes - before.plan.expected_bytes.get(node, 0) - band_bytes
+    lost_bytes = room_bytes - now.free_bytes - now.reclaimable_bytes
+    return lost_bytes > max(spare_bytes // 2, band_bytes // 2)
+
+
+def _residents(controller: Controller) -> list[Resident]:
+    residents, found = controller.residents, []
+    for container in residents.containers.values():
+        pod = residents.pods.get(container.pod_id)
+        entry = controller.ledger.entries.get(container.id)
+        origin = None if entry is None else entry.origin
+        found.append(
+            Resident(
+                container.id,
+                container.cgroups_path,
+                "" if pod is None else pod.cgroup_parent,
+                {} if origin is None else origin.cgroups,
+            )
+        )
+    return found

@@ -1,0 +1,193 @@
+"""What each node can still give, and what each container holds there: read often, so read cheaply.
+
+A look at the nodes is one small file each. What a container holds is memory.numa_stat of its cgroup, whose
+path is looked for once. Nothing here judges or changes anything.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.domain.page_placement import NodeMemory
+from bayplan.errors import HostError, ParseError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
+from bayplan.quantity import KIB
+
+_NODE: Final = "sys/devices/system/node/node{}/meminfo"
+_AMOUNT: Final = re.compile(
+    r"(MemTotal|MemFree|Active\(file\)|Inactive\(file\)|Dirty|Writeback|KReclaimable|SReclaimable): +(\d+) kB"
+)
+_ZONE: Final = re.compile(r"^Node (\d+), zone|^ +(low|high) +(\d+)$", re.MULTILINE)
+
+_OF_PROCESSES: Final = frozenset({"inactive_anon", "active_anon", "unevictable"})
+"""Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
+_OF_KERNEL: Final = frozenset({"kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable"})
+_OF_FILES: Final = frozenset({"inactive_file", "active_file"})
+_COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
+_LINE: Final = re.compile(
+    f"^({'|'.join(sorted(_OF_PROCESSES | _OF_KERNEL | _OF_FILES))}){_COLUMNS}", re.MULTILINE
+)
+_LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
+_NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
+"""Most containers have nothing on most nodes."""
+
+
+class Watermarks(Struct, frozen=True):
+    """Below ``low_bytes`` of free memory the kernel begins to reclaim, above ``high_bytes`` it ends."""
+
+    low_bytes: int = 0
+    high_bytes: int = 0
+
+
+class HeldPages(Struct, frozen=True):
+    """What a container holds on each node: memory of its processes, of the kernel for it, and page cache."""
+
+    of_processes_bytes: Mapping[int, int] = {}
+    of_kernel_bytes: Mapping[int, int] = {}
+    of_files_bytes: Mapping[int, int] = {}
+
+    @property
+    def unreclaimable_bytes(self) -> dict[int, int]:
+        """What the kernel cannot take back without swap, by node."""
+        found = dict(self.of_processes_bytes)
+        for node, amount in self.of_kernel_bytes.items():
+            found[node] = found.get(node, 0) + amount
+        return found
+
+
+def read_watermarks(root: Path = Path("/")) -> dict[int, Watermarks]:
+    """The watermarks of each node, summed over its zones; none where /proc/zoneinfo is absent. The file is
+    long on machines with many CPUs, and its watermarks hardly ever change."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    sums: dict[int, dict[str, int]] = {}
+    node = 0
+    for zone, name, pages in _ZONE.findall(read_optional(str(root / "proc/zoneinfo")) or ""):
+        if zone:
+            node = int(zone)
+        else:
+            row = sums.setdefault(node, {"low": 0, "high": 0})
+            row[name] += int(pages) * page_bytes
+    return {node: Watermarks(row["low"], row["high"]) for node, row in sums.items()}
+
+
+def read_nodes(
+    pools_bytes: Mapping[int, int], watermarks: Mapping[int, Watermarks], root: Path = Path("/")
+) -> dict[int, NodeMemory]:
+    """What the nodes of *pools_bytes* (the size of all huge page pools together, by node) have. A node that
+    is gone is left out.
+
+    Raises:
+        HostError: a file is garbled.
+    """
+    found = {}
+    for node, pools in pools_bytes.items():
+        try:
+            found[node] = _node(str(root / _NODE.format(node)), pools, watermarks.get(node, Watermarks()))
+        except AbsentError:
+            continue
+    return found
+
+
+def _node(path: str, pools_bytes: int, marks: Watermarks) -> NodeMemory:
+    amounts = parse_file(path, _parse_amounts)
+    # As the kernel estimates MemAvailable: half of the page cache at most, up to the low watermark, is needed
+    # by what runs. What is to be written to a disk first cannot be had at once.
+    files = amounts["Active(file)"] + amounts["Inactive(file)"]
+    slab = amounts.get("KReclaimable", amounts.get("SReclaimable", 0))
+    clean = max(0, files - amounts.get("Dirty", 0) - amounts.get("Writeback", 0))
+    reclaimable = sum(part - min(part // 2, marks.low_bytes) for part in (clean, slab))
+    free = amounts["MemFree"]
+    used = max(0, amounts["MemTotal"] - free - pools_bytes - files - slab)
+    return NodeMemory(max(0, free - marks.high_bytes), reclaimable, used, free < marks.low_bytes)
+
+
+def _parse_amounts(text: str) -> dict[str, int]:
+    amounts = {name: int(number) * KIB for name, number in _AMOUNT.findall(text)}
+    if not {"MemTotal", "MemFree", "Active(file)", "Inactive(file)"} <= amounts.keys():
+        raise ParseError("meminfo", text, "lines MemTotal, MemFree, Active(file) and Inactive(file) in kB")
+    return amounts
+
+
+class ContainerMemory:
+    """Reads what containers hold; remembers where their files are."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._paths: dict[str, str] = {}
+
+    def keep(self, container_ids: Iterable[str]) -> None:
+        """Forget all but those."""
+        kept = set(container_ids)
+        self._paths = {key: path for key, path in self._paths.items() if key in kept}
+
+    def read(
+        self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
+    ) -> HeldPages:
+        """What a container holds, found by what its runtime says, or by its *cgroups* where these are known.
+
+        Raises:
+            AbsentError: it has no cgroup (yet, or any more).
+            HostError: its file is missing or garbled.
+        """
+        path = self._paths.get(container_id)
+        if path is None:
+            with (
+                ContainerCgroup(self._hierarchy, dict(cgroups))
+                if cgroups
+                else ContainerCgroup.find(self._hierarchy, cgroups_path, cgroup_parent, container_id)
+            ) as cgroup:
+                # The outermost one, which counts those below.
+                path = f"{self._hierarchy.mounts[MEMORY]}{cgroup.path}/memory.numa_stat"
+        try:
+            found = self.at(path)
+        except AbsentError:
+            self._paths.pop(container_id, None)
+            raise
+        self._paths[container_id] = path
+        return found
+
+    def at(self, path: str) -> HeldPages:
+        """What the cgroup holds whose memory.numa_stat is *path*; raises like `read`."""
+        parse = parse_numa_stat if self._hierarchy.unified else parse_legacy_numa_stat
+        try:
+            return parse_file(path, parse, read_text(path))
+        except ValueError as error:
+            raise HostError(path, str(error)) from error
+
+
+def parse_numa_stat(text: str) -> HeldPages:
+    """memory.numa_stat of cgroup v2, in bytes: the lines that are about whose memory it is.
+
+    Raises:
+        ParseError: lines that there must be are missing or garbled.
+    """
+    rows = dict(_LINE.findall(text))
+    if not rows.keys() >= _OF_PROCESSES:
+        raise ParseError("memory by node", text, "lines such as 'inactive_anon N0=4096 N1=0'")
+    return HeldPages(_sum(rows, _OF_PROCESSES, 1), _sum(rows, _OF_KERNEL, 1), _sum(rows, _OF_FILES, 1))
+
+
+def parse_legacy_numa_stat(text: str) -> HeldPages:
+    """The same of cgroup v1, in pages, cgroups below included. Its ``file`` has shared memory in it too,
+    which is anonymous memory to others."""
+    rows = dict(_LEGACY_LINE.findall(text))
+    if "anon" not in rows:
+        raise ParseError("memory by node", text, "lines such as 'hierarchical_anon=3 N0=1 N1=2'")
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return HeldPages(_sum(rows, ("anon", "unevictable"), page_bytes), {}, _sum(rows, ("file",), page_bytes))
+
+
+def _sum(rows: Mapping[str, str], kinds: Iterable[str], unit_bytes: int) -> dict[int, int]:
+    """The bytes of all *kinds* by node, as far as they are more than 0."""
+    found: dict[int, int] = {}
+    for kind in kinds:
+        for node, amount in _NODE_VALUE.findall(rows.get(kind, "")):
+            number = int(node)
+            found[number] = found.get(number, 0) + int(amount) * unit_bytes
+    return found

@@ -1,0 +1,144 @@
+"""What nodes can give and containers hold: by example, on old kernels, on cgroup v1, and on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.domain.page_placement import NodeMemory
+from bayplan.errors import HostError
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import (
+    ContainerMemory,
+    HeldPages,
+    Watermarks,
+    parse_legacy_numa_stat,
+    parse_numa_stat,
+    read_nodes,
+    read_watermarks,
+)
+from bayplan.quantity import KIB, MIB
+from bayplan.sets import NodeSet
+from bayplan.testing.oci_node import OciNode
+
+ZONEINFO = """Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 7
+  pages free     2815
+        boost    0
+        min      10
+        low      20
+        high     30
+        spanned  4095
+  pagesets
+    cpu: 0
+              count:    3
+              high:     378
+              high_min: 378
+Node 0, zone   Normal
+        min      100
+        low      200
+        high     300
+Node 8, zone  Movable
+        low      1
+        high     2
+"""
+MEMINFO = """Node 0 MemTotal:       1048576 kB
+Node 0 MemFree:         524288 kB
+Node 0 Active(anon):     40960 kB
+Node 0 Active(file):     61440 kB
+Node 0 Inactive(file):   40960 kB
+Node 0 Dirty:            10240 kB
+Node 0 Writeback:         1024 kB
+Node 0 KReclaimable:      3072 kB
+Node 0 SReclaimable:      2048 kB
+Node 0 HugePages_Total:     32
+"""
+NUMA_STAT = """anon N0=5000 N1=8192
+file N0=40960 N1=0
+kernel_stack N0=100 N1=0
+inactive_anon N0=4096 N1=4096
+active_anon N0=904 N1=4096
+inactive_file N0=40000 N1=0
+active_file N0=960 N1=0
+unevictable N0=0 N1=1
+slab_unreclaimable N0=50 N1=0
+workingset_refault_anon N0=77 N1=0
+"""
+
+
+def a_node(root: Path, text: str = MEMINFO) -> Path:
+    directory = root / "sys/devices/system/node/node0"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "meminfo").write_text(text)
+    return root
+
+
+def test_watermarks_are_those_of_the_zones(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/zoneinfo").write_text(ZONEINFO)
+    assert read_watermarks(tmp_path) == {
+        0: Watermarks(220 * 4096, 330 * 4096),
+        8: Watermarks(4096, 2 * 4096),
+    }
+    assert read_watermarks(tmp_path / "none") == {}
+
+
+def test_a_node_gives_what_is_free_above_the_watermark_and_what_is_clean(tmp_path: Path) -> None:
+    root = a_node(tmp_path)
+    marks = Watermarks(10 * MIB, 20 * MIB)
+    clean = (100 - 10 - 1) * MIB
+    reclaimable = clean - 10 * MIB + 3 * MIB - 3 * MIB // 2
+    used = (1024 - 512 - 64 - 100 - 3) * MIB
+    assert read_nodes({0: 64 * MIB, 5: 0}, {0: marks}, root) == {
+        0: NodeMemory((512 - 20) * MIB, reclaimable, used)
+    }
+    assert read_nodes({0: 0}, {0: Watermarks(513 * MIB, 600 * MIB)}, root)[0].free_bytes == 0
+    assert read_nodes({0: 0}, {0: Watermarks(513 * MIB, 600 * MIB)}, root)[0].low
+
+
+def test_an_old_kernel_has_no_line_for_all_that_is_reclaimable(tmp_path: Path) -> None:
+    text = "".join(line for line in MEMINFO.splitlines(keepends=True) if "KReclaimable" not in line)
+    assert read_nodes({0: 0}, {}, a_node(tmp_path, text))[0].reclaimable_bytes == 91 * MIB
+
+
+def test_a_garbled_node_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="node0/meminfo: found 'MemTotal: none', expected lines MemTotal"):
+        read_nodes({0: 0}, {}, a_node(tmp_path, "MemTotal: none"))
+
+
+def test_what_a_container_holds() -> None:
+    held = parse_numa_stat(NUMA_STAT)
+    assert held == HeldPages({0: 5000, 1: 8193}, {0: 150}, {0: 40960})
+    assert held.unreclaimable_bytes == {0: 5150, 1: 8193}
+
+
+def test_what_a_container_holds_on_cgroup_v1() -> None:
+    text = "total=9 N0=9\nanon=1 N0=1\nhierarchical_total=9 N0=9\nhierarchical_file=4 N0=4\n"
+    held = parse_legacy_numa_stat(f"{text}hierarchical_anon=3 N0=1 N1=2\nhierarchical_unevictable=1 N0=1\n")
+    assert held == HeldPages({0: 2 * 4096, 1: 2 * 4096}, {}, {0: 4 * 4096})
+
+
+def test_the_path_of_a_container_is_found_once_and_again_when_it_is_gone(tmp_path: Path) -> None:
+    node = OciNode(tmp_path)
+    memory = ContainerMemory(node.hierarchy)
+    with pytest.raises(AbsentError):
+        memory.read("c1", "/pods/c1", "", {})
+    directory = node.make_cgroup("/pods/c1")
+    (directory / "memory.numa_stat").write_text(NUMA_STAT)
+    assert memory.read("c1", "/pods/c1", "", {}).of_kernel_bytes == {0: 150}
+    # What the runtime says of it counts no more.
+    assert memory.read("c1", "", "", {}).of_kernel_bytes == {0: 150}
+    memory.keep([])
+    assert memory.read("c1", "", "", {"cpuset": "/pods/c1", "memory": "/pods/c1"}).of_files_bytes
+    (directory / "memory.numa_stat").write_text("anon 12\n")
+    with pytest.raises(HostError, match=r"memory\.numa_stat: found 'anon 12', expected lines such as"):
+        memory.read("c1", "", "", {})
+
+
+def test_this_machine() -> None:
+    nodes = NodeSet([0])
+    marks = read_watermarks()
+    assert 0 < marks[0].low_bytes < marks[0].high_bytes
+    found = read_nodes(dict.fromkeys(nodes, 0), marks)[0]
+    assert found.used_bytes > MIB
+    assert found.used_bytes % KIB == 0
