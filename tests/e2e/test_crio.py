@@ -123,6 +123,7 @@ def test_the_wrapper_rewrites_what_the_runtime_is_given(node: CrioNode) -> None:
         assert node.bayplan.known() == {container_id}
         assert node.kernel.view(node.infra_pid(pod)).placement[:2] == EVERYWHERE
         node.crictl.start(container_id)
+        assert node.bayplan.status()["counters"]["oci_start"] == 1
         node.crictl.await_log(pod, "touched")
         node.crictl.update(container_id, cpu_share=512)
         node.guest.run("systemctl", "daemon-reload")

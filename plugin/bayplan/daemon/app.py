@@ -36,6 +36,7 @@ from bayplan.daemon.release import releasing
 from bayplan.daemon.residue import Residue
 from bayplan.daemon.settings import Settings
 from bayplan.daemon.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.daemon.starts import Starts
 from bayplan.daemon.strays import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.threads import WorkThread, executor
@@ -156,7 +157,9 @@ class _Daemon:
         self.pressure_thread = WorkThread("pressure")
         others = (self.page_thread, self.cpuset_thread, self.decision_thread, self.pressure_thread)
         self.threads = (self.host_thread, self.device_thread, *others)
-        self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do)
+        starts = Starts(settings.oci_socket)
+        starts.clear()
+        self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
         self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self._verify_now = asyncio.Event()

@@ -422,7 +422,10 @@ class Controller:
         if event is Event.START_CONTAINER:
             await self._set_oom_score_adj(pod, container)
         if event in KNOWN_SINCE or event is Event.POST_UPDATE_CONTAINER:
-            await self._settle(event, container.id)
+            if event is Event.START_CONTAINER:
+                await self.settle_start(container.id)
+            else:
+                await self._settle_cpusets((container.id,), mems=True)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
@@ -527,16 +530,16 @@ class Controller:
         if cpus is not None and container_id in ledger.entries:
             transaction.accept(ledger=ledger.telling({container_id: cpus}))
 
-    async def _settle(self, event: Event, container_id: str) -> None:
-        """Have the kernel's cpusets right for a container, before its first instruction if it starts now.
+    async def settle_start(self, container_id: str) -> None:
+        """Have the kernel's cpusets right for a container that has its cgroup, before its first instruction.
 
-        What others were told since its creation did not reach it, and containerd does not change the cgroup
-        of a container that does not run yet. Nor does the owner of CPUs start before all others have left
-        them.
+        What was decided since its creation did not reach it: containerd does not change the cgroup of a
+        container that does not run yet, and nobody changes a spec that was rewritten. Nor does the owner of
+        CPUs start before all others have left them.
         """
         await self._settle_cpusets((container_id,), mems=True)
         entry = self.ledger.entries.get(container_id)
-        if event is Event.START_CONTAINER and entry is not None and entry.decision.placement.exclusive_cpus:
+        if entry is not None and entry.decision.placement.exclusive_cpus:
             await self._settle_cpusets()
 
     async def _set_oom_score_adj(self, pod: Pod, container: Container) -> None:

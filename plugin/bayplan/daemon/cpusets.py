@@ -6,15 +6,17 @@ ledger of that moment: nothing that was decided earlier can follow something lat
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from threading import Lock
 
 from bayplan.daemon.expectations import Expectation, Expected, cgroup_of
+from bayplan.daemon.starts import Starts
 from bayplan.daemon.threads import InThread
+from bayplan.domain.origin import Form
 from bayplan.domain.workload import Update
 from bayplan.errors import BayplanError
+from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 
@@ -22,9 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class Cpusets:
-    """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done."""
+    """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
+    ``starts`` gets the containers of the wrapper that have no cgroup yet: they are compared once they have."""
 
-    def __init__(self, hierarchy: Hierarchy, expected: Expected, in_thread: InThread) -> None:
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        expected: Expected,
+        in_thread: InThread,
+        starts: Starts = Starts(None),  # noqa: B008 - it has no state without a socket
+    ) -> None:
+        self.starts = starts
         self._hierarchy = hierarchy
         self._expected = expected
         self._in_thread = in_thread
@@ -59,24 +69,40 @@ class Cpusets:
                 one, mems = expected[0], expected[0].mems
                 if mems is None or mems == written:
                     break
-                with _tolerating(one), cgroup_of(self._hierarchy, one) as cgroup:
-                    cgroup.write_mems(mems)
+                self._change(one, partial(ContainerCgroup.write_mems, mems=mems))
                 written = mems
 
     def _write(self, one: Expectation, *, mems: bool) -> None:
-        with _tolerating(one), cgroup_of(self._hierarchy, one) as cgroup:
+        def compared(cgroup: ContainerCgroup) -> None:
             shown_cpus, shown_mems = cgroup.effective()
             cpus = one.cpus if one.cpus != shown_cpus else None
             nodes = one.mems if mems and one.mems != shown_mems else None
             if cpus is not None or nodes is not None:
                 cgroup.apply(Update(one.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
 
+        self._change(one, compared)
 
-@contextmanager
-def _tolerating(one: Expectation) -> Iterator[None]:
-    try:
-        yield
-    except AbsentError:
-        return
-    except BayplanError as error:
-        logger.warning("cannot set cpusets", extra={"container": one.name, "problem": str(error)})
+    def _change(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
+        try:
+            try:
+                self._in_cgroup(one, change)
+            except AbsentError:
+                if self._starts_later(one):
+                    # The runtime may have made it before that was noted, and have been started since.
+                    self._in_cgroup(one, change)
+        except AbsentError:
+            return
+        except BayplanError as error:
+            logger.warning("cannot set cpusets", extra={"container": one.name, "problem": str(error)})
+
+    def _in_cgroup(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            change(cgroup)
+
+    def _starts_later(self, one: Expectation) -> bool:
+        """Whether it is to get its cgroup, by a spec that may be older than the ledger, and will be asked for
+        at its start."""
+        origin = one.origin
+        if origin is None or origin.form is not Form.WRAPPER or origin.container.pid:
+            return False
+        return self.starts.expect(one.container.id)

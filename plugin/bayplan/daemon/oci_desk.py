@@ -110,8 +110,9 @@ class OciDesk:
                     return await self._create_runtime(parse_state(body), peer)
                 case Verb.POSTSTOP:
                     return await self._ended(parse_state(body).id)
-                case Verb.DELETE:
-                    return await self._ended(check_id(body.decode("ascii", "backslashreplace")))
+                case Verb.START | Verb.DELETE:
+                    known = check_id(body.decode("ascii", "backslashreplace"))
+                    return await (self._start(known) if verb is Verb.START else self._ended(known))
                 case Verb.PRECREATE:
                     return await self._precreate(body)
                 case Verb.CREATE:
@@ -146,7 +147,7 @@ class OciDesk:
             else:
                 entry, updates = await self._decide(transaction, arrival)
         if entry is None:
-            await self._settle(state.id)
+            await self._controller.settle_start(state.id)
             return _DONE
         await self._carry_out(entry, updates)
         if runtime is not None:
@@ -188,6 +189,17 @@ class OciDesk:
         arrival = await self._thread.do(partial(oci_host.in_bundle, bundle, container_id))
         if arrival is not None:
             await self._rewrite(arrival, replace_config)
+            entry = self._controller.ledger.entries.get(container_id)
+            if entry is not None and entry.decision.placement.exclusive_cpus:
+                self._cpusets.starts.expect(container_id)
+        return _DONE
+
+    async def _start(self, container_id: str) -> Answer:
+        """What NRI's StartContainer is: the container has its cgroup, by a spec that may be older than the
+        ledger, and starts after the answer. Body: the id."""
+        self._cpusets.starts.forget(container_id)
+        if not self._is_of_nri(container_id):
+            await self._controller.settle_start(container_id)
         return _DONE
 
     async def _rewrite(
@@ -270,6 +282,7 @@ class OciDesk:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
             updates = self._controller.release(transaction, entry.container_id)
+            self._cpusets.starts.forget(entry.container_id)
         await self._controller.written()
         if updates:
             self._verify_soon()
@@ -291,7 +304,7 @@ class OciDesk:
             await self.release(entry)
             raise
         await self._update_others(updates)
-        await self._settle(entry.container_id)
+        await self._controller.settle_start(entry.container_id)
         if oom_score_adj == origin.applied.oom_score_adj:
             return
         async with self._controller.turn() as transaction:
@@ -315,14 +328,6 @@ class OciDesk:
                 return applied.oom_score_adj
             applied = oci_host.place(self._hierarchy, replace(origin, applied=wanted))
             written = wanted
-
-    async def _settle(self, container_id: str) -> None:
-        """See to it that a container which is about to start has the CPUs that the ledger says now, and that
-        nobody else is on them if they are its own."""
-        await self._cpusets.settle([container_id])
-        entry = self._controller.ledger.entries.get(container_id)
-        if entry is not None and entry.decision.placement.exclusive_cpus:
-            await self._cpusets.settle()
 
     async def _update_others(self, updates: Iterable[Update]) -> None:
         """Write what a decision means for the containers of *updates*; what fails is found by verification.
@@ -348,7 +353,7 @@ class OciDesk:
         self._controller.counters["oci_undecided"] += 1
         extra = {"verb": verb.value, "container_id": _subject(verb, body), "problem": problem}
         logger.error("no decision about a container", extra=extra)
-        if verb in (Verb.POSTSTOP, Verb.DELETE) or self.rules.undecided is Undecided.CLIENT:
+        if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.rules.undecided is Undecided.CLIENT:
             return Answer.saying(Status.ERROR, problem)
         if self.rules.undecided is Undecided.REFUSE:
             return Answer.saying(Status.REFUSED, problem)

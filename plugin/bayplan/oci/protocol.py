@@ -31,6 +31,7 @@ class Verb(Enum):
     PRECREATE = "precreate"
     CREATE = "create"
     UPDATE = "update"
+    START = "start"
     DELETE = "delete"
 
 

@@ -11,6 +11,7 @@ from bayplan.daemon.controller import Controller, DecideApart
 from bayplan.daemon.cpusets import Cpusets
 from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.recorder import Recorder
+from bayplan.daemon.starts import Starts
 from bayplan.domain.engine import Engine
 from bayplan.domain.exact.engine import ExactEngine
 from bayplan.domain.ledger import Ledger
@@ -95,9 +96,9 @@ class Controlled:
         """What the kernel should have of those containers, of every one if none are named."""
         return self.controller.expectations(container_ids)
 
-    def on(self, kernel: Hierarchy) -> Cpusets:
-        """Have the cpusets of *kernel* settled from now on."""
-        self.cpusets = Cpusets(kernel, self.expectations, here)
+    def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
+        """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
+        self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket))
         return self.cpusets
 
 

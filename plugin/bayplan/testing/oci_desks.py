@@ -60,6 +60,11 @@ class Desk:
             await asyncio.wait(self.server.clients)
         await self.desk.settled()
 
+    def tells_its_start(self, container_id: str) -> bool:
+        """Whether the wrapper sees that it is to ask before that container starts; docs/oci-hook.md has the
+        path."""
+        return (self.path.parent / f"{self.path.name}.starts" / container_id).exists()
+
     @property
     def turn(self) -> AbstractAsyncContextManager[Transaction]:
         """The turn at the controller."""
@@ -85,11 +90,13 @@ async def desk(
     node = OciNode(directory / "root")
     kernel = hierarchy or node.hierarchy
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
-        one = OciDesk(around.controller, kernel, around.on(kernel), around.verify_soon, rules, persuader)
-        server = OciServer(directory / "oci.sock", one.serve)
+        path = directory / "oci.sock"
+        cpusets = around.on(kernel, path)
+        one = OciDesk(around.controller, kernel, cpusets, around.verify_soon, rules, persuader)
+        server = OciServer(path, one.serve)
         await server.start()
         try:
-            yield Desk(node, directory / "oci.sock", one, around, server)
+            yield Desk(node, path, one, around, server)
         finally:
             await server.close()
             await one.close()

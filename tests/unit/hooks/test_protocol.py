@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bayplan.daemon.starts import Starts
 from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
 from bayplan.service.oci_socket import OciServer
 from bayplan.service.unix_socket import Peer
@@ -54,7 +55,9 @@ def test_the_hook_is_understood(installed: "Installation", desk: Desk, verb: str
 
 def test_the_wrapper_is_understood(installed: "Installation", desk: Desk, runtime: "Runtime") -> None:
     (runtime.out / "read-stdin").touch()
-    for arguments in (["create", "-b", "/b", "c1"], ["update", "-r", "-", "c1"], ["delete", "c1"]):
+    Starts(installed.socket).expect("c1")
+    verbs = (["create", "-b", "/b", "c1"], ["update", "-r", "-", "c1"], ["start", "c1"], ["delete", "c1"])
+    for arguments in verbs:
         if arguments[0] == "update":
             desk.answer = Answer(Status.OK, SPEC)
         assert installed.run_wrapper("--root", "/r", *arguments, input=b"{}").returncode == 0
@@ -63,6 +66,7 @@ def test_the_wrapper_is_understood(installed: "Installation", desk: Desk, runtim
     assert desk.asked == [
         (Verb.CREATE, f"/b\0c1\0{runtime.path}\0/r".encode()),
         (Verb.UPDATE, b"c1\0{}"),
+        (Verb.START, b"c1"),
         (Verb.DELETE, b"c1"),
     ]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bayplan.daemon.starts import Starts
 from bayplan.testing.oci_daemon import OciDaemon, Question, error, ok, refused
 
 if TYPE_CHECKING:
@@ -153,10 +154,11 @@ def test_bytes_that_are_no_text_pass(
 # ---- it is the runtime afterwards: process, descriptors, environment, signals, exit code
 
 
-@pytest.mark.parametrize("arguments", [("state", "c1"), ("create", "c1"), ("delete", "c1")])
+@pytest.mark.parametrize("arguments", [("state", "c1"), ("create", "c1"), ("start", "c1"), ("delete", "c1")])
 def test_the_process_is_the_runtime(
     installed: "Installation", daemon: OciDaemon, runtime: "Runtime", shell: str, arguments: tuple[str, ...]
 ) -> None:
+    assert Starts(installed.socket).expect("c1")
     (runtime.out / "exit").write_text("37")
     reading, writing = os.pipe()
     environ = {"PATH": os.environ["PATH"], "_OCI_SYNCPIPE": "5", "LANG": "C", "ODD": "a=b\nc"}
@@ -259,17 +261,18 @@ def failing(request: Any, installed: "Installation") -> Any:
 
 
 @pytest.mark.parametrize("choice", ["allow", "refuse"])
-@pytest.mark.parametrize("verb", ["create", "run", "update", "delete"])
+@pytest.mark.parametrize("verb", ["create", "run", "update", "start", "delete"])
 def test_a_failing_daemon_is_handled_as_configured(
     installed: "Installation", runtime: "Runtime", failing: Any, verb: str, choice: str
 ) -> None:
     timeout, words = failing
     installed.configure(runtime.path, timeout=timeout, on_failure=choice)
     (runtime.out / "read-stdin").touch()
+    Starts(installed.socket).expect("c1")
     arguments = [verb, "-r", "-", "c1"] if verb == "update" else [verb, "c1"]
     finished = installed.run_wrapper(*arguments, input=b'{"memory":{"limit":1}}')
     name = "create" if verb == "run" else verb
-    if choice == "refuse" and verb != "delete":
+    if choice == "refuse" and verb not in ("start", "delete"):
         line = f"bayplan: {name} of c1: {words}"
         assert (finished.returncode, finished.stderr.decode()) == (1, f"{line}\n")
         assert not runtime.ran
@@ -347,6 +350,34 @@ def test_a_deletion_is_never_refused(
     assert finished.returncode == 0
     assert daemon.questions == [Question("delete", b"c1")]
     assert runtime.argv[1:] == ["--root", "/r", "delete", "--force", "c1"]
+
+
+def test_a_start_is_told_where_the_daemon_waits_for_it(
+    installed: "Installation", daemon: OciDaemon, runtime: "Runtime", shell: str
+) -> None:
+    starts = Starts(installed.socket)
+    starts.expect("c1")
+    for socket in ("", str(installed.socket)):
+        installed.configure(runtime.path, **({"socket": socket} if socket else {}))
+        for arguments in (("--root", "/r", "start", "c1"), ("--systemd-cgroup", "start", "--", "c1")):
+            assert installed.run_wrapper(*arguments).returncode == 0
+            assert runtime.argv[1:] == list(arguments)
+            assert daemon.questions.pop() == Question("start", b"c1")
+    daemon.reply = lambda _: refused("no")
+    assert installed.run_wrapper("start", "c1").returncode == 0
+    daemon.questions.clear()
+    starts.forget("c1")
+    installed.hook.unlink()
+    for arguments in (
+        ("start", "c1"),
+        ("start", "c2"),
+        ("start",),
+        ("start", "c1", "c2"),
+        ("start", "../c1"),
+    ):
+        assert installed.run_wrapper(*arguments).returncode == 0
+        assert runtime.argv[1:] == list(arguments)
+    assert (daemon.questions, installed.kernel_log.read_text()) == ([], "")
 
 
 # ---- update

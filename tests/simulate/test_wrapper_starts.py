@@ -1,0 +1,140 @@
+"""Containers of the wrapper that are created and started at the same moment: whatever comes between the steps of
+one of them, nobody runs on the CPUs of an owner that has started, without any verification."""
+
+import json
+import os
+import random
+from collections.abc import Awaitable, Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.quantity import MIB
+from bayplan.testing.controllers import MACHINE
+from bayplan.testing.cpuset_tree import CpusetTree
+from bayplan.testing.oci_desks import Desk, desk
+from bayplan.testing.oci_node import guaranteed, spec
+
+Step = Callable[[], Awaitable[None]]
+STEPS = 3
+
+
+class World:
+    """What engine, wrapper and OCI runtime do on the node of a desk. ``running`` are the containers whose
+    process has begun, ``asked`` those whose start was told."""
+
+    def __init__(self, one: Desk, directory: Path) -> None:
+        self.one = one
+        self.tree = CpusetTree(directory / "root", MACHINE.online_cpus)
+        self.running: set[str] = set()
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self._made = 0
+        self._specs: dict[str, pb.Container] = {}
+        """What the OCI runtimes have read."""
+
+    def life(self, cpus: int = 0) -> tuple[str, list[tuple[str, Step]]]:
+        """The id of a new container with so many CPUs of its own, and its steps up to when it runs."""
+        self._made += 1
+        key = f"{self._made:064x}"
+        path = f"/pods/crio-{key}"
+        document = spec(path, resources=guaranteed(cpus, 10 * MIB) if cpus else {"cpu": {"shares": 2}})
+        bundle = self.one.node.write_spec(key, document)
+
+        async def is_rewritten() -> None:
+            body = b"\0".join([os.fsencode(bundle), key.encode(), b"/usr/bin/runc", b""])
+            assert await self.one.ask("create", body) == ("ok", "")
+            rewritten = json.loads((bundle / "config.json").read_text())
+            given = rewritten["linux"]["resources"]["cpu"]
+            cpuset = {"cpus": given["cpus"], "mems": given.get("mems", "")}
+            resources = pb.LinuxResources(cpu=cpuset)
+            self._specs[key] = pb.Container(
+                id=key, linux=pb.LinuxContainer(cgroups_path=path, resources=resources)
+            )
+
+        async def has_cgroup() -> None:
+            self.tree.write(self._specs[key])
+
+        async def starts() -> None:
+            if self.one.tells_its_start(key):
+                self.asked.append(key)
+                assert await self.one.ask("start", key.encode()) == ("ok", "")
+                assert not self.one.tells_its_start(key)
+            self.running.add(key)
+
+        steps = [("is rewritten", is_rewritten), ("has a cgroup", has_cgroup), ("starts", starts)]
+        return key, [(f"{key[-3:]} {said}", step) for said, step in steps]
+
+    async def take(self, said: str, step: Step) -> None:
+        self.said.append(said)
+        await step()
+        for key in self.running:
+            own = self.one.entries[key].decision.placement.exclusive_cpus
+            if own:
+                assert self.tree.cpus(key) == own, self.said
+                for other in self.running - {key}:
+                    assert self.tree.cpus(other).isdisjoint(own), (other, key, self.said)
+
+    async def end(self, key: str) -> None:
+        self.running.discard(key)
+        assert await self.one.ask("delete", key.encode()) == ("ok", "")
+        assert not self.one.tells_its_start(key)
+
+
+async def test_every_order_of_two_creations(tmp_path: Path) -> None:
+    async with desk(tmp_path) as one:
+        world = World(one, tmp_path)
+        late = 0
+        for places in combinations(range(2 * STEPS), STEPS):
+            (shared, sharing), (owner, owning) = world.life(), world.life(cpus=2)
+            lives = iter(sharing), iter(owning)
+            world.said.clear()
+            for number in range(2 * STEPS):
+                await world.take(*next(lives[number in places]))
+            late += shared in world.asked
+            assert owner in world.asked
+            for key in (shared, owner):
+                await world.end(key)
+        # Only those whose CPUs changed between spec and cgroup had to be asked for.
+        assert 0 < late < 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_orders_of_many(tmp_path: Path, seed: int) -> None:
+    """Some end half-way: nothing of theirs is left."""
+    draw = random.Random(seed)
+    async with desk(tmp_path) as one:
+        world = World(one, tmp_path)
+        for _ in range(20):
+            world.said.clear()
+            lives, keys = [], []
+            for cpus in (2, 1, 0, 0, 0):
+                key, steps = world.life(cpus)
+                keys.append(key)
+                if draw.random() < 0.4:
+                    del steps[draw.randint(1, STEPS) :]
+                    steps.append((f"{key[-3:]} ends", lambda key=key: world.end(key)))
+                lives.append(steps)
+            while lives:
+                await world.take(*draw.choice(lives).pop(0))
+                lives = [left for left in lives if left]
+            for key in keys:
+                await world.end(key)
+
+
+async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
+    async with desk(tmp_path) as one:
+        world = World(one, tmp_path)
+        for _ in range(3):
+            _, steps = world.life()
+            for said, step in steps:
+                await world.take(said, step)
+        assert world.asked == []
+
+
+async def test_a_start_of_somebody_else_is_nobodys_business(tmp_path: Path) -> None:
+    async with desk(tmp_path) as one:
+        assert await one.ask("start", b"unknown") == ("ok", "")
+        assert (await one.ask("start", b"../c1"))[0] == "error"
