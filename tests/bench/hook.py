@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bayplan.daemon.starts import Starts
 from bayplan.testing.oci_daemon import OciDaemon
 
 REPETITIONS = 101
@@ -33,9 +34,12 @@ def main() -> int:
             "oci-hook precreate": [programs / "oci-hook", "precreate"],
             "the runtime itself (here /bin/true)": ["/bin/true", "--root", "/r", "state", "c1"],
             "bayplan-runtime state": [programs / "bayplan-runtime", "--root", "/r", "state", "c1"],
+            "bayplan-runtime start": [programs / "bayplan-runtime", "--root", "/r", "start", "c1"],
+            "bayplan-runtime start, expected": [programs / "bayplan-runtime", "--root", "/r", "start", "c2"],
             "bayplan-runtime create": [programs / "bayplan-runtime", "create", "--bundle", "/b", "c1"],
             "bayplan-runtime update -r -": [programs / "bayplan-runtime", "update", "-r", "-", "c1"],
         }
+        Starts(directory / "oci.sock").expect("c2")
         with OciDaemon(directory / "oci.sock"):
             times_ms: dict[str, list[float]] = {name: [] for name in commands}
             for _ in range(REPETITIONS):

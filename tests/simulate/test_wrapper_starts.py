@@ -1,5 +1,5 @@
-"""Containers of the wrapper that are created and started at the same moment: whatever comes between the steps of
-one of them, nobody runs on the CPUs of an owner that has started, without any verification."""
+"""Containers of the wrapper that are created and started at the same moment: whatever comes between the steps
+of one of them, nobody runs on the CPUs of an owner that has started, without any verification."""
 
 import json
 import os

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Cpusets:
     """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
-    ``starts`` gets the containers of the wrapper that have no cgroup yet: they are compared once they have."""
+    ``starts`` gets the containers of the wrapper that have no cgroup yet."""
 
     def __init__(
         self,
