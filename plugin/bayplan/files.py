@@ -16,6 +16,9 @@ MAX_FILE_BYTES: Final = 16 * MIB
 """Of one file, unless the caller knows better. OCI specs and CDI specs have some 100 kB at most."""
 
 _CHUNK_BYTES: Final = MIB
+_SMALL_BYTES: Final = 1 << 16
+"""One read takes all of nearly every file of the kernel's."""
+
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
@@ -57,6 +60,35 @@ def read_file(
     finally:
         os.close(descriptor)
     return ReadFile(b"".join(pieces), status)
+
+
+def read_small_file(
+    path: str | bytes, most_bytes: int = MAX_FILE_BYTES, *, dir_fd: int | None = None
+) -> bytes:
+    """As `read_file`, for files that are small and read by the thousands, as the kernel's are: what a file is
+    is asked only where it cannot be told for nothing. FIFOs, sockets and terminals cannot be sought in; all
+    devices that can are empty or have more than such a file.
+
+    Raises:
+        OSError: as `read_file`.
+    """
+    descriptor = os.open(path, _OPEN_FLAGS, dir_fd=dir_fd)
+    try:
+        try:
+            os.lseek(descriptor, 0, os.SEEK_CUR)
+            content = os.read(descriptor, _SMALL_BYTES)
+        except OSError:
+            _check(os.fstat(descriptor), os.fsdecode(path), most_bytes)
+            raise
+        if not content or len(content) == _SMALL_BYTES:
+            _check(os.fstat(descriptor), os.fsdecode(path), most_bytes)
+        while len(content) <= most_bytes and (piece := os.read(descriptor, _SMALL_BYTES)):
+            content += piece
+    finally:
+        os.close(descriptor)
+    if len(content) > most_bytes:
+        raise _too_long(os.fsdecode(path), most_bytes)
+    return content
 
 
 def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = "strict") -> str:

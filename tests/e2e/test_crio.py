@@ -5,8 +5,9 @@ import time
 from typing import Any
 
 import pytest
-from testbed.agreement import REPAIRED_WITHIN_S, assert_agreement, await_agreement, differences
+from testbed.agreement import assert_agreement, await_agreement, differences
 from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once
+from testbed.channel import LIMIT_S
 from testbed.crictl import Running
 from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice, whole_cpu
 from testbed.forms import HOOKS_DIR, WRAPPER
@@ -247,7 +248,7 @@ def in_spec(spec: dict[str, Any]) -> tuple[frozenset[int], frozenset[int], int, 
 
 def await_placement(node: CrioNode, container_id: str, placed: Placement) -> None:
     """Wait until the kernel has the container there; bayplan looks every few seconds."""
-    deadline = time.monotonic() + REPAIRED_WITHIN_S
+    deadline = time.monotonic() + LIMIT_S
     while (found := node.view(container_id).placement) != placed:
         assert time.monotonic() < deadline, found
         time.sleep(1)

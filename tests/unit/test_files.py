@@ -2,11 +2,12 @@
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bayplan.files import read_file, read_text
+from bayplan.files import read_file, read_small_file, read_text
 
 
 def make_fifo(path: Path) -> None:
@@ -18,25 +19,50 @@ def make_socket(path: Path) -> None:
         listener.bind(str(path))
 
 
+def make_fifo_with_text(path: Path) -> None:
+    os.mkfifo(path)
+    FILLED.append(os.open(path, os.O_RDWR))
+    os.write(FILLED[-1], b"0-3\n")
+
+
+FILLED: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def emptied() -> Iterator[None]:
+    yield
+    while FILLED:
+        os.close(FILLED.pop())
+
+
+@pytest.mark.parametrize("read", [read_file, read_small_file])
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (make_fifo, "a FIFO, which is no regular file"),
-        (make_socket, "a socket, which is no regular file"),
+        (make_fifo_with_text, "a FIFO, which is no regular file"),
+        (make_socket, "a socket, which is no regular file|No such device or address"),
         (Path.mkdir, "a directory, which is no regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "a device, which is no regular file"),
-        (lambda path: path.symlink_to("/dev/tty"), "a device, which is no regular file"),
+        (
+            lambda path: path.symlink_to("/dev/tty"),
+            "a device, which is no regular file|No such device or address",
+        ),
+        (lambda path: path.symlink_to("/dev/null"), "a device, which is no regular file"),
+        (lambda path: path.symlink_to("/dev/full"), "a device, which is no regular file"),
+        (lambda path: path.symlink_to("/dev/urandom"), "a device, which is no regular file"),
+        (lambda path: path.symlink_to("/dev/ptmx"), "a device, which is no regular file"),
         (lambda path: path.symlink_to(path.name), "symbolic links"),
         (lambda path: path.write_bytes(b"x" * 101), "a file of more than 100 bytes"),
         (lambda path: path.symlink_to("/proc/kallsyms"), "a file of more than 100 bytes"),
         (lambda path: None, "No such file"),
     ],
 )
-def test_what_is_not_read_is_named(tmp_path, make, words):
+def test_what_is_not_read_is_named(tmp_path, make, words, read):
     path = tmp_path / "file"
     make(path)
     with pytest.raises(OSError, match=words) as raised:
-        read_file(path, 100)
+        read(path, 100)
     assert raised.value.filename == str(path) or raised.value.filename == path
 
 

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bayplan.errors import HostError, ParseError, excerpt
+from bayplan.files import read_small_file
 
 T = TypeVar("T")
 
-_CHUNK_BYTES: Final = 1 << 16
-_MOST_BYTES: Final = 16 << 20
-"""The longest that are read, command lines and environments of processes, have 6 MiB at most."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTDIR})
 """ENODEV: the cgroup was removed while we held it open. ESRCH: the process ended, same situation."""
 
@@ -41,18 +39,11 @@ def read_text(path: str | bytes, *, dir_fd: int | None = None, below: str = "") 
 
     Raises:
         AbsentError: there is no such file.
-        RefusedError: the kernel refused to open or read it, or it has more than 16 MiB.
+        RefusedError: the kernel refused to open or read it, it is no regular file (in a recorded tree), or it
+            has more than 16 MiB; the longest, environments of processes, have 6 MiB.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-        try:
-            content = os.read(descriptor, _CHUNK_BYTES)
-            while piece := os.read(descriptor, _CHUNK_BYTES):
-                content += piece
-                if len(content) > _MOST_BYTES:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        finally:
-            os.close(descriptor)
+        content = read_small_file(path, dir_fd=dir_fd)
     except OSError as error:
         raise refusal(_name(path, below), "cannot be read", error) from error
     return content.decode("ascii", "backslashreplace")
@@ -143,7 +134,7 @@ def refusal(path: str, problem: str, error: OSError) -> HostError:
     number = error.errno or errno.EIO
     if number in _GONE:
         return AbsentError(path, f"{problem}: it is not there ({os.strerror(number)})")
-    return RefusedError(path, f"{problem}: {os.strerror(number)}", number)
+    return RefusedError(path, f"{problem}: {error.strerror or os.strerror(number)}", number)
 
 
 def _name(path: str | bytes, below: str) -> str:

@@ -1,7 +1,8 @@
 """Every file that read_machine reads: absent, garbage, good; and machines of unusual shape."""
 
 import os
-import threading
+import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.testing.machines import machine
 from bayplan.testing.sysfs import SYSTEM, SysfsTree
 
-PATIENCE_S = 20
 SMALL = machine(nodes=2, cpus_per_node=4, threads_per_core=2, hugepages_bytes={2 * MIB: 8 * MIB, GIB: 0})
 
 REQUIRED = [
@@ -287,35 +287,33 @@ class TestWithoutNuma:
             read_machine(tree.write(tmp_path))
 
 
+DUE = {}
+"""What is to be done, once, before the file of that path is opened."""
+
+
+def before_opening(event, arguments):
+    if event == "open" and DUE and isinstance(arguments[0], str) and arguments[0] in DUE:
+        DUE.pop(arguments[0])()
+
+
+sys.addaudithook(before_opening)  # They stay for the life of the process; this one costs nothing without DUE.
+
+
+@pytest.fixture
+def at_opening():
+    yield lambda path, change: DUE.__setitem__(str(path), change)
+    DUE.clear()
+
+
 class TestWhileItChanges:
-    """A file is replaced by a pipe: reading stops there until the test has changed the tree, and goes on."""
+    """When a file is about to be opened, the test changes the tree; what was read before is out of date."""
 
     GROWN = machine(3, 4, GIB)
 
-    def swap_while_reading(self, root, paused, change):
-        path = root / paused
-        text = path.read_text()
-        path.unlink()
-        os.mkfifo(path)
-
-        def meanwhile():
-            with path.open("w") as pipe:  # opens when the reader does
-                path.unlink()
-                path.write_text(text)
-                change()
-                pipe.write(text)
-
-        thread = threading.Thread(target=meanwhile, daemon=True)
-        thread.start()
-        return thread
-
-    def test_a_node_that_comes_is_in_the_result(self, tmp_path):
+    def test_a_node_that_comes_is_in_the_result(self, tmp_path, at_opening):
         root = SysfsTree(SMALL).write(tmp_path)
-        thread = self.swap_while_reading(
-            root, f"{SYSTEM}/node/node1/meminfo", lambda: SysfsTree(self.GROWN).write(root)
-        )
+        at_opening(root / SYSTEM / "node/node1/meminfo", lambda: SysfsTree(self.GROWN).write(root))
         found = read_machine(root)
-        thread.join(PATIENCE_S)
         assert found.node_ids == NodeSet([0, 1, 2])
         assert found == Machine(
             tuple(
@@ -325,7 +323,7 @@ class TestWhileItChanges:
             self.GROWN.cpus,
         )
 
-    def test_an_error_that_the_change_explains_is_not_reported(self, tmp_path):
+    def test_an_error_that_the_change_explains_is_not_reported(self, tmp_path, at_opening):
         root = SysfsTree(self.GROWN).write(tmp_path)
 
         def unplug():
@@ -335,32 +333,21 @@ class TestWhileItChanges:
                 if path.startswith(f"{SYSTEM}/node"):
                     (root / path).write_text(text)
 
-        thread = self.swap_while_reading(root, f"{SYSTEM}/node/node1/meminfo", unplug)
+        at_opening(root / SYSTEM / "node/node1/meminfo", unplug)
         found = read_machine(root)
-        thread.join(PATIENCE_S)
         assert found.node_ids == NodeSet([0, 1])
 
-    def test_a_machine_that_never_holds_still_is_an_error(self, tmp_path):
+    def test_a_machine_that_never_holds_still_is_an_error(self, tmp_path, at_opening):
         root = SysfsTree(SMALL).write(tmp_path)
         online = iter(["0-6", "0-5", "0-4"])
 
-        def meanwhile():
-            for cpus in online:
-                with path.open("w") as pipe:
-                    (root / SYSTEM / "cpu/online").write_text(cpus)
-                    pipe.write(text)
-                    path.unlink()
-                    os.mkfifo(path)
+        def shrink():
+            (root / SYSTEM / "cpu/online").write_text(next(online))
+            at_opening(root / SYSTEM / "node/node1/meminfo", shrink)
 
-        path = root / SYSTEM / "node/node1/meminfo"
-        text = path.read_text()
-        path.unlink()
-        os.mkfifo(path)
-        thread = threading.Thread(target=meanwhile, daemon=True)
-        thread.start()
+        at_opening(root / SYSTEM / "node/node1/meminfo", shrink)
         with pytest.raises(HostError, match="came or went during each of 3 attempts"):
             read_machine(root)
-        thread.join(PATIENCE_S)
 
 
 @st.composite
@@ -408,3 +395,19 @@ def test_this_machine():
     assert found.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert all(found.distance(node, node) == 10 for node in found.node_ids)
     assert found.cpus_of(found.node_ids) == found.online_cpus
+
+
+@pytest.mark.parametrize("lead", ["FIFO", "/dev/zero"])
+def test_whatever_lies_in_a_recorded_tree_holds_up_nobody(tmp_path, lead):
+    """In the place of each file in turn: a machine, or an error of ours, and never a wait without an end."""
+    tree = SysfsTree(machine(2, cpus_per_node=1))
+    tree.write(tmp_path)
+    for name in (name for name in tree.files if not name.endswith("/")):
+        path = tmp_path / name
+        path.unlink()
+        os.mkfifo(path) if lead == "FIFO" else path.symlink_to(lead)
+        with suppress(HostError):
+            read_machine(tmp_path)
+        path.unlink()
+        path.write_text(tree.files[name])
+    assert read_machine(tmp_path)
