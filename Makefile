@@ -76,7 +76,7 @@ property: setup ## only the tests of properties, with many examples; ARGS="--hyp
 	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)
 
 schedules: setup ## 20,000 random schedules of everything that changes a promise; ARGS="FIRST COUNT": others
-	$(RUN) python tests/bench/schedules.py $(ARGS)
+	$(RUN) PYTHONPATH=tests python tests/bench/schedules.py $(ARGS)
 
 e2e: setup-e2e ## only the tests in virtual machines
 	$(PYTEST_E2E) -m e2e
@@ -99,14 +99,14 @@ format: setup ## let ruff format and fix
 	$(RUN) ruff check --fix .
 
 bench: setup-go ## what a creation, a Synchronize and a decision cost, and how well pods fit, as tables
-	$(RUN) python tests/bench/creation.py
-	$(RUN) python -m bayplan.testing.bench
-	$(RUN) python tests/bench/merge.py
-	$(RUN) python tests/bench/worst.py
-	$(RUN) python tests/bench/admission.py
-	$(RUN) python tests/bench/replay.py
-	$(RUN) python tests/bench/hook.py
-	$(RUN) python tests/bench/pressure.py
+	$(RUN) PYTHONPATH=tests python tests/bench/creation.py
+	$(RUN) PYTHONPATH=tests python tests/bench/synchronize.py
+	$(RUN) PYTHONPATH=tests python tests/bench/merge.py
+	$(RUN) PYTHONPATH=tests python tests/bench/worst.py
+	$(RUN) PYTHONPATH=tests python tests/bench/admission.py
+	$(RUN) PYTHONPATH=tests python tests/bench/replay.py
+	$(RUN) PYTHONPATH=tests python tests/bench/hook.py
+	$(RUN) PYTHONPATH=tests python tests/bench/pressure.py
 
 e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py

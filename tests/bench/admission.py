@@ -10,19 +10,19 @@ import random
 import statistics
 import time
 
-from bayplan.domain.kubelet.cpu_manager import StaticCpuPolicy
-from bayplan.domain.kubelet.cpu_options import CpuOptions
-from bayplan.domain.kubelet.cpu_state import CpuState
-from bayplan.domain.kubelet.cpu_topology import CpuTopology
-from bayplan.domain.kubelet.device_manager import Device, DeviceManager
-from bayplan.domain.kubelet.engine import EngineState, KubeletEngine
-from bayplan.domain.kubelet.memory_manager import MemoryPolicy
-from bayplan.domain.kubelet.memory_restore import start
-from bayplan.domain.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.domain.kubelet.topology_manager import TopologyManager
-from bayplan.domain.kubelet.topology_options import TopologyOptions
-from bayplan.domain.policy import TopologyPolicy
-from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu.options import CpuOptions
+from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.engines.kubelet.devices.manager import Device, DeviceManager
+from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.restore import start
+from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.kubelet.topology.options import TopologyOptions
+from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 SIZES = (2, 4, 8, 16, 32, 64)

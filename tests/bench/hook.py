@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bayplan.daemon.starts import Starts
-from bayplan.testing.oci_daemon import OciDaemon
+from support.oci_daemon import OciDaemon
 
 REPETITIONS = 101
 HOOKS = Path(__file__).parents[2] / "hooks"

@@ -12,9 +12,17 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from bayplan.domain.kubelet.distances import Distances
-from bayplan.domain.kubelet.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region, flatten
-from bayplan.domain.kubelet.merge import merge, narrowest_size
+from bayplan.engines.kubelet.topology.distances import Distances
+from bayplan.engines.kubelet.topology.hints import (
+    Demand,
+    Hint,
+    HintSet,
+    OfSize,
+    ProviderHints,
+    Region,
+    flatten,
+)
+from bayplan.engines.kubelet.topology.merge import merge, narrowest_size
 from bayplan.sets import NodeSet
 
 SIZES = (2, 4, 8, 16, 32, 64)

@@ -10,10 +10,10 @@ import sys
 import time
 from collections import Counter
 
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.policy import TopologyPolicy
-from bayplan.testing.exact_errors import KINDS, BrokenPromiseError
-from bayplan.testing.exact_oracle import Trial
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.policy import TopologyPolicy
+from support.exact_errors import KINDS, BrokenPromiseError
+from support.exact_oracle import Trial
 
 OPERATIONS = 1_000_000
 STEPS = 100

@@ -26,17 +26,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 from goside import GoSideError, compiled
 
-from bayplan.domain.decision import Outcome
-from bayplan.domain.engine import Engine
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.kubelet_node import KubeletNodeEngine
-from bayplan.domain.ledger import Ledger
-from bayplan.domain.manifest import plan_manifest, sizes_manifest
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.rehearsal import Rehearsal
-from bayplan.domain.topology import Cpu, Machine, Node
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.policy import Policy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.simulate.manifest import plan_manifest, sizes_manifest
+from bayplan.simulate.rehearsal import Rehearsal
 
 SIZES = (2, 4, 8)
 NODE_BYTES, CPUS = 64 * GIB, 8

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from bayplan.testing.interleaving.schedule import play
+from support.interleaving.schedule import play
 
 COUNT = 20_000
 CHUNK = 50

@@ -15,7 +15,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.domain.decision import (
+from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.flow import crosses
+from bayplan.engines.exact.reasons import SEARCH_ENDED
+from bayplan.model.decision import (
     Claim,
     Decision,
     Interval,
@@ -26,16 +30,12 @@ from bayplan.domain.decision import (
     QosSource,
     Request,
 )
-from bayplan.domain.exact.effort import MAX_STEPS
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.exact.flow import crosses
-from bayplan.domain.exact.reasons import SEARCH_ENDED
-from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.topology import Machine
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
-from bayplan.testing.machines import machine
+from support.machines import machine
 
 MOST_MS: Final = 100.0
 

@@ -11,7 +11,7 @@ from testbed.pods import MIB, best_effort, burstable, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TWO_NODES
 
-from bayplan.domain.wishes import WRITTEN
+from bayplan.model.wishes import WRITTEN
 
 
 @on(FOUR_NODES)

@@ -17,7 +17,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
-from bayplan.wire import (
+from bayplan.nri.wire import (
     NEED_DATA,
     Code,
     Connection,

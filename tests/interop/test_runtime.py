@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from bayplan._proto.nri import api_pb2
-from bayplan.wire import MAX_MESSAGE_BYTES, Code, ConnectionClosed, MessageTooLargeError, Request, Response
+from bayplan.nri.wire import (
+    MAX_MESSAGE_BYTES,
+    Code,
+    ConnectionClosed,
+    MessageTooLargeError,
+    Request,
+    Response,
+)
 
 pytestmark = pytest.mark.interop
 

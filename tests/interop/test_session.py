@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.errors import PlacementError
+from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import Event, Identity, Patience, Runtime, Session, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.clock import ManualClock
+from support.clock import ManualClock
 
 pytestmark = pytest.mark.interop
 

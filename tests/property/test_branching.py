@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.domain.decision import Claim
-from bayplan.domain.exact.books import Books
-from bayplan.domain.exact.branching import Branching
-from bayplan.domain.exact.criteria import Question, overlapping_sets
-from bayplan.domain.exact.effort import Effort
-from bayplan.domain.exact.lookup import Lookup
-from bayplan.domain.exact.nearness import FAR
-from bayplan.domain.exact.sites import Site
-from bayplan.domain.policy import Policy
-from bayplan.domain.topology import MEMORY, Cpu, Machine, Node
+from bayplan.engines.exact.books import Books
+from bayplan.engines.exact.branching import Branching
+from bayplan.engines.exact.criteria import Question, overlapping_sets
+from bayplan.engines.exact.effort import Effort
+from bayplan.engines.exact.lookup import Lookup
+from bayplan.engines.exact.nearness import FAR
+from bayplan.engines.exact.sites import Site
+from bayplan.model.decision import Claim
+from bayplan.model.machine import MEMORY, Cpu, Machine, Node
+from bayplan.model.policy import Policy
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.subsets import Claims, rooms_by_subset, slack_by_subset
+from support.subsets import Claims, rooms_by_subset, slack_by_subset
 
 PAGES = "hugepages-2Mi"
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.domain.decision import Decision, Outcome, Placement, Request
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.ledger import Ledger
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.topology import Machine
-from bayplan.testing.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
-from bayplan.testing.exact_oracle import Trial
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import Decision, Outcome, Placement, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy, TopologyPolicy
+from support.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
+from support.exact_oracle import Trial
 
 STEPS = 40
 

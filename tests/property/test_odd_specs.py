@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.daemon.controller import Controller
-from bayplan.domain.engine import Engine
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.kubelet_node import KubeletNodeEngine
-from bayplan.domain.policy import MemoryQos, Policy, TopologyPolicy
-from bayplan.domain.wishes import KEYS
+from bayplan.control.controller import Controller
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.engine import KubeletNodeEngine
 from bayplan.errors import PlacementError
+from bayplan.model.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.model.wishes import KEYS
 from bayplan.nri import Event
 from bayplan.nri.translate import adjustment_to, container_from, pod_from, resources_from, updates_to
 from bayplan.quantity import GIB, MIB
-from bayplan.testing.controllers import controlled
-from bayplan.testing.machines import machine
+from support.controllers import controlled
+from support.machines import machine
 
 STEPS = 120
 MANY_DIGITS = "9" * 5000

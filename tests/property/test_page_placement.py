@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.domain.page_placement import ContainerPages, NodeMemory, Plan, plan
+from bayplan.placement.page_placement import ContainerPages, NodeMemory, Plan, plan
 from bayplan.sets import NodeSet
 
 IDS = (0, 1, 2, 5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bayplan.cli.main import main
-from bayplan.domain.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 NODES, CPUS_PER_NODE, EVENTS = 4, 6, 120

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.domain.engine import Engine
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.kubelet_node import KubeletNodeEngine
-from bayplan.domain.manifest import plan_manifest, sizes_manifest
-from bayplan.domain.memory_policy import PolicyAbility
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.rehearsal import Rehearsal
+from bayplan.admin.questions import what_if_view
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.quantity import GIB
-from bayplan.service.questions import what_if_view
+from bayplan.simulate.manifest import plan_manifest, sizes_manifest
+from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.state.codec import encode
-from bayplan.testing.machines import machine
-from bayplan.testing.snapshots import make_snapshot
+from support.machines import machine
+from support.snapshots import make_snapshot
 
 MACHINE = machine(3, cpus_per_node=4, memory_bytes=4 * GIB)
 PODS = st.lists(

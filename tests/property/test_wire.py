@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bayplan._proto.ttrpc import ttrpc_pb2
 from bayplan.errors import LocalProtocolError, RemoteProtocolError
-from bayplan.wire import (
+from bayplan.nri.wire import (
     NEED_DATA,
     Code,
     Connection,
@@ -22,8 +22,14 @@ from bayplan.wire import (
     Response,
     Role,
 )
-from bayplan.wire.envelope import UndecodableError, request_from, request_parts, response_from, response_parts
-from bayplan.wire.limits import (
+from bayplan.nri.wire.envelope import (
+    UndecodableError,
+    request_from,
+    request_parts,
+    response_from,
+    response_parts,
+)
+from bayplan.nri.wire.limits import (
     FIRST_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_UNANSWERED_BYTES,

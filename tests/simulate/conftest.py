@@ -1,5 +1,5 @@
 """Tests here may be coroutines."""
 
-from bayplan.testing.coroutines import pytest_pyfunc_call
+from support.coroutines import pytest_pyfunc_call
 
 __all__ = ["pytest_pyfunc_call"]

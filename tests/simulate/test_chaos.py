@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment
 from bayplan.errors import PlacementError
+from bayplan.model.workload import Adjustment
 from bayplan.nri import Event
-from bayplan.testing.clock import ManualClock
-from bayplan.testing.plugin import RecordingHandler, serving
-from bayplan.testing.puppet import Puppet, PuppetEndpoint
-from bayplan.wire import Code, Response
+from bayplan.nri.wire import Code, Response
+from support.clock import ManualClock
+from support.plugin import RecordingHandler, serving
+from support.puppet import Puppet, PuppetEndpoint
 
 BEHAVIOURS = ("quick", "slow", "stubborn", "fails", "refuses", "fails late", "cancelled by others")
 DEADLINE_S = 1.0

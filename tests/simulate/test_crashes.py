@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.recorder import Recorder
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.policy import Policy
-from bayplan.domain.rewrite import cpus_for
-from bayplan.domain.workload import Container, Pod
+from bayplan.control.controller import Controller
+from bayplan.control.recorder import Recorder
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.policy import Policy
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, UnixSocket
+from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.testing.controllers import no_kernel
-from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
-from bayplan.testing.machines import machine
-from bayplan.testing.plugin import UNHURRIED
-from bayplan.testing.runtime import FakeRuntime
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from support.controllers import no_kernel
+from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from support.machines import machine
+from support.plugin import UNHURRIED
+from support.runtime import FakeRuntime
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 MACHINE = machine(2, cpus_per_node=4)
 OWNER, OTHERS = make_pod("db", qos=GUARANTEED), make_pod("batch", qos=BEST_EFFORT)

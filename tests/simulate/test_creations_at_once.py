@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.daemon.turns import SessionHandler
-from bayplan.daemon.verify import Verifier
-from bayplan.domain.rewrite import cpus_for
+from bayplan.control.session_handler import SessionHandler
+from bayplan.control.verify import Verifier
 from bayplan.nri import Identity, Session
+from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from bayplan.testing.controllers import MACHINE, Controlled, controlled, here
-from bayplan.testing.cpuset_tree import CpusetTree
-from bayplan.testing.flavors import CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36, Flavor
-from bayplan.testing.plugin import UNHURRIED
-from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from support.controllers import MACHINE, Controlled, controlled, here
+from support.cpuset_tree import CpusetTree
+from support.flavors import CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36, Flavor
+from support.plugin import UNHURRIED
+from support.runtime import FakeRuntime, MemoryEndpoint
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 OWNERS, OTHERS = make_pod("db", qos=GUARANTEED), make_pod("batch", qos=BEST_EFFORT)
 EVERY_CPU = MACHINE.online_cpus

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.daemon.narrowing import Narrowing
-from bayplan.daemon.turns import SessionHandler
+from bayplan.control.narrowing import Narrowing
+from bayplan.control.session_handler import SessionHandler
 from bayplan.host.cgroup_paths import container_path
 from bayplan.host.evacuation import Bounds, evacuate
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import GIB, MIB
-from bayplan.testing.controllers import controlled, here
-from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
-from bayplan.testing.oci_node import OciNode
-from bayplan.testing.pages import CgroupPages
-from bayplan.testing.plugin import UNHURRIED
-from bayplan.testing.runtime import FakeRuntime
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from support.controllers import controlled, here
+from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from support.oci_node import OciNode
+from support.pages import CgroupPages
+from support.plugin import UNHURRIED
+from support.runtime import FakeRuntime
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 FLEXIBLE_POD = make_pod("flexible", qos=GUARANTEED)
 LATE_POD = make_pod("late", qos=GUARANTEED, annotations={"bayplan.dev/required-nodes": "0"})

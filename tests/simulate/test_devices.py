@@ -6,29 +6,29 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.device_search import DeviceSearch
-from bayplan.daemon.recorder import Recorder
-from bayplan.daemon.snapshot import snapshot_of
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.kubelet_node import KubeletNodeEngine
-from bayplan.domain.origin import Form, Origin
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.workload import Container, Pod
+from bayplan.admin.snapshot import snapshot_of
+from bayplan.admin.views import nodes_view, status_view
+from bayplan.control.controller import Controller
+from bayplan.control.device_search import DeviceSearch
+from bayplan.control.recorder import Recorder
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.kubelet.engine import KubeletNodeEngine
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
+from bayplan.model.origin import Form, Origin
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import UnixSocket
-from bayplan.service.views import nodes_view, status_view
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.testing.controllers import no_kernel
-from bayplan.testing.flavors import ALL, CONTAINERD_2_3
-from bayplan.testing.machines import machine
-from bayplan.testing.plugin import serving
-from bayplan.testing.runtime import FakeRuntime, OperationError
-from bayplan.testing.sysfs import SysfsTree
-from bayplan.testing.workloads import GUARANTEED, make_container, make_pod
+from support.controllers import no_kernel
+from support.flavors import ALL, CONTAINERD_2_3
+from support.machines import machine
+from support.plugin import serving
+from support.runtime import FakeRuntime, OperationError
+from support.sysfs import SysfsTree
+from support.workloads import GUARANTEED, make_container, make_pod
 
 MACHINE = machine(4)
 RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.admin.questions import explaining, rehearsing
+from bayplan.admin.server import AdminServer
+from bayplan.admin.snapshot import snapshot_of
 from bayplan.cli.main import main
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.snapshot import snapshot_of
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.policy import Policy, TopologyPolicy
+from bayplan.control.controller import Controller
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.policy import Policy, TopologyPolicy
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import MIB
-from bayplan.service.admin import AdminServer
-from bayplan.service.questions import explaining, rehearsing
-from bayplan.testing.controllers import controlled
-from bayplan.testing.flavors import CONTAINERD_2_1, CONTAINERD_2_3, Flavor
-from bayplan.testing.plugin import UNHURRIED
-from bayplan.testing.runtime import FakeRuntime, OperationError
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from support.controllers import controlled
+from support.flavors import CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from support.plugin import UNHURRIED
+from support.runtime import FakeRuntime, OperationError
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
 

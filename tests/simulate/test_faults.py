@@ -6,14 +6,14 @@ import socket
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment
+from bayplan.model.workload import Adjustment
 from bayplan.nri import Event, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.clock import ManualClock
-from bayplan.testing.flavors import CONTAINERD_2_2, CONTAINERD_2_3
-from bayplan.testing.plugin import Gate, RecordingHandler, serving
-from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint
-from bayplan.testing.workloads import make_container, make_pod
+from support.clock import ManualClock
+from support.flavors import CONTAINERD_2_2, CONTAINERD_2_3
+from support.plugin import Gate, RecordingHandler, serving
+from support.runtime import FakeRuntime, MemoryEndpoint
+from support.workloads import make_container, make_pod
 
 POD = make_pod("web")
 

@@ -20,10 +20,10 @@ from bayplan.cli.main import main
 from bayplan.oci.protocol import Verb
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.quantity import GIB
-from bayplan.testing.flavors import CONTAINERD_2_3
-from bayplan.testing.oci_client import ask as ask_oci
-from bayplan.testing.runtime import FakeRuntime, OperationError
-from bayplan.testing.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+from support.flavors import CONTAINERD_2_3
+from support.oci_client import ask as ask_oci
+from support.runtime import FakeRuntime, OperationError
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 pytestmark = pytest.mark.root
 

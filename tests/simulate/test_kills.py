@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.daemon.settings import KUBELET
-from bayplan.domain.policy import TopologyPolicy
-from bayplan.domain.topology import MEMORY
+from bayplan.config.settings import KUBELET
+from bayplan.model.machine import MEMORY
+from bayplan.model.policy import TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.interleaving.life import DEADLINE_S
-from bayplan.testing.interleaving.world import MACHINE, PLAIN, World
-from bayplan.testing.machines import machine
-from bayplan.testing.oci_node import guaranteed
-from bayplan.testing.workloads import BEST_EFFORT
+from support.interleaving.life import DEADLINE_S
+from support.interleaving.world import MACHINE, PLAIN, World
+from support.machines import machine
+from support.oci_node import guaranteed
+from support.workloads import BEST_EFFORT
 
 STRICT = replace(PLAIN, topology=TopologyPolicy.SINGLE_NUMA_NODE)
 AS_KUBELET = replace(

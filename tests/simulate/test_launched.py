@@ -4,12 +4,15 @@ import asyncio
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
-from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_3
-from bayplan.testing.runtime import FakeRuntime
-from bayplan.testing.workloads import make_container, make_pod
+from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_3
+from support.runtime import FakeRuntime
+from support.workloads import make_container, make_pod
+
+TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.mark.parametrize("flavor", [CONTAINERD_1_7_20, CONTAINERD_2_3], ids=str)
@@ -19,8 +22,8 @@ async def test_serves_on_descriptor_3_and_ends_with_the_runtime(flavor):
     silent = os.open(os.devnull, os.O_WRONLY)
     process = os.posix_spawn(  # noqa: ASYNC221 - subprocess may need descriptor 3 for itself
         sys.executable,
-        [sys.executable, "-m", "bayplan.testing.minimal_plugin"],
-        {"NRI_PLUGIN_NAME": "pin", "NRI_PLUGIN_IDX": "07", "NRI_PLUGIN_SOCKET": "3"},
+        [sys.executable, "-m", "support.minimal_plugin"],
+        {"NRI_PLUGIN_NAME": "pin", "NRI_PLUGIN_IDX": "07", "NRI_PLUGIN_SOCKET": "3", "PYTHONPATH": TESTS},
         file_actions=[
             (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
             (os.POSIX_SPAWN_DUP2, silent, 1),

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Update
 from bayplan.errors import PlacementError
+from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Identity, Session, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.flavors import (
+from support.flavors import (
     ALL,
     CONTAINERD_1_7,
     CONTAINERD_1_7_20,
@@ -17,9 +17,9 @@ from bayplan.testing.flavors import (
     CONTAINERD_2_3,
     CONTAINERD_2_4,
 )
-from bayplan.testing.plugin import UNHURRIED, RecordingHandler, serving
-from bayplan.testing.runtime import FakeRuntime, OperationError
-from bayplan.testing.workloads import GUARANTEED, make_container, make_pod
+from support.plugin import UNHURRIED, RecordingHandler, serving
+from support.runtime import FakeRuntime, OperationError
+from support.workloads import GUARANTEED, make_container, make_pod
 
 POD = make_pod("web", qos=GUARANTEED)
 

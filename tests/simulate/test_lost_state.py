@@ -14,25 +14,25 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.recorder import Recorder
-from bayplan.domain.decision import Claim
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.exact.witness import shortages
-from bayplan.domain.policy import Policy
-from bayplan.domain.relief import topped_up
-from bayplan.domain.wishes import WRITTEN
-from bayplan.domain.workload import Container, Pod
+from bayplan.control.controller import Controller
+from bayplan.control.recorder import Recorder
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.witness import shortages
+from bayplan.model.decision import Claim
+from bayplan.model.policy import Policy
+from bayplan.model.wishes import WRITTEN
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
+from bayplan.placement.departures import topped_up
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from bayplan.testing.controllers import no_kernel
-from bayplan.testing.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
-from bayplan.testing.machines import machine
-from bayplan.testing.plugin import IDENTITY, UNHURRIED
-from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint, OperationError
-from bayplan.testing.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED, make_container, make_pod
+from support.controllers import no_kernel
+from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from support.machines import machine
+from support.plugin import IDENTITY, UNHURRIED
+from support.runtime import FakeRuntime, MemoryEndpoint, OperationError
+from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED, make_container, make_pod
 
 MACHINE = machine(2, cpus_per_node=8, memory_bytes=8 * GIB)
 Promises = dict[str, dict[str, object]]

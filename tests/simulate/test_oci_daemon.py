@@ -16,7 +16,7 @@ from bayplan.cli.client import ask
 from bayplan.errors import UnavailableError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.proc import identify, read_allowed
-from bayplan.testing.oci_node import guaranteed, spec, state
+from support.oci_node import guaranteed, spec, state
 
 pytestmark = pytest.mark.root
 

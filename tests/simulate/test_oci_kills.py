@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.residue import Residue
 from bayplan.errors import UnavailableError
+from bayplan.oci.stale_entries import Residue
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from bayplan.testing.controllers import here
-from bayplan.testing.oci_desks import Desk, desk
-from bayplan.testing.oci_node import guaranteed, spec
+from support.controllers import here
+from support.oci_desks import Desk, desk
+from support.oci_node import guaranteed, spec
 
 HOOK = Path(__file__).parents[2] / "hooks" / "oci-hook"
 STARTS = 30

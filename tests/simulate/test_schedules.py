@@ -4,7 +4,7 @@ full, and kills, in any order and with any steps in between: the promises hold. 
 
 import pytest
 
-from bayplan.testing.interleaving.schedule import play
+from support.interleaving.schedule import play
 
 BATCH = 20
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from bayplan.admin_protocol import API_VERSION, MAX_ANSWER_BYTES
 from bayplan.errors import BayplanError, UnavailableError
-from bayplan.service.protocol import API_VERSION, MAX_ANSWER_BYTES
 
 TIMEOUT_S: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 16

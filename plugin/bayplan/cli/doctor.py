@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The examination. A daemon that does not answer is part of it, and no error."""
-    from bayplan.service.doctor import DaemonState, Examination  # noqa: PLC0415 - only this verb parses TOML
+    from bayplan.oci.doctor import DaemonState, Examination  # noqa: PLC0415 - only this verb parses TOML
 
     try:
         runtime = ask(arguments.admin_socket, "status")["runtime"]

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any, Final
 
+from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.cli.client import ask
 from bayplan.cli.render import Block
-from bayplan.service.protocol import LOG_LEVELS
 
 VERB: Final = "log-level"
 HELP: Final = "show or change how much the running daemon logs"

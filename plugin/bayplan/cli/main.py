@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 from bayplan import __version__
+from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
     doctor,
     explain,
@@ -28,7 +29,6 @@ from bayplan.cli import (
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.printable import printable_lines
-from bayplan.service.protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.streams import make_writable, write_answer, write_error
 
 

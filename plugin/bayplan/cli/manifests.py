@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from bayplan.daemon.values import unreadable
-from bayplan.daemon.yaml_text import YAML_ERRORS, yaml_problem
+from bayplan.config.values import unreadable
+from bayplan.config.yaml_text import YAML_ERRORS, yaml_problem
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import MAX_FILE_BYTES, MIB, read_text
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The recording; raises HostError."""
-    from bayplan.daemon.simulate import recorded_topology  # noqa: PLC0415 - only this verb reads sysfs
+    from bayplan.simulate.runs import recorded_topology  # noqa: PLC0415 - only this verb reads sysfs
 
     return recorded_topology(arguments.root)
 

@@ -76,8 +76,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a file or a key is wrong.
     """
-    from bayplan.daemon.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
-    from bayplan.daemon.simulate import simulate  # noqa: PLC0415
+    from bayplan.config.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
+    from bayplan.simulate.runs import simulate  # noqa: PLC0415
 
     keys: dict[str, list[str]] = {}
     for text in arguments.set:

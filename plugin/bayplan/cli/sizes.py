@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from bayplan.admin_protocol import MAX_PODS
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.quantity import parse_bytes, parse_milli_cpus, whole_number
-from bayplan.service.protocol import MAX_PODS
 
 _QOS: Final = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestEffort")}
 
@@ -45,7 +45,7 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ConfigError: options are not what they should be; all of them are named.
     """
     # The command starts with this module for every verb.
-    from bayplan.domain.manifest import sizes_manifest  # noqa: PLC0415
+    from bayplan.simulate.manifest import sizes_manifest  # noqa: PLC0415
 
     given = (arguments.memory, arguments.memory_limit, arguments.cpus, arguments.hugepages, arguments.qos)
     if all(one is None for one in given):

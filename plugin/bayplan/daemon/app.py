@@ -18,31 +18,41 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan import __version__
+from bayplan.admin.questions import Question, explaining, rehearsing
+from bayplan.admin.release import releasing
+from bayplan.admin.server import AdminServer
+from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.admin.views import Snapshot
+from bayplan.config.keys import changed_at_start
+from bayplan.config.load import engine_of
+from bayplan.config.managers import remarks_on_machine
+from bayplan.config.settings import Settings
+from bayplan.control.controller import Controller
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.device_search import DeviceSearch
+from bayplan.control.expectations import Expectation
+from bayplan.control.narrowing import Narrowing
+from bayplan.control.reading import read_meanwhile
+from bayplan.control.recorder import Recorder
+from bayplan.control.session_handler import SessionHandler
+from bayplan.control.threads import WorkThread, executor
+from bayplan.control.verify import Verifier
 from bayplan.daemon import logs
-from bayplan.daemon.config import engine_of
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.cpusets import Cpusets
-from bayplan.daemon.device_search import DeviceSearch
-from bayplan.daemon.expectations import Expectation
 from bayplan.daemon.hardware import Hardware, Host
-from bayplan.daemon.keys import changed_at_start
-from bayplan.daemon.managers import remarks_on_machine
+from bayplan.config.keys import changed_at_start
+from bayplan.config.managers import remarks_on_machine
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.narrowing import Narrowing
-from bayplan.daemon.oci_desk import DeskRules, OciDesk
-from bayplan.daemon.reading import read_meanwhile
-from bayplan.daemon.recorder import Recorder
-from bayplan.daemon.release import releasing
-from bayplan.daemon.residue import Residue
-from bayplan.daemon.settings import Settings
-from bayplan.daemon.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.control.narrowing import Narrowing
+from bayplan.oci.request_handler import DeskRules, OciDesk
+from bayplan.control.reading import read_meanwhile
+from bayplan.control.recorder import Recorder
+from bayplan.admin.release import releasing
+from bayplan.oci.stale_entries import Residue
+from bayplan.config.settings import Settings
+from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
 from bayplan.daemon.starts import Starts
-from bayplan.daemon.strays import Strays
+from bayplan.oci.unmanaged_containers import Strays
 from bayplan.daemon.systemd import Notifier
-from bayplan.daemon.threads import WorkThread, executor
-from bayplan.daemon.turns import SessionHandler
-from bayplan.daemon.verify import Verifier
-from bayplan.domain.workload import Container, Pod
 from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
@@ -53,12 +63,13 @@ from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
-from bayplan.service.admin import AdminServer
-from bayplan.service.oci_socket import OciServer
-from bayplan.service.questions import Question, explaining, rehearsing
-from bayplan.service.views import Snapshot
+from bayplan.oci.request_handler import DeskRules, OciDesk
+from bayplan.oci.server import OciServer
+from bayplan.oci.stale_entries import Residue
+from bayplan.oci.unmanaged_containers import Strays
 from bayplan.state import Store, check_directory, unusable
 
 logger = logging.getLogger(__name__)

@@ -15,18 +15,12 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
-from bayplan.daemon.settings import KUBELET, Settings
-from bayplan.daemon.threads import InThread
-from bayplan.daemon.transactions import Transaction
-from bayplan.domain.held_memory import Learned, learn, step_bytes
-from bayplan.domain.ledger import Ledger
-from bayplan.domain.memory_kinds import with_owners
-from bayplan.domain.policy import Policy
-from bayplan.domain.shortfall import claimants, lost_cpus, overclaims
-from bayplan.domain.topology import MEMORY, Machine
-from bayplan.domain.workload import Container, Pod
+from bayplan.admin.views import MemoryReservation
+from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
+from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.host.cgroup import NodeBytes
 from bayplan.host.container import ContainerCgroup
@@ -34,8 +28,14 @@ from bayplan.host.held_memory import read_held_memory, read_memory_totals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.sysfs import read_hugepages, read_machine
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.memory_kinds import with_owners
+from bayplan.model.policy import Policy
+from bayplan.model.workload import Container, Pod
+from bayplan.placement.measured_reservation import Learned, learn, step_bytes
+from bayplan.placement.shortfall import claimants, lost_cpus, overclaims
 from bayplan.quantity import format_bytes
-from bayplan.service.views import MemoryReservation
 
 logger = logging.getLogger(__name__)
 

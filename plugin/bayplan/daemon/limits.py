@@ -3,10 +3,11 @@
 import resource
 from typing import Final
 
+from bayplan.admin import server as admin_server
 from bayplan.errors import ConfigError, Problem
-from bayplan.service import admin, oci_socket
+from bayplan.oci import server as oci_server
 
-NEEDED_FILES: Final = admin.MAX_CLIENTS + oci_socket.MAX_CLIENTS + 128
+NEEDED_FILES: Final = admin_server.MAX_CLIENTS + oci_server.MAX_CLIENTS + 128
 """Open files: all clients of both sockets, and what the daemon opens itself, some 30 at a time."""
 
 

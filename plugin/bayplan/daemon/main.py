@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+from bayplan.config.flags import build_parser, given_flags
+from bayplan.config.load import load_settings, resolve_policy
+from bayplan.config.managers import remarks_on_machine
+from bayplan.config.reservations import wrong_here
+from bayplan.config.settings import Settings
+from bayplan.control.reading import read_within
 from bayplan.daemon import logs
-from bayplan.daemon.config import load_settings, resolve_policy
-from bayplan.daemon.flags import build_parser, given_flags
-from bayplan.daemon.managers import remarks_on_machine
-from bayplan.daemon.reading import read_within
-from bayplan.daemon.reservations import wrong_here
-from bayplan.daemon.settings import Settings
-from bayplan.domain.memory_kinds import with_owners
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
+from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines
 from bayplan.quantity import format_bytes
 from bayplan.streams import make_writable, write_answer, write_error

@@ -16,13 +16,13 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.domain.workload import Update
 from bayplan.errors import HostError
 from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFiles, NodeBytes, UnifiedFiles
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, IdSet, NodeSet
 

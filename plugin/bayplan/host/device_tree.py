@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from bayplan.domain.workload import DeviceType
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional, refusal
+from bayplan.model.workload import DeviceType
 from bayplan.sets import NodeSet
 
 MAX_DEPTH: Final = 8

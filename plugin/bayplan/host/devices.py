@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bayplan.domain.decision import DeviceHint
-from bayplan.domain.device_hints import Findings
-from bayplan.domain.workload import Container, DeviceType
+from bayplan.engines.device_hints import Findings
 from bayplan.errors import HostError
 from bayplan.host.cdi import CdiNode, CdiSpecs
 from bayplan.host.device_tree import UNKNOWN, DeviceTree, Place
 from bayplan.host.kernelfs import refusal
+from bayplan.model.decision import DeviceHint
+from bayplan.model.workload import Container, DeviceType
 
 MAX_DIRECTORY_ENTRIES: Final = 256
 

@@ -1,5 +1,5 @@
 """The machine as sysfs describes it: NUMA nodes, distances, memory, huge pages, CPUs. What kind of memory a
-node has, `bayplan.host.memory_kinds` reads.
+node has, `bayplan.host.memory_tiers` reads.
 
 Ids are taken as they come: sparse, with offline CPUs, with nodes that lack CPUs or memory. A kernel without
 NUMA counts as one node 0. What must be there and is not, or cannot be what it says, is a HostError that
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bayplan.domain.topology import LOCAL_DISTANCE, Cpu, Machine, Node
 from bayplan.errors import HostError, ParseError
 from bayplan.host.kernelfs import (
     garbage,
@@ -22,7 +21,8 @@ from bayplan.host.kernelfs import (
     read_text,
     refusal,
 )
-from bayplan.host.memory_kinds import read_owners, read_reach, read_tiers
+from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
+from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet
 

@@ -26,8 +26,8 @@ from bayplan.nri.operations import METHODS, Operation, Synchronize, operation
 from bayplan.nri.translate import runtime_from
 from bayplan.nri.transport import Identity
 from bayplan.nri.versions import SPOKEN, Runtime
+from bayplan.nri.wire import Code, Request, Response, Role
 from bayplan.printable import printable
-from bayplan.wire import Code, Request, Response, Role
 
 logger = logging.getLogger(__name__)
 

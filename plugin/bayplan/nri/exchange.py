@@ -10,8 +10,8 @@ from collections.abc import Callable
 from bayplan.errors import LocalProtocolError, PlacementError
 from bayplan.nri.handler import Handler
 from bayplan.nri.operations import Operation
+from bayplan.nri.wire import Code, Response
 from bayplan.printable import printable
-from bayplan.wire import Code, Response
 
 logger = logging.getLogger(__name__)
 

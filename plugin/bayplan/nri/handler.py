@@ -31,7 +31,7 @@ The plain methods are called from the event loop between two steps of a coroutin
 from collections.abc import Sequence
 from typing import Protocol
 
-from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri.events import Event
 from bayplan.nri.versions import Runtime
 

@@ -10,7 +10,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Container, Pod
+from bayplan.model.workload import Container, Pod
 from bayplan.nri.errors import EndlessListError, PayloadError
 from bayplan.nri.translate import container_from, pod_from
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bayplan.errors import RemoteProtocolError
-from bayplan.wire import (
+from bayplan.nri.wire import (
     MAX_MESSAGE_BYTES,
     NEED_DATA,
     Connection,

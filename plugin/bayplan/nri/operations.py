@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri.errors import PayloadError
 from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler

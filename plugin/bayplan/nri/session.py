@@ -12,8 +12,8 @@ from functools import partial
 from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Update
 from bayplan.errors import UnavailableError
+from bayplan.model.workload import Update
 from bayplan.nri.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer, wait
 from bayplan.nri.conversation import Conversation, Patience

@@ -11,9 +11,10 @@ from sys import intern
 from typing import Final, TypeVar
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.decision import MemoryPolicySetting
-from bayplan.domain.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.domain.workload import (
+from bayplan.errors import ParseError
+from bayplan.model.decision import MemoryPolicySetting
+from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
+from bayplan.model.workload import (
     Adjustment,
     Container,
     ContainerState,
@@ -23,7 +24,6 @@ from bayplan.domain.workload import (
     Resources,
     Update,
 )
-from bayplan.errors import ParseError
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
 from bayplan.quantity import parse_page_size

@@ -1,6 +1,6 @@
 """What OCI runtimes and their callers write and expect: states, bundles, specs, and our own socket.
 
-Pure but for `bayplan.oci.bundle`, which reads and replaces config.json, and `bayplan.oci.engines`, which
-reads the engines' own settings. Nothing here decides, and nothing knows cgroups: the daemon puts that
-together.
+The server takes the requests of hook and wrapper to the request handler, which has the controller decide.
+Containers that are found running without a decision, and entries whose containers are gone, are dealt with
+here as well.
 """

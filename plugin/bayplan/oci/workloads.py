@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from bayplan.domain.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.domain.workload import Container, DeviceNode, Mount, Pod, Resources
 from bayplan.errors import ParseError
+from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
+from bayplan.model.workload import Container, DeviceNode, Mount, Pod, Resources
 from bayplan.oci.documents import LinuxResources, Spec
 from bayplan.oci.errors import OciError
 from bayplan.quantity import parse_page_size, whole_number

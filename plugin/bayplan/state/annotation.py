@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from bayplan.domain.ledger import Entry
-from bayplan.domain.wishes import WRITTEN
-from bayplan.domain.workload import Container
 from bayplan.errors import ParseError
+from bayplan.model.ledger import Entry
+from bayplan.model.wishes import WRITTEN
+from bayplan.model.workload import Container
 from bayplan.state.codec import decode_entry, encode
 
 MAX_CHARACTERS: Final = 16_384

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
+from bayplan.model.ledger import Entry
 from bayplan.sets import IdSet
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
+from bayplan.model.ledger import Entry
 from bayplan.state.aside import COMPANIONS, copy_aside
 from bayplan.state.codec import decode_entry
 from bayplan.state.rows import Rows

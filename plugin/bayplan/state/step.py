@@ -9,8 +9,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from bayplan.domain.decision import Decision
-from bayplan.domain.ledger import Entry
+from bayplan.model.decision import Decision
+from bayplan.model.ledger import Entry
 from bayplan.state.codec import encode
 
 Row = tuple[str, str, bytes]

@@ -16,11 +16,11 @@ from typing import Final, Self
 
 from msgspec import Struct
 
-from bayplan.domain.decision import Decision
-from bayplan.domain.held_memory import Learned
-from bayplan.domain.ledger import Entry
-from bayplan.domain.subjects import concerns
 from bayplan.errors import ParseError, StateError
+from bayplan.model.decision import Decision
+from bayplan.model.ledger import Entry
+from bayplan.model.subjects import concerns
+from bayplan.placement.measured_reservation import Learned
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_entry
 from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_rows
@@ -135,7 +135,7 @@ class Store:
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
-        `bayplan.domain.subjects`."""
+        `bayplan.model.subjects`."""
         query = "SELECT at_us, document FROM decisions WHERE listed ORDER BY id DESC LIMIT ?"
         values: tuple[object, ...] = (limit,)
         if subject is not None:

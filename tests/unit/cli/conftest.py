@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.service.admin import AdminServer
-from bayplan.service.views import Snapshot
-from bayplan.testing.snapshots import make_snapshot
+from bayplan.admin.server import AdminServer
+from bayplan.admin.views import Snapshot
+from support.snapshots import make_snapshot
 
 
 class Daemon:

@@ -18,19 +18,19 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan import __version__
+from bayplan.admin.metrics import metrics_view
+from bayplan.admin.views import MemoryReservation, nodes_view, status_view
 from bayplan.cli.main import VERBS, main
 from bayplan.cli.render import Column, Table, show
-from bayplan.domain.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
-from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.request import derive_request
-from bayplan.domain.topology import Machine, Node, Performance
+from bayplan.model.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine, Node, Performance
+from bayplan.model.request import derive_request
 from bayplan.quantity import GIB, MIB
-from bayplan.service.metrics import metrics_view
-from bayplan.service.views import MemoryReservation, nodes_view, status_view
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.machines import container, pod
-from bayplan.testing.snapshots import make_snapshot
-from bayplan.testing.sysfs import SysfsTree
+from support.machines import container, pod
+from support.snapshots import make_snapshot
+from support.sysfs import SysfsTree
 
 if TYPE_CHECKING:
     from conftest import Daemon
@@ -224,7 +224,7 @@ def test_a_terminal_gets_colours_unless_told_otherwise(daemon: "Daemon") -> None
 
 
 def test_names_cannot_move_the_cursor(daemon: "Daemon", capsys: Capture) -> None:
-    from bayplan.service.views import Unmanaged
+    from bayplan.admin.views import Unmanaged
 
     daemon.snapshot = make_snapshot(unmanaged=(Unmanaged("x", "default/\x1b[2J\x1b]0;pwned\x07/[bold]c"),))
     assert main(["status", "--admin-socket", str(daemon.path)]) == 0

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bayplan.config.settings import KUBELET, Settings
 from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware, Host, Measurement, measure
-from bayplan.daemon.settings import KUBELET, Settings
-from bayplan.domain.decision import Outcome
-from bayplan.domain.held_memory import PATIENCE, SMALLEST_BAND_BYTES
-from bayplan.domain.ledger import Ledger
-from bayplan.domain.policy import Policy, TopologyPolicy
-from bayplan.domain.topology import MEMORY, Machine
-from bayplan.domain.workload import Container, Pod
 from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.workload import Container, Pod
+from bayplan.placement.measured_reservation import PATIENCE, SMALLEST_BAND_BYTES
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.controllers import Controlled, controlled, here, runtime
-from bayplan.testing.machines import container, machine, pod
+from support.controllers import Controlled, controlled, here, runtime
+from support.machines import container, machine, pod
 
 PATIENCE_S = 20
 MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB)

@@ -21,7 +21,7 @@ def record(
     message: str = "placed", *args: object, level: int = logging.INFO, **extra: object
 ) -> logging.LogRecord:
     made = logging.getLogger("bayplan.test").makeRecord(
-        "bayplan.daemon.controller", level, __file__, 1, message, args, None, extra=extra
+        "bayplan.control.controller", level, __file__, 1, message, args, None, extra=extra
     )
     made.created, made.msecs = 1_700_000_000.25, 250.0
     return made
@@ -52,7 +52,7 @@ def test_json_lines() -> None:
     assert json.loads(line) == {
         "ts": "2023-11-14T22:13:20.250Z",
         "level": "info",
-        "logger": "bayplan.daemon.controller",
+        "logger": "bayplan.control.controller",
         "msg": "placed web",
         "container": "default/web",
         "nodes": [0, 1],
@@ -252,7 +252,7 @@ def test_a_record_that_cannot_be_formatted_is_mentioned() -> None:
     handler = QueueingHandler(stream)
     handler.emit(record("%d nodes", "many"))
     handler.close()
-    assert stream.getvalue() == "a record of bayplan.daemon.controller could not be written: '%d nodes'\n"
+    assert stream.getvalue() == "a record of bayplan.control.controller could not be written: '%d nodes'\n"
 
 
 # --- the whole ---

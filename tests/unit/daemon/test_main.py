@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.config import load_settings
+from bayplan.config.load import load_settings
+from bayplan.config.settings import Settings
 from bayplan.daemon.main import check, main, wrong_on_this_machine
-from bayplan.daemon.settings import Settings
-from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import ConfigError
+from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.sets import CpuSet
-from bayplan.testing.sysfs import SysfsTree
+from support.sysfs import SysfsTree
 
 GIB = 1 << 30
 Capture = pytest.CaptureFixture[str]

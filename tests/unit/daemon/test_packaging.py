@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.settings import Settings
+from bayplan.config.settings import Settings
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
-UNIT = PACKAGING / "systemd" / "bayplan.service"
+UNIT = PACKAGING / "systemd" / "bayplan.admin"
 
 
 def unit() -> configparser.ConfigParser:

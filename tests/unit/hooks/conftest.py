@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.testing.oci_daemon import OciDaemon
+from support.oci_daemon import OciDaemon
 
 HOOKS = Path(__file__).parents[3] / "hooks"
 PATIENCE = "60"

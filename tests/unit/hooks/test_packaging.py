@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bayplan.oci.doctor import DaemonState, Examination
 from bayplan.oci.engines import read_engines
 from bayplan.oci.wrapper_settings import parse_wrapper_settings
-from bayplan.service.doctor import DaemonState, Examination
-from bayplan.testing.oci_daemon import OciDaemon
+from support.oci_daemon import OciDaemon
 
 if TYPE_CHECKING:
     from conftest import Installation

@@ -9,8 +9,7 @@ import pytest
 
 from bayplan.daemon.starts import Starts
 from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
-from bayplan.service.oci_socket import OciServer
-from bayplan.service.unix_socket import Peer
+from bayplan.oci.server import OciServer
 
 if TYPE_CHECKING:
     from conftest import Installation, Runtime

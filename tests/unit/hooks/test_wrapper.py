@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bayplan.daemon.starts import Starts
-from bayplan.testing.oci_daemon import OciDaemon, Question, error, ok, refused
+from support.oci_daemon import OciDaemon, Question, error, ok, refused
 
 if TYPE_CHECKING:
     from conftest import Installation, Runtime

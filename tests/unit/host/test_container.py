@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.domain.workload import Update
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup, Readings, paths_by_id
 from bayplan.host.hierarchy import CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.proc import identify, read_allowed
+from bayplan.model.workload import Update
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.domain.decision import DeviceHint, Interval, QosClass, QosSource, Request
-from bayplan.domain.memory_kinds import device_nodes
-from bayplan.domain.workload import Container, DeviceNode, DeviceType, Mount
 from bayplan.errors import HostError
 from bayplan.host.device_tree import DeviceTree
 from bayplan.host.devices import HostDevices
 from bayplan.host.sysfs import read_machine
+from bayplan.model.decision import DeviceHint, Interval, QosClass, QosSource, Request
+from bayplan.model.memory_kinds import device_nodes
+from bayplan.model.workload import Container, DeviceNode, DeviceType, Mount
 from bayplan.sets import NodeSet
-from bayplan.testing.machines import machine
-from bayplan.testing.sysfs import SysfsTree
+from support.machines import machine
+from support.sysfs import SysfsTree
 
 BLOCK, CHAR = DeviceType.BLOCK, DeviceType.CHARACTER
 NVME = "pci0000:80/0000:80:01.0/0000:81:00.0"

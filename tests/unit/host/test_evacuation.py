@@ -9,7 +9,7 @@ from bayplan.host.evacuation import REST_BYTES, SETTLING_S, Bounds, Evacuation, 
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
-from bayplan.testing.pages import CgroupPages
+from support.pages import CgroupPages
 
 SCOPE = "/kubepods.slice/kubepods-pod1.slice/crio-c1.scope"
 CGROUPS_PATH = "kubepods-pod1.slice:crio:c1"

@@ -9,8 +9,8 @@ from bayplan.errors import HostError, ParseError
 from bayplan.host.record import main, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.quantity import GIB, MIB
-from bayplan.testing.machines import machine
-from bayplan.testing.sysfs import SysfsTree
+from support.machines import machine
+from support.sysfs import SysfsTree
 
 WANTED = machine(2, 12, GIB, cpu_less={8: GIB}, threads_per_core=2, hugepages_bytes={2 * MIB: 4 * MIB})
 

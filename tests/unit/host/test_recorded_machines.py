@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.domain.topology import Performance
-from bayplan.host.memory_kinds import GENERIC_INITIATOR
+from bayplan.host.memory_tiers import GENERIC_INITIATOR
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.model.machine import Performance
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.domain.topology import Cpu, Machine, Node
 from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.machines import machine
-from bayplan.testing.sysfs import SYSTEM, SysfsTree
+from support.machines import machine
+from support.sysfs import SYSTEM, SysfsTree
 
 SMALL = machine(nodes=2, cpus_per_node=4, threads_per_core=2, hugepages_bytes={2 * MIB: 8 * MIB, GIB: 0})
 

@@ -6,7 +6,7 @@ import pytest
 
 from bayplan.nri import Backoff
 from bayplan.nri.clock import wait
-from bayplan.testing.clock import ManualClock
+from support.clock import ManualClock
 
 
 class TestWait:

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bayplan.nri.lane import Lane
-from bayplan.testing.clock import ManualClock
-from bayplan.testing.plugin import Gate
+from support.clock import ManualClock
+from support.plugin import Gate
 
 
 class ToDo:

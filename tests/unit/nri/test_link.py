@@ -7,7 +7,7 @@ import pytest
 
 from bayplan.nri import Link
 from bayplan.nri.link import MAX_UNSENT_BYTES
-from bayplan.wire import Code, MessageTooLargeError, Request, Response, Role
+from bayplan.nri.wire import Code, MessageTooLargeError, Request, Response, Role
 
 
 class ListTransport(asyncio.Transport):

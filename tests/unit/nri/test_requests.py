@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Update
 from bayplan.errors import PlacementError
+from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Patience
 from bayplan.nri.link import MAX_UNSENT_BYTES
+from bayplan.nri.wire import Code, Response
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.clock import ManualClock
-from bayplan.testing.flavors import CONTAINERD_2_2, CONTAINERD_2_3
-from bayplan.testing.plugin import Gate, RecordingHandler, serving
-from bayplan.testing.puppet import Puppet, PuppetEndpoint
-from bayplan.testing.workloads import make_container, make_pod
-from bayplan.wire import Code, Response
+from support.clock import ManualClock
+from support.flavors import CONTAINERD_2_2, CONTAINERD_2_3
+from support.plugin import Gate, RecordingHandler, serving
+from support.puppet import Puppet, PuppetEndpoint
+from support.workloads import make_container, make_pod
 
 POD = make_pod("web")
 CONTAINER = make_container(POD, "main", memory_limit_bytes=1 << 20)

@@ -6,18 +6,18 @@ import logging
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.workload import Adjustment, Update
+from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import CallError, Event, Patience, Session, UnixSocket, UnsafeCallError
 from bayplan.nri.inventory import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
+from bayplan.nri.wire import Code, Response
 from bayplan.sets import CpuSet
-from bayplan.testing.clock import ManualClock
-from bayplan.testing.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3, CONTAINERD_2_4
-from bayplan.testing.plugin import IDENTITY, Gate, RecordingHandler, serving
-from bayplan.testing.puppet import Puppet, PuppetEndpoint
-from bayplan.testing.runtime import FakeRuntime, MemoryEndpoint
-from bayplan.testing.workloads import make_container, make_pod
-from bayplan.wire import Code, Response
+from support.clock import ManualClock
+from support.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3, CONTAINERD_2_4
+from support.plugin import IDENTITY, Gate, RecordingHandler, serving
+from support.puppet import Puppet, PuppetEndpoint
+from support.runtime import FakeRuntime, MemoryEndpoint
+from support.workloads import make_container, make_pod
 
 FIRST_DELAY_S = 0.0501
 """The delay before the second attempt; nothing else is that short."""

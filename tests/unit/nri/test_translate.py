@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.domain.decision import MemoryPolicyMode, MemoryPolicySetting
-from bayplan.domain.workload import (
+from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
+from bayplan.model.workload import (
     Adjustment,
     Container,
     ContainerState,
@@ -30,7 +30,7 @@ from bayplan.nri.translate import (
     updates_to,
 )
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.testing.workloads import make_container, make_pod
+from support.workloads import make_container, make_pod
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from bayplan.nri import (
     mask_of,
 )
 from bayplan.nri.versions import TABLE
-from bayplan.testing import flavors
+from support import flavors
 
 OLD_MASK = 0x7FF
 NEW_MASK = 0x3FFF

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.domain.workload import Resources
+from bayplan.model.workload import Resources
 from bayplan.oci.documents import Spec, parse_spec
 from bayplan.oci.errors import OciError
 from bayplan.oci.workloads import (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bayplan.domain.workload import DeviceNode, DeviceType, Mount
+from bayplan.model.workload import DeviceNode, DeviceType, Mount
 from bayplan.oci.documents import Spec, parse_spec
 from bayplan.oci.workloads import container_from, pod_from
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.domain.decision import (
+from bayplan.model.decision import (
     Decision,
     Interval,
     Outcome,
@@ -15,7 +15,7 @@ from bayplan.domain.decision import (
     Reason,
     Request,
 )
-from bayplan.domain.ledger import Entry
+from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Step, Store
 

@@ -5,7 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from bayplan.domain.decision import (
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import (
     Affinity,
     DeviceHint,
     MemoryPolicyMode,
@@ -14,16 +15,15 @@ from bayplan.domain.decision import (
     QosClass,
     Reason,
 )
-from bayplan.domain.exact.engine import ExactEngine
-from bayplan.domain.ledger import Entry, Ledger
-from bayplan.domain.policy import Policy
-from bayplan.domain.request import derive_request
-from bayplan.domain.wishes import WRITTEN, read_wishes
-from bayplan.domain.workload import Container
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.policy import Policy
+from bayplan.model.request import derive_request
+from bayplan.model.wishes import WRITTEN, read_wishes
+from bayplan.model.workload import Container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import annotations_of, entries_in
-from bayplan.testing.machines import container, machine, pod
+from support.machines import container, machine, pod
 
 MACHINE = machine(2, cpus_per_node=4)
 OWNER = pod("g", QosClass.GUARANTEED)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from bayplan.domain.ledger import Entry
 from bayplan.errors import ParseError
+from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet, IdSet, NodeSet
 from bayplan.state.codec import decode_entry, encode
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bayplan.domain.decision import Outcome
-from bayplan.domain.held_memory import Learned
-from bayplan.domain.ledger import Entry
 from bayplan.errors import StateError
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Entry
+from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import CpuSet
 from bayplan.state import HistoryItem
 from bayplan.state.codec import encode

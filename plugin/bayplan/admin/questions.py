@@ -1,0 +1,183 @@
+"""Questions about decisions: why one was made, and how one would be made. Pure but for who is asked.
+
+``explain`` puts together what holds now and what the history has; ``what-if`` rehearses on the ledger of this
+moment with an engine of its own. Neither changes anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from bayplan.admin.decision_view import View, decision_view
+from bayplan.admin.views import Snapshot, timestamp
+from bayplan.admin_protocol import API_VERSION, MAX_PODS
+from bayplan.engines.exact.witness import witness
+from bayplan.engines.interface import Engine
+from bayplan.errors import BayplanError, ConfigError, Problem
+from bayplan.model.decision import Decision, Outcome
+from bayplan.model.sentences import summary
+from bayplan.model.subjects import concerns
+from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.simulate.manifest import describes_pods, plan_manifest
+from bayplan.simulate.rehearsal import Rehearsal
+
+Recorded = tuple[int, Decision]
+"""A decision and when it was recorded, in microseconds since the epoch."""
+
+Question = Callable[[Snapshot, Mapping[str, object]], Awaitable[View]]
+"""Answers a request about a snapshot; raises BayplanError with what the asker should read."""
+
+MAX_RECORDED: Final = 500
+"""So many recorded decisions about one subject are looked at."""
+
+EARLIER: Final = 20
+"""So many earlier decisions about a container are listed."""
+
+_WHAT_IF_IDS: Final = "what-if:"
+
+
+class UnknownSubjectError(BayplanError):
+    """Nobody ever decided about a container of that name."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return (
+            f"no decision about {self.subject!r} is recorded; expected NAMESPACE/POD/CONTAINER, "
+            "NAMESPACE/POD, POD/CONTAINER, POD or a container's id (bayplan status lists those that run)"
+        )
+
+
+def explaining(history: Callable[[int, str], Awaitable[Sequence[Recorded]]]) -> Question:
+    """The question ``explain``; *history* finds so many of the recorded decisions about a subject, the newest
+    first."""
+
+    async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        subject = request.get("subject")
+        if not isinstance(subject, str) or not subject or not _is_unicode(subject):
+            raise ConfigError("explain", (Problem("subject", repr(subject), "a pod, a container or an id"),))
+        recorded = await history(MAX_RECORDED, subject)
+        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded)
+
+    return explain
+
+
+def rehearsing(engine: Callable[[], Engine], ability: Callable[[], PolicyAbility]) -> Question:
+    """The question ``what-if``; *engine* makes one that remembers nothing, as the daemon's own may."""
+
+    async def what_if(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        manifests = request.get("pods")
+        if not isinstance(manifests, list) or not manifests:
+            raise ConfigError("what-if", (Problem("pods", repr(manifests), "a list of pod manifests"),))
+        return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests)
+
+    return what_if
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can also express halves of characters, which no name of a container has and no database finds."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Recorded]) -> View:
+    """Every container that *subject* means: its decision in force, or the last one, and those before it.
+
+    Raises:
+        UnknownSubjectError: there is none.
+    """
+    by_name: dict[str, list[Recorded]] = {}
+    for at_us, decision in recorded:
+        by_name.setdefault(decision.request.name, []).append((at_us, decision))
+    current = {
+        entry.decision.request.name: entry.decision
+        for entry in snapshot.ledger.entries.values()
+        if concerns(subject, entry.decision.request.name, entry.container_id)
+    }
+    if any(decision.placement.claim is not None for decision in current.values()):
+        current = _with_witness(snapshot, current)
+    names = sorted(by_name.keys() | current.keys())
+    if not names:
+        raise UnknownSubjectError(subject)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Explanation",
+        "subject": subject,
+        "containers": [_explained(current.get(name), by_name.get(name, [])) for name in names],
+    }
+
+
+def what_if_view(
+    snapshot: Snapshot, engine: Engine, ability: PolicyAbility, manifests: Sequence[object]
+) -> View:
+    """What would become of the pods in *manifests*, created one after the other. What has no pods, such as
+    the Service in the same file, is passed over.
+
+    Raises:
+        ConfigError: a manifest is wrong, or none has pods.
+    """
+    stage = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
+    planned = [
+        pod
+        for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
+        for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
+    ]
+    if manifests and not planned:
+        raise ConfigError("what-if", (Problem("pods", "none", "a Pod, or a kind with a pod template"),))
+    if len(planned) > MAX_PODS:
+        raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
+    pods: list[dict[str, Any]] = []
+    for pod in planned:
+        decisions = stage.admit(pod)
+        pods.append(
+            {
+                "name": pod.name,
+                "admitted": all(one.outcome is not Outcome.REFUSED for one in decisions),
+                "containers": [{**decision_view(one), "state": "would be"} for one in decisions],
+            }
+        )
+    return {"apiVersion": API_VERSION, "kind": "WhatIf", "engine": engine.name, "pods": pods}
+
+
+def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[str, Decision]:
+    """*current* with what each has on which node now; later decisions may have routed it otherwise."""
+    spreads = witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+    return {
+        name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
+        for name, one in current.items()
+    }
+
+
+def _explained(current: Decision | None, recorded: Sequence[Recorded]) -> View:
+    """*recorded* are the decisions about one name, the newest first; *current* is the one in force."""
+    if current is None:
+        at_us, shown = recorded[0]
+        state = "refused" if shown.outcome is Outcome.REFUSED else "departed"
+        earlier = recorded[1:]
+    else:
+        shown, state = current, "current"
+        own = [
+            one
+            for one in recorded
+            if one[1].request.container_id == current.request.container_id
+            and one[1].outcome is not Outcome.REFUSED
+        ]
+        at_us = own[0][0] if own else 0
+        earlier = [one for one in recorded if not own or one is not own[0]]
+    return {
+        **decision_view(shown),
+        "state": state,
+        "decidedAt": timestamp(at_us) if at_us else None,
+        "earlier": [
+            {
+                "at": timestamp(at_us),
+                "id": one.request.container_id,
+                "outcome": one.outcome.value,
+                "summary": summary(one),
+            }
+            for at_us, one in earlier[:EARLIER]
+        ],
+    }

@@ -1,0 +1,123 @@
+"""Gives every managed container back its parent's CPUs and nodes: in the running daemon, or, where none runs,
+by what the state directory says.
+
+The record comes first, so that no verification undoes what is written, then the cgroups. Whoever dies in
+between is made up for by the next release, which writes all of them again.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.admin.questions import Question
+from bayplan.admin.views import Snapshot
+from bayplan.admin_protocol import API_VERSION
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
+from bayplan.errors import BayplanError
+from bayplan.host.container import ContainerCgroup, paths_by_id
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.lock import DirectoryLock
+from bayplan.model.ledger import Entry
+from bayplan.placement.release import GivenBack, given_back, to_give_back
+from bayplan.state import Step, Store
+
+logger = logging.getLogger(__name__)
+
+GONE: Final = "gone"
+GIVEN_BACK: Final = "given back"
+
+
+def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread) -> Question:
+    """The question ``release``, for the running daemon; a ``dryRun`` changes nothing."""
+
+    async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
+        dry_run = request.get("dryRun") is not False
+        async with controller.turn() as transaction:
+            ledger = transaction.basis.ledger
+            wanted = _wanted(ledger.entries.values())
+            if not dry_run:
+                for one in wanted:
+                    ledger = ledger.with_entry(given_back(ledger.entries[one.container_id]))
+                transaction.accept(ledger=ledger)
+        outcomes: dict[str, str] = {}
+        if not dry_run:
+            await controller.written()
+            outcomes = await in_thread(partial(give_back, hierarchy, wanted))
+            logger.warning("every container was given back", extra={"containers": len(wanted)})
+        return _view(wanted, outcomes, dry_run=dry_run, running=True)
+
+    return release
+
+
+def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry_run: bool) -> dict[str, Any]:
+    """The same where no daemon runs, by the records in the state *directory*.
+
+    Raises:
+        UnavailableError: a daemon runs after all.
+        BayplanError: the directory or the cgroups cannot be used.
+    """
+    if not directory.is_dir():
+        return _view((), {}, dry_run=dry_run, running=False)
+    with DirectoryLock(directory):
+        store = Store.open(directory)
+        try:
+            entries = {entry.container_id: entry for entry in store.entries()}
+            wanted = _wanted(entries.values())
+            outcomes: dict[str, str] = {}
+            if not dry_run and wanted:
+                store.commit(Step.of((), told=[given_back(entries[one.container_id]) for one in wanted]))
+                outcomes = give_back(hierarchy or Hierarchy.detect(), wanted)
+        finally:
+            store.close()
+    return _view(wanted, outcomes, dry_run=dry_run, running=False)
+
+
+def give_back(hierarchy: Hierarchy, wanted: Sequence[GivenBack]) -> dict[str, str]:
+    """Let the containers use what their parents may use; what became of each, by id. Blocks."""
+    paths = paths_by_id(hierarchy, [one.container_id for one in wanted])
+    outcomes = {}
+    for one in wanted:
+        try:
+            if one.container_id not in paths:
+                outcomes[one.container_id] = GONE
+                continue
+            with ContainerCgroup(hierarchy, paths[one.container_id]) as cgroup:
+                cgroup.inherit(cpus=one.cpus, mems=one.mems)
+            outcomes[one.container_id] = GIVEN_BACK
+        except AbsentError:
+            outcomes[one.container_id] = GONE
+        except BayplanError as error:
+            outcomes[one.container_id] = str(error)
+    return outcomes
+
+
+def _wanted(entries: Iterable[Entry]) -> tuple[GivenBack, ...]:
+    found = [one for entry in entries if (one := to_give_back(entry)) is not None]
+    return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
+
+
+def _view(
+    wanted: Sequence[GivenBack], outcomes: Mapping[str, str], *, dry_run: bool, running: bool
+) -> dict[str, Any]:
+    failed = any(outcome not in (GONE, GIVEN_BACK) for outcome in outcomes.values())
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Release",
+        "health": "error" if failed else "ok",
+        "dryRun": dry_run,
+        "daemonRuns": running,
+        "containers": [
+            {
+                "id": one.container_id,
+                "name": one.name,
+                "cpus": one.cpus,
+                "mems": one.mems,
+                "outcome": outcomes.get(one.container_id),
+            }
+            for one in wanted
+        ],
+    }

@@ -1,0 +1,83 @@
+"""The daemon's state as the value that the admin socket shows."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec.structs import asdict
+
+from bayplan.control.controller import Controller
+from bayplan.control.verify import Drift
+from bayplan.model.decision import Outcome
+from bayplan.placement.page_placement import LivePages
+from bayplan.placement.pins import sentences
+from bayplan.errors import BayplanError
+from bayplan.host import proc
+from bayplan.model.decision import Outcome
+from bayplan.placement.pins import sentences
+
+logger = logging.getLogger(__name__)
+
+
+def snapshot_of(
+    controller: Controller,
+    started_us: int,
+    drift: tuple[Drift, ...],
+    notices: tuple[str, ...] = (),
+    reservations: Mapping[int, MemoryReservation] = MappingProxyType({}),
+    kernel_oom_score_adj: Mapping[str, int] = MappingProxyType({}),
+    live: LivePages | None = None,
+) -> Snapshot:
+    """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
+    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
+    *live* is what was seen last of the nodes' memory."""
+    residents, runtime = controller.residents, controller.runtime
+    return Snapshot(
+        taken_us=time.time_ns() // 1000,
+        started_us=started_us,
+        machine=controller.machine,
+        policy=controller.policy,
+        ledger=controller.ledger,
+        engine=controller.engine.name,
+        runtime=None
+        if runtime is None
+        else RuntimeState(
+            runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
+        ),
+        counters=dict(controller.counters),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
+        drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
+        oom_score_adj=dict(residents.oom_score_adj),
+        kernel_oom_score_adj=kernel_oom_score_adj,
+        problems=tuple(_problems(controller, notices)),
+        reservations=reservations,
+        live=live,
+    )
+
+
+def kernel_oom_score_adj(controller: Controller, root: Path) -> dict[str, int]:
+    """The oom_score_adj that the kernel has for the first process of each container, as far as that is known
+    and still there. Two small files each."""
+    found = {}
+    for container in controller.residents.containers.values():
+        try:
+            value = (
+                proc.oom_score_adj_within(container.pid, container.id, root) if container.pid > 1 else None
+            )
+        except BayplanError as error:
+            logger.debug("unknown oom_score_adj", extra={"container": container.id, "problem": str(error)})
+            continue
+        if value is not None:
+            found[container.id] = value
+    return found
+
+
+def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]:
+    if controller.recorder.problem is not None:
+        yield controller.recorder.problem
+    yield from notices
+    decisions = [entry.decision for entry in controller.ledger.entries.values()]
+    decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
+    yield from sentences(decided, controller.journal.pins.configured)

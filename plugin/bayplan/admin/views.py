@@ -1,0 +1,397 @@
+"""What the daemon shows of itself, as plain values ready for JSON.
+
+Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are added, never renamed. Amounts
+are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from bayplan import __version__
+from bayplan.model.decision import QosSource
+from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.engines.exact.witness import Spread, by_node, witness
+from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.kept_room import rests
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.memory_kinds import tier_ranks
+from bayplan.placement.page_placement import LivePages
+from bayplan.model.policy import Policy
+from bayplan.placement.adjustment import cpus_for
+from bayplan.model.machine import MEMORY, Machine, Node
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet
+
+View = dict[str, Any]
+
+Spreads = Mapping[str, Spread]
+"""The witness: what each container has on each node, by its id."""
+
+_US_PER_S: Final = 1_000_000
+
+
+class RuntimeState(Struct, frozen=True):
+    """The connected container runtime; ``capabilities`` says by name what it can do for us."""
+
+    name: str
+    version: str
+    nri_version: str
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+
+
+class Unmanaged(Struct, frozen=True):
+    """A container that the runtime created without asking us."""
+
+    container_id: str
+    name: str
+
+
+class Drifted(Struct, frozen=True):
+    """A container whose cgroup is not as decided; ``difference`` is for people."""
+
+    container_id: str
+    name: str
+    difference: str
+
+
+class MemoryReservation(Struct, frozen=True):
+    """How it is known what a node keeps of its memory: what settings come to, and what others than containers
+    were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
+    is by how much the reservation may rise next, 0 where it does not depend on measurements."""
+
+    configured_bytes: int = 0
+    held_bytes: int | None = None
+    measured_us: int | None = None
+    margin_bytes: int = 0
+
+
+class Snapshot(Struct, frozen=True):
+    """Everything that the views show, at one moment. Times are microseconds since the epoch.
+
+    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
+    was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
+    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
+    the nodes' memory, None where nobody looks.
+    """
+
+    taken_us: int
+    started_us: int
+    machine: Machine
+    policy: Policy
+    ledger: Ledger
+    engine: str = ""
+    runtime: RuntimeState | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unmanaged: tuple[Unmanaged, ...] = ()
+    drift: tuple[Drifted, ...] = ()
+    oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
+    live: LivePages | None = None
+
+
+def ping_view(snapshot: Snapshot) -> View:
+    """That the daemon answers, and which one it is."""
+    return _document("Pong", daemon=_daemon(snapshot))
+
+
+def spreads_of(snapshot: Snapshot) -> Spreads:
+    """The witness of the snapshot: milliseconds where there are many nodes and containers."""
+    return witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+
+
+def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
+    """Every container with its decision, and how the daemon and the runtime are. *spreads* are those of
+    *snapshot*, where they are known already."""
+    shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
+    spreads = spreads_of(snapshot) if spreads is None else spreads
+    entries = sorted(
+        snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
+    )
+    return _document(
+        "Status",
+        daemon=_daemon(snapshot),
+        runtime=_runtime(snapshot.runtime),
+        policy=_policy(snapshot.policy),
+        sharedCpus=str(shared),
+        containers=[_container(entry, shared, snapshot, spreads[entry.container_id]) for entry in entries],
+        unmanaged=[{"id": one.container_id, "name": one.name} for one in snapshot.unmanaged],
+        drift=[
+            {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
+        ],
+        keptForPods=_kept_for_pods(snapshot),
+        problems=list(snapshot.problems),
+        counters=dict(sorted(snapshot.counters.items())),
+    )
+
+
+def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
+    """Every NUMA node: what it has, keeps, promised and has left, and who is there. *spreads* as for
+    `status_view`."""
+    machine = snapshot.machine
+    allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
+    spreads = spreads_of(snapshot) if spreads is None else spreads
+    booked = by_node(spreads.values())
+    return _document(
+        "Nodes",
+        daemon=_daemon(snapshot),
+        nodes=[
+            _node(node, allocatable[node.id], booked.get(node.id, {}), spreads, snapshot)
+            | {"kind": _kind(node, machine, ranks)}
+            for node in machine.nodes
+        ],
+        keptForPods=_kept_for_pods(snapshot),
+    )
+
+
+def _kept_for_pods(snapshot: Snapshot) -> list[View]:
+    """The room that is kept for containers which pods are still to get, or to get again."""
+    if snapshot.engine != KubeletNodeEngine.name:
+        return []
+    entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.between.values())
+    requests = (entry.decision.request for entry in entries)
+    names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}
+    return [
+        {
+            "podId": rest.pod_id,
+            "name": names[rest.pod_id],
+            "nodes": str(rest.nodes),
+            "bytes": dict(sorted(rest.need.items())),
+            "cpus": str(rest.cpus),
+        }
+        for rest in rests(entries)
+        if rest
+    ]
+
+
+def _document(kind: str, **content: Any) -> View:
+    return {"apiVersion": API_VERSION, "kind": kind, **content}
+
+
+def _daemon(snapshot: Snapshot) -> View:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "engine": snapshot.engine,
+        "startedAt": timestamp(snapshot.started_us),
+        "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // _US_PER_S,
+    }
+
+
+def _runtime(runtime: RuntimeState | None) -> View:
+    if runtime is None:
+        return {"connected": False}
+    return {
+        "connected": True,
+        "name": runtime.name,
+        "version": runtime.version,
+        "nriVersion": runtime.nri_version,
+        "capabilities": dict(sorted(runtime.capabilities.items())),
+    }
+
+
+def _policy(policy: Policy) -> View:
+    qos = policy.memory_qos
+    return {
+        "topologyManagerPolicy": policy.topology.value,
+        "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
+        "reservedCpus": str(policy.reserved_cpus),
+        "memoryQoS": None
+        if qos is None
+        else {
+            "memoryThrottlingFactor": qos.throttling_factor,
+            "memoryReservationPolicy": qos.reservation.value,
+        },
+        "singleProcessOOMKill": policy.single_process_oom_kill,
+        "defaultMemoryLimitBytes": dict(policy.default_memory_limit_bytes),
+    }
+
+
+def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread) -> View:
+    decision = entry.decision
+    request, placement = decision.request, decision.placement
+    cpus = request.pinned_cpus if (given := cpus_for(decision, shared)) is None else given
+    mems = placement.mems if request.pinned_mems is None else request.pinned_mems
+    wanted_score = snapshot.oom_score_adj.get(entry.container_id)
+    return {
+        "id": entry.container_id,
+        "podId": request.pod_id,
+        "name": request.name,
+        "qosClass": request.qos.value,
+        "qosSource": request.qos_source.value,
+        "qosInferred": request.qos_source is QosSource.INFERRED,
+        "outcome": decision.outcome.value,
+        "origin": "nri" if entry.origin is None else entry.origin.form.value,
+        "mems": None if mems is None else str(mems),
+        "memsPinnedByOthers": request.pinned_mems is not None,
+        "cpus": None if cpus is None else str(cpus),
+        "cpusExclusive": bool(placement.exclusive_cpus),
+        "cpusPinnedByOthers": request.pinned_cpus is not None,
+        "cpuMilli": request.cpu_milli,
+        "memory": {
+            "requestLowBytes": request.memory.low_bytes,
+            "requestUsualLowBytes": request.memory.likely_low_bytes,
+            "requestHighBytes": request.memory.high_bytes,
+            "requestExact": request.memory.exact,
+            "requestSource": request.memory.source,
+            "limitBytes": request.memory_limit_bytes,
+        },
+        "hugepagesBytes": dict(request.hugepages_bytes),
+        "bookedBytes": {str(node): dict(row) for node, row in sorted(spread.items())},
+        "deviceHints": [{"device": hint.device, "nodes": str(hint.nodes)} for hint in request.hints],
+        "oomScoreAdj": snapshot.kernel_oom_score_adj.get(entry.container_id, wanted_score),
+        "oomScoreAdjWanted": wanted_score,
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
+    }
+
+
+def _node(
+    node: Node,
+    allocatable: Mapping[str, int],
+    booked: Mapping[str, int],
+    spreads: Spreads,
+    snapshot: Snapshot,
+) -> View:
+    machine, ledger = snapshot.machine, snapshot.ledger
+    exclusive = node.cpus & ledger.exclusive_cpus
+    capacity = node.capacity_bytes()
+    return {
+        "id": node.id,
+        "memTotalBytes": node.memory_bytes,
+        "reservation": _reservation(node, snapshot),
+        "live": _live(node, snapshot.live),
+        "resources": {
+            resource: {
+                "totalBytes": total,
+                "reservedBytes": total - allocatable[resource],
+                "allocatableBytes": allocatable[resource],
+                "bookedBytes": booked.get(resource, 0),
+                "freeBytes": max(0, allocatable[resource] - booked.get(resource, 0)),
+                "safeBytes": _safe_bytes(node, resource, allocatable, booked, snapshot),
+            }
+            for resource, total in sorted(capacity.items(), key=lambda item: (item[0] != MEMORY, item[0]))
+        },
+        "cpus": {
+            "all": str(node.cpus),
+            "exclusive": str(exclusive),
+            "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
+            "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
+        },
+        "distances": {str(other.id): machine.distance(node.id, other.id) for other in machine.nodes},
+        "containers": [
+            {
+                "id": entry.container_id,
+                "name": entry.decision.request.name,
+                "bookedBytes": dict(spreads[entry.container_id].get(node.id, {})),
+                "heldBytes": _held_bytes(entry.container_id, node, snapshot.live),
+                "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
+                "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
+            }
+            for entry in sorted(
+                ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
+            )
+            if _is_bound_to(entry, node, spreads[entry.container_id])
+            or _held_bytes(entry.container_id, node, snapshot.live)
+        ],
+    }
+
+
+def _safe_bytes(
+    node: Node,
+    resource: str,
+    allocatable: Mapping[str, int],
+    booked: Mapping[str, int],
+    snapshot: Snapshot,
+) -> int:
+    """What a container can ask for on the node alone and still fits if the reservation rises meanwhile: of
+    memory whole MiB, so that it can be written into a manifest as it is shown."""
+    free_bytes = max(0, allocatable[resource] - booked.get(resource, 0))
+    if resource != MEMORY:
+        return free_bytes
+    margin_bytes = snapshot.reservations.get(node.id, MemoryReservation()).margin_bytes
+    return max(0, free_bytes - margin_bytes) // MIB * MIB
+
+
+def _kind(node: Node, machine: Machine, ranks: Mapping[str, int]) -> View:
+    """What kind of memory the node has. Latencies and bandwidths are the firmware's ratings."""
+    rated = node.performance
+    ratings = {
+        "readLatencyNs": rated.read_latency_ns,
+        "writeLatencyNs": rated.write_latency_ns,
+        "readBandwidthMiBPerSecond": rated.read_bandwidth_mib_s,
+        "writeBandwidthMiBPerSecond": rated.write_bandwidth_mib_s,
+    }
+    return {
+        "ordinary": node.id in machine.ordinary_nodes,
+        "tier": node.tier,
+        "tierNames": [name for name, rank in ranks.items() if rank == node.tier],
+        "owner": node.owner or None,
+        "initiators": str(node.initiators),
+        "rated": {name: value or None for name, value in ratings.items()},
+    }
+
+
+def _reservation(node: Node, snapshot: Snapshot) -> View:
+    """How it is known what the node keeps of its memory."""
+    kept_bytes = snapshot.policy.reserved_bytes.get(node.id, {}).get(MEMORY, 0)
+    known = snapshot.reservations.get(node.id, MemoryReservation(kept_bytes))
+    return {
+        "source": "measured" if kept_bytes > known.configured_bytes else "configured",
+        "configuredBytes": known.configured_bytes,
+        "heldOutsideBytes": known.held_bytes,
+        "measuredAt": None if known.measured_us is None else timestamp(known.measured_us),
+    }
+
+
+def _live(node: Node, live: LivePages | None) -> View | None:
+    """The memory of the node as it was seen last. What is used is held by containers that stay there, by
+    containers that may lie elsewhere, or outside of containers."""
+    if live is None or node.id not in live.nodes:
+        return None
+    seen, containers = live.nodes[node.id], live.containers.values()
+    held_bytes = sum(one.held_bytes.get(node.id, 0) for one in containers)
+    movable_bytes = sum(one.movable_bytes.get(node.id, 0) for one in containers)
+    return {
+        "measuredAt": timestamp(live.measured_us),
+        "freeBytes": seen.free_bytes,
+        "reclaimableBytes": seen.reclaimable_bytes,
+        "outstandingBytes": live.plan.expected_bytes.get(node.id, 0),
+        "usedByOwnersBytes": held_bytes - movable_bytes,
+        "movableBytes": movable_bytes,
+        "heldOutsideBytes": max(0, seen.used_bytes - held_bytes),
+        "belowLowWatermark": seen.low,
+    }
+
+
+def _held_bytes(container_id: str, node: Node, live: LivePages | None) -> int | None:
+    """What the container holds on the node, as it was seen last."""
+    one = None if live is None else live.containers.get(container_id)
+    return None if one is None else one.held_bytes.get(node.id, 0)
+
+
+def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:
+    """Whether the container is bound to some nodes, this one among them, is promised memory or has CPUs
+    there."""
+    placement = entry.decision.placement
+    mems = (
+        placement.mems if entry.decision.request.pinned_mems is None else entry.decision.request.pinned_mems
+    )
+    return (
+        (mems is not None and node.id in mems)
+        or any(spread.get(node.id, {}).values())
+        or not placement.exclusive_cpus.isdisjoint(node.cpus)
+    )
+
+
+def timestamp(moment_us: int) -> str:
+    """A moment in microseconds since the epoch as ISO 8601 in UTC, to the second."""
+    return (
+        datetime.fromtimestamp(moment_us / _US_PER_S, UTC)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )

@@ -1,0 +1,332 @@
+"""Every key of the configuration, once: its name in files, its flag, its reader, its default and its meaning.
+
+The files' reader, the flags, --help and the test of the documentation all walk this table, so that they can't
+drift apart. Names and shapes are KubeletConfiguration's wherever it has them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from bayplan.config import syntax
+from bayplan.config.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
+from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided
+from bayplan.config.values import (
+    Reader,
+    absolute_path,
+    boolean,
+    cpu_list,
+    duration_ms,
+    node_owners,
+    off_or_one_of,
+    one_of,
+    policy_options,
+    share_or_none,
+    socket_path,
+    socket_path_or_none,
+    table,
+    text_like,
+)
+from bayplan.engines.kubelet.cpu import options as cpu_options
+from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
+from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.topology.options import OPTIONS, Scope
+from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+
+FEATURE_GATES: Final = (
+    "MemoryQoS",
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
+    "TopologyManagerPolicyAlphaOptions",
+    "TopologyManagerPolicyBetaOptions",
+)
+"""kubelet's feature gates that mean something here."""
+
+
+_CPU_OPTIONS: Final = (
+    cpu_options.FULL_PCPUS_ONLY,
+    cpu_options.DISTRIBUTE_ACROSS_NUMA,
+    cpu_options.ALIGN_BY_SOCKET,
+    cpu_options.DISTRIBUTE_ACROSS_CORES,
+    cpu_options.STRICT_RESERVATION,
+    cpu_options.PREFER_UNCORE,
+)
+
+
+def _same(*names: str) -> Mapping[str, str]:
+    return {name: name for name in names}
+
+
+class Key(Struct, frozen=True):
+    """One key. ``field`` is its attribute of Settings; ``plain`` turns the flag's texts into the value that a
+    file would hold; ``default`` is for people. ``of_kubelet``: also taken from kubelet's own file;
+    ``of_managers``: how kubelet's managers work, which is for the engine `kubelet` only; ``at_start``: a
+    change takes a restart."""
+
+    name: str
+    field: str
+    flag: str
+    metavar: str
+    read: Reader[Any]
+    plain: Callable[[Sequence[str]], object]
+    default: str
+    meaning: str
+    of_kubelet: bool = False
+    of_managers: bool = False
+    at_start: bool = False
+
+
+PLACEMENT: Final = (
+    Key(
+        "engine", "engine", "engine", "ENGINE",
+        one_of(_same(EXACT, KUBELET)), syntax.text, EXACT,
+        "how places are found: exact, or kubelet for the answers that kubelet's managers would give",
+    ),
+    Key(
+        "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",
+        one_of({policy.value: policy for policy in TopologyPolicy}), syntax.text, "best-effort",
+        "what to do with a container that can't be placed on few enough NUMA nodes: none, best-effort, "
+        "restricted or single-numa-node", of_kubelet=True,
+    ),
+    Key(
+        "topologyManagerScope", "topology_scope", "topology-manager-scope", "SCOPE",
+        one_of({scope.value: scope for scope in Scope}), syntax.text, "container",
+        "what is placed as one: container or pod", of_kubelet=True,
+    ),
+    Key(
+        "topologyManagerPolicyOptions", "topology_options", "topology-manager-policy-options",
+        "NAME=VALUE[,...]", policy_options(OPTIONS), syntax.assignments("="), "none",
+        "options of the topology policy, with the engine kubelet: prefer-closest-numa-nodes, "
+        "max-allowable-numa-nodes", of_managers=True,
+    ),
+    Key(
+        "memoryManagerPolicy", "memory_manager", "memory-manager-policy", "POLICY",
+        one_of({policy.value: policy for policy in MemoryPolicy}), syntax.text, "Static",
+        "how memory is placed: Static, or with the engine kubelet also None and BestEffort",
+        of_managers=True,
+    ),
+    Key(
+        "cpuManagerPolicy", "cpu_manager", "cpu-manager-policy", "POLICY",
+        one_of(_same(STATIC, NONE)), syntax.text, STATIC,
+        "how CPUs are placed: static, or with the engine kubelet also none", of_managers=True,
+    ),
+    Key(
+        "cpuManagerPolicyOptions", "cpu_options", "cpu-manager-policy-options", "NAME=BOOL[,...]",
+        policy_options(_CPU_OPTIONS), syntax.assignments("="), "none",
+        "options of the static CPU policy, with the engine kubelet, e.g. full-pcpus-only=true",
+        of_managers=True,
+    ),
+    Key(
+        "returnDeadline", "return_deadline_ms", "return-deadline", "DURATION",
+        duration_ms(10, 600_000), syntax.text, "30s",
+        "how long the memory of one container that goes back to fewer nodes is moved at most",
+    ),
+    Key(
+        "returnMaxMove", "return_most_bytes", "return-max-move", "AMOUNT",
+        positive_bytes, syntax.text, "64Gi",
+        "who would have to move more memory than this to go back to fewer nodes stays on more",
+    ),
+    Key(
+        "memoryPressure", "memory_pressure", "memory-pressure", "MODE",
+        off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "observe",
+        "what to do where nodes cannot give what was promised on them: off does not look, observe reports it",
+    ),
+)  # fmt: skip
+
+RESERVATIONS: Final = (
+    Key(
+        "reservedMemory", "reserved_memory", "reserved-memory", "N:TYPE=AMOUNT[,...][;...]",
+        reserved_memory, syntax.reserved_memory, "kubeReserved + systemReserved + evictionHard, evenly",
+        "memory and huge pages that containers can't have, by NUMA node, e.g. '0:memory=1Gi;1:memory=2148Mi'",
+        of_kubelet=True,
+    ),
+    Key(
+        "reservedSystemCPUs", "reserved_cpus", "reserved-cpus", "CPUS",
+        cpu_list, syntax.text, "the lowest CPU",
+        "CPUs that never become exclusive, e.g. 0-1", of_kubelet=True,
+    ),
+    Key(
+        "kubeReserved", "kube_reserved", "kube-reserved", "TYPE=AMOUNT[,...]",
+        reserved_resources, syntax.assignments("="), "nothing",
+        "resources for Kubernetes' own daemons; memory is used where reservedMemory is not given",
+        of_kubelet=True,
+    ),
+    Key(
+        "systemReserved", "system_reserved", "system-reserved", "TYPE=AMOUNT[,...]",
+        reserved_resources, syntax.assignments("="), "nothing",
+        "resources for the rest of the system; memory is used where reservedMemory is not given",
+        of_kubelet=True,
+    ),
+    Key(
+        "evictionHard", "eviction_hard", "eviction-hard", "SIGNAL<AMOUNT[,...]",
+        by_signal(read_threshold), syntax.assignments("<"), "memory.available: 100Mi",
+        "kubelet's hard eviction thresholds; memory.available is used where reservedMemory is not given",
+        of_kubelet=True,
+    ),
+    Key(
+        "evictionSoft", "eviction_soft", "eviction-soft", "SIGNAL<AMOUNT[,...]",
+        by_signal(read_threshold), syntax.assignments("<"), "none",
+        "kubelet's soft eviction thresholds, with the engine kubelet; checked as by kubelet, without effect",
+        of_managers=True,
+    ),
+    Key(
+        "evictionSoftGracePeriod", "eviction_grace_ns", "eviction-soft-grace-period",
+        "SIGNAL=DURATION[,...]", by_signal(read_grace_period), syntax.assignments("="), "none",
+        "how long soft thresholds must be met, with the engine kubelet; each needs one; without effect",
+        of_managers=True,
+    ),
+    Key(
+        "evictionMinimumReclaim", "eviction_min_reclaim", "eviction-minimum-reclaim",
+        "SIGNAL=AMOUNT[,...]", by_signal(read_min_reclaim), syntax.assignments("="), "none",
+        "what kubelet's eviction reclaims at least, with the engine kubelet; checked, without effect",
+        of_managers=True,
+    ),
+    Key(
+        "mergeDefaultEvictionSettings", "merge_default_eviction", "merge-default-eviction-settings", "BOOL",
+        boolean, syntax.switch, "false",
+        "let evictionHard without memory.available keep kubelet's default of 100Mi, with the engine kubelet",
+        of_kubelet=True,
+    ),
+    Key(
+        "measuredReservation", "measured_reservation", "measured-reservation", "BOOL",
+        boolean, syntax.switch, "true",
+        "keep from containers what the kernel and other processes really hold of each node's memory",
+    ),
+    Key(
+        "deviceMemory", "device_memory", "device-memory", "NODES=DEVICE[,...]",
+        node_owners, syntax.assignments("="), "what drivers and firmware say",
+        "NUMA nodes that are memory of a device, only for containers that have it, e.g. 1-8=0009:01:00.0",
+    ),
+)  # fmt: skip
+
+REWRITING: Final = (
+    Key(
+        "featureGates", "feature_gates", "feature-gates", "GATE=BOOL[,...]",
+        table(dict.fromkeys(FEATURE_GATES, boolean)), syntax.switches, "MemoryQoS: false",
+        "MemoryQoS=true sets memory.high, and with memoryReservationPolicy also memory.min and memory.low",
+        of_kubelet=True,
+    ),
+    Key(
+        "memoryThrottlingFactor", "memory_throttling_factor", "memory-throttling-factor", "FACTOR",
+        share_or_none, syntax.number, "0.9",
+        "how far memory.high is on the way from request to limit: above 0, up to 1; none sets none",
+        of_kubelet=True,
+    ),
+    Key(
+        "memoryReservationPolicy", "memory_reservation", "memory-reservation-policy", "POLICY",
+        one_of({policy.value: policy for policy in MemoryReservationPolicy}), syntax.text, "None",
+        "None, or TieredReservation to protect requests with memory.min and memory.low", of_kubelet=True,
+    ),
+    Key(
+        "singleProcessOOMKill", "single_process_oom_kill", "single-process-oom-kill", "BOOL",
+        boolean, syntax.switch, "false",
+        "let the kernel kill single processes of a container instead of all of it (memory.oom.group)",
+        of_kubelet=True,
+    ),
+    Key(
+        "setOomScoreAdj", "set_oom_score_adj", "set-oom-score-adj", "BOOL",
+        boolean, syntax.switch, "true",
+        "give an oom_score_adj by kubelet's formula to containers without one",
+    ),
+    Key(
+        "defaultMemoryLimit", "default_memory_limit_bytes", "default-memory-limit", "CLASS=AMOUNT[,...]",
+        table({"Burstable": positive_bytes, "BestEffort": positive_bytes}), syntax.assignments("="), "none",
+        "memory limit for containers without one, by QoS class, e.g. Burstable=4Gi,BestEffort=1Gi",
+    ),
+    Key(
+        "annotationErrors", "refuse_wrong_annotations", "annotation-errors", "WHAT",
+        one_of({"default": False, "refuse": True}), syntax.text, "default",
+        "what a wrong bayplan.dev annotation does: default logs and ignores it, refuse refuses the container",
+    ),
+)  # fmt: skip
+
+CONNECTION: Final = (
+    Key(
+        "nriSocket", "nri_socket", "nri-socket", "PATH",
+        absolute_path, syntax.text, "/var/run/nri/nri.sock",
+        "the container runtime's NRI socket", at_start=True,
+    ),
+    Key(
+        "pluginName", "plugin_name", "plugin-name", "NAME",
+        text_like(r"[A-Za-z0-9][\w.-]{0,62}", "up to 63 letters, digits and _.-"), syntax.text, "bayplan",
+        "the name under which the daemon registers with the runtime", at_start=True,
+    ),
+    Key(
+        "pluginIndex", "plugin_index", "plugin-index", "NN",
+        text_like(r"[0-9]{2}", "a text of two digits such as '90'"), syntax.text, "90",
+        "its place among the runtime's plugins, two digits; a higher one sees the changes of the lower ones",
+        at_start=True,
+    ),
+    Key(
+        "ociSocket", "oci_socket", "oci-socket", "PATH",
+        socket_path_or_none, syntax.text, "/run/bayplan/oci.sock",
+        "the socket that OCI hooks and the runtime wrapper talk to; none serves neither", at_start=True,
+    ),
+    Key(
+        "ociDeadline", "oci_deadline_ms", "oci-deadline", "DURATION",
+        duration_ms(10, 60_000), syntax.text, "1500ms",
+        "after this time a hook or wrapper is told that there is no decision; less than it waits itself (2s)",
+    ),
+    Key(
+        "ociUndecided", "oci_undecided", "oci-undecided", "WHAT",
+        one_of({what.value: what for what in Undecided}), syntax.text, "client",
+        "what hooks and wrappers are told when no decision can be made or carried out: client leaves it to "
+        "their own --on-failure, refuse fails the container, allow starts it unplaced",
+    ),
+    Key(
+        "crioSocket", "crio_socket", "crio-socket", "PATH",
+        absolute_path, syntax.text, "/var/run/crio/crio.sock",
+        "CRI-O's own socket, which is asked whether containers that came through hooks have ended",
+    ),
+    Key(
+        "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",
+        duration_ms(10, 60_000), syntax.text, "1s",
+        "after this time the runtime gets a safe default answer; less than its plugin_request_timeout (2s)",
+        at_start=True,
+    ),
+)  # fmt: skip
+
+DAEMON: Final = (
+    Key(
+        "stateDirectory", "state_directory", "state-dir", "PATH",
+        absolute_path, syntax.text, "/var/lib/bayplan",
+        "where decisions are recorded; one daemon per directory", at_start=True,
+    ),
+    Key(
+        "adminSocket", "admin_socket", "admin-socket", "PATH",
+        socket_path, syntax.text, "/run/bayplan/admin.sock",
+        "the socket that the bayplan command talks to", at_start=True,
+    ),
+    Key(
+        "logLevel", "log_level", "log-level", "LEVEL",
+        one_of(_same(*LOG_LEVELS)), syntax.text, "info",
+        "debug, info, warning or error",
+    ),
+    Key(
+        "logFormat", "log_format", "log-format", "FORMAT",
+        one_of(_same("auto", "json", "text")), syntax.text, "auto",
+        "json, text, or auto: text on a terminal, else json", at_start=True,
+    ),
+)  # fmt: skip
+
+GROUPS: Final[Mapping[str, Sequence[Key]]] = {
+    "placement": PLACEMENT,
+    "what containers cannot have": RESERVATIONS,
+    "what is rewritten": REWRITING,
+    "the container runtime": CONNECTION,
+    "the daemon": DAEMON,
+}
+"""The keys in the order in which people read them, by heading."""
+
+KEYS: Final[Mapping[str, Key]] = {key.name: key for keys in GROUPS.values() for key in keys}
+
+
+def changed_at_start(before: Settings, after: Settings) -> list[str]:
+    """The names of the keys that differ and are only read at the start."""
+    return [
+        key.name
+        for key in KEYS.values()
+        if key.at_start and getattr(before, key.field) != getattr(after, key.field)
+    ]

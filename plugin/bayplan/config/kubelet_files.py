@@ -1,0 +1,142 @@
+"""kubelet's own files among ours: its file and its drop-ins are one configuration, as they are to kubelet.
+
+Source of the rules: cmd/kubelet/app/server.go of v1.36.3, loadConfigFile and mergeKubeletConfigurations. A
+drop-in is a JSON merge patch (RFC 7386) on what stands before it: tables are merged, null takes a key away,
+anything else replaces. The default of evictionHard is filled in before the first drop-in, and never again.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from bayplan.config.keys import FEATURE_GATES, KEYS
+from bayplan.config.sources import KUBELETS_KIND, Document, Source
+from bayplan.config.values import show
+from bayplan.errors import Problem
+from bayplan.placement.pins import KubeletManager
+
+_API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
+_HARD: Final = "evictionHard"
+_MERGES_DEFAULTS: Final = "mergeDefaultEvictionSettings"
+DEFAULT_EVICTION_HARD: Final[Mapping[str, object]] = {
+    "memory.available": "100Mi",
+    "nodefs.available": "10%",
+    "nodefs.inodesFree": "5%",
+    "imagefs.available": "15%",
+    "imagefs.inodesFree": "5%",
+}
+"""pkg/kubelet/eviction/defaults_linux.go."""
+
+_PINNING: Final[Mapping[tuple[str, str], KubeletManager]] = {
+    ("cpuManagerPolicy", "static"): KubeletManager.CPU,
+    ("memoryManagerPolicy", "Static"): KubeletManager.MEMORY,
+}
+_RESERVED_TWICE: Final = ("reservedSystemCPUs", "systemReservedCgroup", "kubeReservedCgroup")
+
+
+def kubelet_sources(documents: Sequence[Document]) -> list[Source]:
+    """*documents*, all of kubelet's, in order: each with the keys that it is the last one to set, and the
+    values that these have in the end."""
+    values, setters = _merged(documents)
+    twice = _reserved_twice(values)
+    blamed = max((setters[key] for key in _RESERVED_TWICE if values.get(key)), default=0)
+    return [
+        _source(
+            document,
+            {key: value for key, value in values.items() if setters[key] == number},
+            twice if number == blamed else (),
+        )
+        for number, document in enumerate(documents)
+    ]
+
+
+def _merged(documents: Sequence[Document]) -> tuple[dict[str, object], dict[str, int]]:
+    """The configuration that *documents* come to, and which of them was the last to set each key.
+
+    Like kubelet it takes nothing and the empty text for a key that is not there.
+    """
+    values: dict[str, object] = {}
+    setters: dict[str, int] = {}
+    for number, document in enumerate(documents):
+        if number == 0 and not document.file.drop_in:
+            values = dict(document.values)
+        else:
+            if number == 1 and not documents[0].file.drop_in:
+                values[_HARD] = _with_default_eviction(values)
+            values = _patched(values, document.values)
+        setters |= dict.fromkeys(document.values, number)
+    if len(documents) > 1 or any(document.file.drop_in for document in documents):
+        if _HARD in setters:
+            values.setdefault(_HARD, {})
+        else:
+            values.pop(_HARD, None)
+        if isinstance(values.get(_MERGES_DEFAULTS), bool):
+            values[_MERGES_DEFAULTS] = False
+    return {key: value for key, value in values.items() if value not in (None, "")}, setters
+
+
+def _patched(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
+    """*values* with the merge patch *patch*. No key that is read has tables within tables."""
+    result = dict(values)
+    for key, value in patch.items():
+        known = result.get(key)
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            joined = {**known, **value} if isinstance(known, Mapping) else value
+            result[key] = {name: one for name, one in joined.items() if value.get(name, one) is not None}
+        else:
+            result[key] = value
+    return result
+
+
+def _with_default_eviction(values: Mapping[str, object]) -> object:
+    """The evictionHard of kubelet's file, as kubelet completes it."""
+    hard = values.get(_HARD)
+    if hard is None:
+        return DEFAULT_EVICTION_HARD
+    if isinstance(hard, Mapping) and values.get(_MERGES_DEFAULTS) is True:
+        return {**DEFAULT_EVICTION_HARD, **hard}
+    return hard
+
+
+def _source(document: Document, values: Mapping[str, object], problems: Collection[Problem]) -> Source:
+    """What of the keys that *document* sets means the same here; how kubelet's managers work only for their
+    engine."""
+    taken = {key: (key, value) for key, value in values.items() if key in KEYS and KEYS[key].of_kubelet}
+    managers = {key: (key, value) for key, value in values.items() if key in KEYS and KEYS[key].of_managers}
+    gates = values.get("featureGates")
+    if isinstance(gates, Mapping):
+        ours = {gate: value for gate, value in gates.items() if gate in FEATURE_GATES}
+        taken["featureGates"] = ("featureGates", ours)
+    return Source(
+        str(document.file.path),
+        taken,
+        problems=(*_wrong_kind(document), *problems),
+        of_managers=managers,
+        pinning=tuple(manager for (key, value), manager in _PINNING.items() if values.get(key) == value),
+    )
+
+
+def _wrong_kind(document: Document) -> tuple[Problem, ...]:
+    """What kubelet would not take as a drop-in at all."""
+    if not document.file.drop_in:
+        return ()
+    return tuple(
+        Problem(key, show(document.values.get(key)), f"{expected!r}; kubelet takes no other drop-in")
+        for key, expected in (("apiVersion", _API_VERSION), ("kind", KUBELETS_KIND))
+        if document.values.get(key) != expected
+    )
+
+
+def _reserved_twice(values: Mapping[str, object]) -> tuple[Problem, ...]:
+    """An explicit list of CPUs and cgroups for the reservations, of which kubelet takes one only."""
+    cpus, *groups = _RESERVED_TWICE
+    groups = [key for key in groups if values.get(key)]
+    if not groups or not values.get(cpus):
+        return ()
+    found = f"{show(values[cpus])} beside {' and '.join(groups)}"
+    kubelet = (
+        "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup (--system-reserved-cgroup) "
+        "or kubeReservedCgroup (--kube-reserved-cgroup)"
+    )
+    return (Problem(cpus, found, f"one or the other; kubelet: {kubelet}"),)

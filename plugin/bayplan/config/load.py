@@ -1,0 +1,187 @@
+"""Configuration files and flags, merged and checked: later files win over earlier ones, flags over files.
+
+A later source replaces the whole value of a key. Every problem of every source is reported at once. kubelet's
+own files can be among the files: the keys that mean the same here are taken from them, others are not ours.
+"""
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from bayplan.config.keys import KEYS
+from bayplan.config.kubelet_files import kubelet_sources
+from bayplan.config.managers import engine_of, wrong_options
+from bayplan.config.reservations import resolve_policy
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.sources import (
+    Document,
+    File,
+    NothingToReadError,
+    Source,
+    default_paths,
+    files_of,
+    read_document,
+)
+from bayplan.config.values import Complaints, Wrong, show, unknown_key
+from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.model.policy import MemoryReservationPolicy
+
+__all__ = ["DEFAULT_DIRECTORY", "Settings", "engine_of", "load_settings", "resolve_policy"]
+
+DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
+_FLAGS: Final = "command line"
+_HERE: Final = "on this machine"
+
+MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem]]
+"""What is wrong with settings beyond themselves, apart from what depends on keys that could not be read."""
+
+_MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
+
+
+def load_settings(
+    paths: Sequence[Path] = (),
+    flags: Mapping[str, Sequence[str]] | None = None,
+    default_directory: Path = DEFAULT_DIRECTORY,
+    more_problems: MoreProblems | None = None,
+) -> Settings:
+    """The settings from the files at *paths*, in that order, and the *flags* (key -> texts of the flag).
+
+    A directory stands for its .toml, .yaml and .yml files in lexical order, or for kubelet's drop-ins.
+    Without *paths*: bayplan.toml (or .yaml) of *default_directory* and then its conf.d, as far as they exist.
+    If something is wrong, *more_problems* is asked about all that could be read, unless a whole file could
+    not.
+
+    Raises:
+        ConfigError: everything that is wrong, in all of them.
+    """
+    sources: list[Source] = []
+    problems: list[tuple[str, Problem]] = []
+    documents, notices = _read_all(paths, default_directory, problems)
+    damaged = bool(problems)
+    sources = [*_sources_of(documents), _of_flags(flags or {})]
+    engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
+    if engines and engines[-1] == KUBELET:
+        sources = [replace(source, values={**source.values, **source.of_managers}) for source in sources]
+    typed: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    unread: set[str] = set()
+    for source in sources:
+        read, wrong_keys, found = _read_values(source)
+        typed |= read
+        unread |= wrong_keys
+        origin |= dict.fromkeys(source.values, source.name)
+        problems += [(source.name, problem) for problem in found]
+    settings = replace(
+        Settings(),
+        **typed,
+        sources=tuple(source.name for source in sources if source.name != _FLAGS),
+        notices=tuple(notices),
+        kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
+    )
+    for name, problem in _contradictions(settings, origin, unread):
+        problems.append((name, problem))
+        unread.add(problem.path)
+    if problems:
+        if more_problems is not None and not damaged:
+            problems += [(_HERE, problem) for problem in more_problems(settings, unread)]
+        raise _config_error(problems)
+    return settings
+
+
+def _read_all(
+    paths: Sequence[Path], default_directory: Path, problems: list[tuple[str, Problem]]
+) -> tuple[list[Document], list[str]]:
+    """What the files hold, and what the operator should hear of them; what is wrong goes to *problems*."""
+    files: list[File] = []
+    notices: list[str] = []
+    documents: list[Document] = []
+    for path in paths or default_paths(default_directory):
+        try:
+            files += files_of(path)
+        except Wrong as wrong:
+            if isinstance(wrong, NothingToReadError) and not paths:
+                # Unlike a directory that was asked for, the usual one may be empty.
+                notices += [f"{path}: {problem}" for problem in wrong.problems if wrong.value]
+            else:
+                problems += [(str(path), problem) for problem in wrong.problems]
+    for file in files:
+        try:
+            documents.append(read_document(file))
+        except Wrong as wrong:
+            problems += [(str(file.path), problem) for problem in wrong.problems]
+    return documents, notices
+
+
+def _sources_of(documents: Sequence[Document]) -> list[Source]:
+    """One source for each document, in their order. kubelet's are one configuration, wherever they stand."""
+    theirs = iter(kubelet_sources([document for document in documents if document.of_kubelet]))
+    return [
+        next(theirs)
+        if document.of_kubelet
+        else Source(str(document.file.path), {key: (key, value) for key, value in document.values.items()})
+        for document in documents
+    ]
+
+
+def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
+    """The fields that *source* sets, the keys whose values can't be read, and everything that is wrong."""
+    complaints = Complaints()
+    typed: dict[str, Any] = {}
+    unread = set(source.unread)
+    for key, (path, value) in source.values.items():
+        with complaints:
+            if key not in KEYS:
+                raise Wrong(unknown_key("", key, KEYS))
+            try:
+                typed[KEYS[key].field] = KEYS[key].read(path, value)
+            except Wrong as wrong:
+                if wrong.readable:
+                    typed[KEYS[key].field] = wrong.value
+                else:
+                    unread.add(key)
+                raise
+    return typed, unread, [*source.problems, *complaints.problems]
+
+
+def _contradictions(
+    settings: Settings, origin: Mapping[str, str], unread: Collection[str]
+) -> Iterable[tuple[str, Problem]]:
+    if settings.memory_reservation is not MemoryReservationPolicy.NONE and not settings.memory_qos:
+        key = "memoryReservationPolicy"
+        found = repr(settings.memory_reservation.value)
+        yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
+    if settings.engine == KUBELET:
+        for problem in wrong_options(settings, frozenset(unread)):
+            yield origin[problem.path], problem
+        return
+    for manager in _MANAGER_KEYS:
+        value, usual = getattr(settings, manager.field), getattr(Settings(), manager.field)
+        if value != usual:
+            found = show(value.value if isinstance(value, enum.Enum) else value)
+            expected = f"{manager.default!r}, or the engine {KUBELET!r}"
+            yield origin[manager.name], Problem(manager.name, found, expected)
+
+
+def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
+    names = {name for name, _ in problems}
+    if len(names) == 1:
+        return ConfigError(names.pop(), tuple(problem for _, problem in problems))
+    named = [Problem(f"{name}: {one.path}", one.found, one.expected) for name, one in problems]
+    return ConfigError("configuration", tuple(named))
+
+
+def _of_flags(flags: Mapping[str, Sequence[str]]) -> Source:
+    complaints = Complaints()
+    values: dict[str, tuple[str, object]] = {}
+    for key, texts in flags.items():
+        path = f"--{KEYS[key].flag}"
+        with complaints:
+            try:
+                values[key] = (path, KEYS[key].plain(texts))
+            except ParseError as error:
+                raise Wrong(Problem(path, show(error.found), error.expected)) from error
+    unread = frozenset(flags.keys() - values.keys())
+    return Source(_FLAGS, values, problems=tuple(complaints.problems), unread=unread)

@@ -1,0 +1,236 @@
+"""The engine that the settings ask for, and the rules that kubelet's managers have beside the common ones.
+
+Pure. Only for the engine `kubelet`: reservedMemory must add up to what the node keeps, the CPU Manager needs
+reserved CPUs, options must fit each other and the machine. Every broken rule is named together with kubelet's
+own sentence about it, because that is what people search for.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
+from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
+from bayplan.engines.kubelet.cpu.options import CpuOptions
+from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.engines.kubelet.eviction.thresholds import (
+    DEFAULT_MEMORY,
+    MEMORY_AVAILABLE,
+    kept_bytes,
+    thresholds_of,
+    without_grace_period,
+)
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.reservation import (
+    KEY,
+    ReservationProblem,
+    check_sums,
+    in_words,
+    of_nodes,
+)
+from bayplan.engines.kubelet.pod import CPU
+from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.kubelet.topology.options import OptionGates, TopologyConfigError, TopologyOptions
+from bayplan.errors import Problem
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import TopologyPolicy
+from bayplan.sets import CpuSet
+
+_CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
+_TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
+_SUM_OF: Final = {
+    "engine",
+    "memoryManagerPolicy",
+    "reservedMemory",
+    "kubeReserved",
+    "systemReserved",
+    "evictionHard",
+    "mergeDefaultEvictionSettings",
+}
+_TOPOLOGY_OF: Final = {
+    "engine",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "featureGates",
+    _TOPOLOGY_OPTIONS,
+}
+_CPUS_OF: Final = {
+    "engine",
+    "cpuManagerPolicy",
+    "reservedSystemCPUs",
+    "kubeReserved",
+    "systemReserved",
+    "topologyManagerPolicy",
+    "featureGates",
+    _CPU_OPTIONS,
+}
+"""The keys on which the checks against a machine depend."""
+
+_NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
+_MILLI: Final = 1000
+
+
+def engine_of(settings: Settings) -> Engine:
+    """The engine that decides; *settings* are those that `load_settings` let pass."""
+    if settings.engine != KUBELET:
+        return ExactEngine(settings.topology_scope)
+    return KubeletNodeEngine(
+        Managers(
+            settings.memory_manager,
+            settings.cpu_manager == STATIC,
+            _cpu_options(settings),
+            settings.topology_scope,
+            _topology_options(settings),
+        )
+    )
+
+
+def wrong_options(settings: Settings, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """The options that kubelet's managers would not take on any machine, by their keys; nothing that depends
+    on keys *unread*."""
+    try:
+        _cpu_options(settings)
+    except CpuConfigError as error:
+        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, error.problems)
+    if settings.cpu_options and settings.cpu_manager == NONE:
+        sentence = "None policy: received unsupported options"
+        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, [sentence])
+    try:
+        _topology_options(settings)
+    except TopologyConfigError as error:
+        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+    if "evictionSoftGracePeriod" in unread:
+        return
+    for signal, sentence in without_grace_period(settings.eviction_soft, settings.eviction_grace_ns):
+        found, expected = f"{signal} without a grace period", "one in evictionSoftGracePeriod"
+        yield Problem("evictionSoft", found, f"{expected}; kubelet: {sentence}")
+
+
+def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """What kubelet's managers would not start with on *machine*; nothing that depends on keys *unread*."""
+    if settings.memory_manager is not MemoryPolicy.NONE and _SUM_OF.isdisjoint(unread):
+        yield from _wrong_sums(settings, machine)
+    if _TOPOLOGY_OF.isdisjoint(unread):
+        yield from _wrong_topology(settings, machine)
+    if _CPUS_OF.isdisjoint(unread):
+        yield from _wrong_cpu_policy(settings, machine)
+
+
+def _wrong_topology(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    try:
+        TopologyManager.of(machine, settings.topology, settings.topology_scope, _topology_options(settings))
+    except TopologyConfigError as error:
+        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
+
+
+def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    try:
+        _cpu_policy(settings, machine)
+    except CpuConfigError as error:
+        for sentence in error.problems:
+            yield _wrong_cpus(settings, sentence)
+    except CpuManagerError as error:
+        yield _wrong_cpus(settings, str(error))
+
+
+def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
+    """What kubelet would not do on *machine* and this engine does."""
+    beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
+    if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
+        return ()
+    policy, nodes = settings.topology.value, len(machine.nodes)
+    where = f"this machine's {nodes} NUMA nodes ({beyond}, see max-allowable-numa-nodes)"
+    kubelet = f"kubelet would not start with topologyManagerPolicy {policy} on {where}"
+    return (f"{kubelet}; bayplan decides here all the same",)
+
+
+def eviction_bytes(settings: Settings, capacity_bytes: int) -> int:
+    """The memory that hard eviction keeps free on a machine with *capacity_bytes*.
+
+    kubelet's default of 100Mi ends with any evictionHard, unless defaults are merged. The other engines keep
+    it where evictionHard says nothing of memory.
+    """
+    hard = settings.eviction_hard
+    if settings.merge_default_eviction or settings.engine != KUBELET:
+        hard = {MEMORY_AVAILABLE: DEFAULT_MEMORY, **hard}
+    return kept_bytes(thresholds_of(hard, {}, {}, {}), capacity_bytes)
+
+
+def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
+    """The CPUs that never become exclusive, and those on which no container runs at all.
+
+    Where only an amount is reserved, it is the CPUs that kubelet would pick. *settings* must be good on
+    *machine*.
+    """
+    policy = _cpu_policy(settings, machine)
+    if policy is None:
+        return settings.reserved_cpus, CpuSet()
+    return policy.reserved, policy.reserved if policy.options.strict_cpu_reservation else CpuSet()
+
+
+def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
+    return cpu_policy(
+        settings.cpu_manager,
+        CpuTopology.of_machine(machine),
+        _cpu_options(settings),
+        reserved_milli_cpus=_reserved_milli_cpus(settings),
+        reserved_cpus=settings.reserved_cpus,
+        topology_policy=settings.topology,
+    )
+
+
+def _reserved_milli_cpus(settings: Settings) -> int | None:
+    """A list of reserved CPUs replaces the amounts, as in kubelet."""
+    if settings.reserved_cpus:
+        return len(settings.reserved_cpus) * _MILLI
+    amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
+    return sum(amounts) if amounts else None
+
+
+def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    eviction = eviction_bytes(settings, machine.memory_bytes)
+    reserved = of_nodes(settings.reserved_memory or {})
+    total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
+    problems = check_sums(reserved, total, words)
+    if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
+        expected = "memory on at least one node"
+        problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)
+    yield from map(in_words, problems)
+
+
+def _wrong_cpus(settings: Settings, sentence: str) -> Problem:
+    if _reserved_milli_cpus(settings):
+        expected = "what this machine and the reservations allow"
+        return Problem("cpuManagerPolicy", repr(settings.cpu_manager), f"{expected}; kubelet: {sentence}")
+    expected = "reservedSystemCPUs, or cpu in kubeReserved or systemReserved"
+    return Problem("cpuManagerPolicy", "'static', and no CPU is reserved", f"{expected}; kubelet: {sentence}")
+
+
+def _in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+    found = ",".join(sorted(options))
+    for sentence in sentences:
+        yield Problem(key, found, f"options that can be used; kubelet: {sentence}")
+
+
+def _cpu_options(settings: Settings) -> CpuOptions:
+    gates = settings.feature_gates
+    return CpuOptions.parse(
+        settings.cpu_options,
+        alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
+        beta=gates.get("CPUManagerPolicyBetaOptions", True),
+    )
+
+
+def _topology_options(settings: Settings) -> TopologyOptions:
+    gates = settings.feature_gates
+    return TopologyOptions.parse(
+        settings.topology_options,
+        OptionGates(
+            alpha=gates.get("TopologyManagerPolicyAlphaOptions", False),
+            beta=gates.get("TopologyManagerPolicyBetaOptions", True),
+        ),
+    )

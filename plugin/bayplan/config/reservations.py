@@ -1,0 +1,172 @@
+"""The settings held against the machine: which node keeps how much from containers, and the Policy.
+
+Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
+threshold (`bayplan.config.managers`); otherwise those three are what is spread over the nodes when
+reservedMemory is not given, and what was measured on a node counts if it is more.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.config.managers import eviction_bytes, kept_cpus, wrong_on_machine
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
+from bayplan.engines.kubelet.resources import is_memory
+from bayplan.errors import ConfigError, Problem
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import MemoryQos, Policy
+from bayplan.placement.measured_reservation import Learned, within_promises
+from bayplan.quantity import format_bytes, parse_page_size
+from bayplan.sets import CpuSet
+
+_PAGE_BYTES: Final = 4096
+_NOBODY: Final = Ledger()
+_SPREAD_OF: Final = {"reservedMemory", "kubeReserved", "systemReserved", "evictionHard"}
+
+Reserved = Mapping[int, Mapping[str, int]]
+"""Node id -> resource -> bytes."""
+
+
+def resolve_policy(
+    settings: Settings,
+    machine: Machine,
+    learned: Mapping[int, Learned] = MappingProxyType({}),
+    ledger: Ledger = _NOBODY,
+) -> Policy:
+    """The policy that *settings* mean on *machine*, of whose nodes *learned* is known. A reservation that was
+    learned leaves at least what *ledger* has promised.
+
+    Raises:
+        ConfigError: every node, page size, amount and CPU that the machine does not have.
+    """
+    problems = tuple(wrong_here(settings, machine))
+    if problems:
+        raise ConfigError("configuration on this machine", problems)
+    reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
+    if settings.engine == KUBELET:
+        reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
+    configured = Policy(
+        topology=settings.topology,
+        reserved_bytes=reserved_bytes(settings, machine),
+        reserved_cpus=reserved_cpus,
+        withheld_cpus=withheld_cpus,
+        memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
+        if settings.memory_qos
+        else None,
+        single_process_oom_kill=settings.single_process_oom_kill,
+        default_memory_limit_bytes=settings.default_memory_limit_bytes,
+        set_oom_score_adj=settings.set_oom_score_adj,
+        refuse_wrong_annotations=settings.refuse_wrong_annotations,
+    )
+    wanted = wanted_memory_bytes(settings, machine, learned)
+    if not wanted:
+        return configured
+    reserved = {node: dict(row) for node, row in configured.reserved_bytes.items()}
+    for node, amount_bytes in sorted(wanted.items()):
+        row = reserved.setdefault(node, {})
+        wanted[node] = max(amount_bytes, row.get(MEMORY, 0))
+    for node, amount_bytes in within_promises(machine, configured, wanted, ledger).items():
+        reserved[node][MEMORY] = amount_bytes
+    return replace(configured, reserved_bytes=reserved)
+
+
+def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
+    """What *machine* does not have of what *settings* name, and what kubelet's engine does not start with.
+
+    Nothing is said that depends on the keys *unread*, for which the settings hold defaults.
+    """
+    if settings.reserved_memory is not None:
+        reserved = (Reservation(node, sizes) for node, sizes in sorted(settings.reserved_memory.items()))
+        yield from map(in_words, check_machine(reserved, machine))
+    elif _SPREAD_OF.isdisjoint(unread):
+        yield from _too_much(settings, machine)
+    if "reservedSystemCPUs" not in unread:
+        yield from _wrong_cpus(settings.reserved_cpus, machine)
+    if settings.engine == KUBELET:
+        yield from wrong_on_machine(settings, machine, unread)
+
+
+def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
+    """What each node keeps: as reservedMemory says, else the node-wide reservations spread evenly.
+
+    A node smaller than its share keeps all that it has, and the others share the rest.
+    """
+    if settings.reserved_memory is not None:
+        return settings.reserved_memory
+    spread: dict[int, dict[str, int]] = {}
+    for resource, amount_bytes in sorted(node_wide_bytes(settings, machine).items()):
+        for node, share_bytes in _spread(amount_bytes, resource, machine).items():
+            spread.setdefault(node, {})[resource] = share_bytes
+    return spread
+
+
+def wanted_memory_bytes(
+    settings: Settings, machine: Machine, learned: Mapping[int, Learned]
+) -> dict[int, int]:
+    """The memory that nodes should keep because of what was measured there, by node: what is held and the
+    node's share of the eviction threshold. kubeReserved and systemReserved are budgets for those who hold it,
+    so they are not added. Empty where measurements don't count: switched off, or with the engine `kubelet`,
+    which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left out.
+    """
+    if not settings.measured_reservation or settings.engine == KUBELET:
+        return {}
+    explicit = settings.reserved_memory or {}
+    headroom = _spread(eviction_bytes(settings, machine.memory_bytes), MEMORY, machine)
+    return {
+        node: one.reserved_bytes + headroom.get(node, 0)
+        for node, one in learned.items()
+        if node in machine.memory_nodes and MEMORY not in explicit.get(node, {})
+    }
+
+
+def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
+    """The Node Allocatable reservation: kubeReserved + systemReserved + evictionHard, by resource."""
+    total = Counter(settings.kube_reserved) + Counter(settings.system_reserved)
+    total[MEMORY] += eviction_bytes(settings, machine.memory_bytes)
+    return {resource: amount for resource, amount in total.items() if amount > 0 and is_memory(resource)}
+
+
+def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int]:
+    """Even shares in whole pages; what does not divide goes to the nodes with the lowest ids."""
+    unit = _PAGE_BYTES if resource == MEMORY else parse_page_size(resource.partition("-")[2])
+    rooms = _rooms(machine, resource)
+    shares: dict[int, int] = {}
+    # The smallest rooms first: what they can't take is left for those after them.
+    for position, node in enumerate(sorted(rooms, key=lambda one: (rooms[one], one))):
+        even_bytes = -(-amount_bytes // (unit * (len(rooms) - position))) * unit
+        shares[node] = min(rooms[node], even_bytes, amount_bytes)
+        amount_bytes -= shares[node]
+    return {node: shares[node] for node in sorted(shares) if shares[node] > 0}
+
+
+def _rooms(machine: Machine, resource: str) -> dict[int, int]:
+    """What the nodes have of *resource* for the system: memory only where it is ordinary."""
+    rooms = {node.id: node.capacity_bytes().get(resource, 0) for node in machine.nodes}
+    return {
+        node: room_bytes
+        for node, room_bytes in rooms.items()
+        if room_bytes > 0 and (resource != MEMORY or node in machine.ordinary_nodes)
+    }
+
+
+def _too_much(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    for resource, amount_bytes in sorted(node_wide_bytes(settings, machine).items()):
+        have_bytes = sum(_rooms(machine, resource).values())
+        if amount_bytes > have_bytes:
+            yield Problem(
+                f"kubeReserved + systemReserved + evictionHard, {resource}",
+                f"{format_bytes(amount_bytes)} ({amount_bytes} bytes)",
+                f"at most what all nodes have, {format_bytes(have_bytes)} ({have_bytes} bytes)",
+            )
+
+
+def _wrong_cpus(reserved: CpuSet, machine: Machine) -> Iterator[Problem]:
+    missing = reserved - CpuSet(machine.cpu_by_id)
+    if missing:
+        have = CpuSet(machine.cpu_by_id)
+        yield Problem("reservedSystemCPUs", f"{reserved} (no CPU {missing})", f"CPUs of this machine: {have}")

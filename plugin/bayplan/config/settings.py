@@ -1,0 +1,116 @@
+"""The settings as values: everything the operator can choose, with the defaults.
+
+Nothing here reads or checks: `bayplan.config.keys` says how each field is spelled, and
+`bayplan.config.load` fills it.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, field
+
+from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
+from bayplan.engines.kubelet.cpu.manager import STATIC
+from bayplan.engines.kubelet.eviction.thresholds import (
+    DEFAULT_MEMORY,
+    MEMORY_AVAILABLE,
+    ThresholdValue,
+    Values,
+)
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.pod import Amounts
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.placement.pins import KubeletManager, kubelet_sentence
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet
+
+EXACT: Final = "exact"
+KUBELET: Final = "kubelet"
+"""The engines, by their names in the configuration."""
+
+
+class Undecided(Enum):
+    """What the client of the OCI socket is told about a container for which no decision could be made or
+    carried out: its own configuration says (CLIENT), it must not start (REFUSE), it may start (ALLOW)."""
+
+    CLIENT = "client"
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class MemoryPressure(Enum):
+    """What is done where nodes cannot give what was promised on them. OFF: nobody looks. OBSERVE: it is
+    logged and counted."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+
+
+class Settings(Struct, frozen=True):
+    """What files and flags say, before it is held against the machine.
+
+    ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
+    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` fields
+    are by signal; only ``eviction_hard`` has an effect, the others are checked. ``device_memory`` maps
+    nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
+    ``notices`` are what the operator should hear although it is not wrong.
+    ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
+    """
+
+    engine: str = EXACT
+    topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
+    topology_scope: Scope = Scope.CONTAINER
+    topology_options: Mapping[str, str] = field(default_factory=dict)
+    memory_manager: MemoryPolicy = MemoryPolicy.STATIC
+    cpu_manager: str = STATIC
+    cpu_options: Mapping[str, str] = field(default_factory=dict)
+    reserved_memory: Mapping[int, Mapping[str, int]] | None = None
+    reserved_cpus: CpuSet = CpuSet()
+    kube_reserved: Amounts = field(default_factory=dict)
+    system_reserved: Amounts = field(default_factory=dict)
+    eviction_hard: Values = field(default_factory=lambda: {MEMORY_AVAILABLE: DEFAULT_MEMORY})
+    eviction_soft: Values = field(default_factory=dict)
+    eviction_grace_ns: Mapping[str, int] = field(default_factory=dict)
+    eviction_min_reclaim: Mapping[str, ThresholdValue] = field(default_factory=dict)
+    merge_default_eviction: bool = False
+    measured_reservation: bool = True
+    device_memory: Mapping[int, str] = field(default_factory=dict)
+    feature_gates: Mapping[str, bool] = field(default_factory=dict)
+    memory_throttling_factor: float | None = 0.9
+    memory_reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
+    single_process_oom_kill: bool = False
+    set_oom_score_adj: bool = True
+    default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    refuse_wrong_annotations: bool = False
+    nri_socket: Path = Path("/var/run/nri/nri.sock")
+    plugin_name: str = "bayplan"
+    plugin_index: str = "90"
+    request_deadline_ms: int = 1000
+    state_directory: Path = Path("/var/lib/bayplan")
+    admin_socket: Path = DEFAULT_SOCKET
+    oci_socket: Path | None = DEFAULT_OCI_SOCKET
+    crio_socket: Path = Path("/var/run/crio/crio.sock")
+    oci_deadline_ms: int = 1500
+    oci_undecided: Undecided = Undecided.CLIENT
+    return_deadline_ms: int = 30_000
+    return_most_bytes: int = 64 * GIB
+    memory_pressure: MemoryPressure = MemoryPressure.OBSERVE
+    log_level: str = "info"
+    log_format: str = "auto"
+    sources: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    kubelet_managers: Mapping[KubeletManager, str] = field(default_factory=dict)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Everything that the operator should hear at the start."""
+        managers = self.kubelet_managers.items()
+        return (*(kubelet_sentence(manager, file) for manager, file in managers), *self.notices)
+
+    @property
+    def memory_qos(self) -> bool:
+        """Whether the feature gate MemoryQoS is on."""
+        return self.feature_gates.get("MemoryQoS", False)

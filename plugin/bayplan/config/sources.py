@@ -1,0 +1,175 @@
+"""Where configuration comes from: the files that a path stands for, and what each holds as plain values.
+
+Nothing here knows what a key means, but for the word by which kubelet's own files are told from ours.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, field
+
+from bayplan.config.values import Wrong, items, show, unreadable
+from bayplan.errors import Problem, excerpt
+from bayplan.files import MIB, read_text
+from bayplan.placement.pins import KubeletManager
+
+MAX_CONFIG_BYTES: Final = MIB
+KUBELETS_KIND: Final = "KubeletConfiguration"
+
+_SUFFIXES: Final = (".toml", ".yaml", ".yml")
+_DROP_IN: Final = ".conf"
+_KUBELETS: Final = (".json", _DROP_IN)
+"""How kubelet's own file and its drop-ins may end, too."""
+_MAX_WALKED: Final = 10_000
+"""Entries of a directory that is searched for kubelet's drop-ins. Nobody means so many."""
+
+
+class NothingToReadError(Wrong):
+    """A directory in which nothing is read; ``value`` are the names in it."""
+
+
+class File(Struct, frozen=True):
+    """A file that is to be read. ``drop_in``: it was found in a directory of kubelet's drop-ins."""
+
+    path: Path
+    drop_in: bool = False
+
+
+class Document(Struct, frozen=True):
+    """What a file holds."""
+
+    file: File
+    values: Mapping[str, object]
+
+    @property
+    def of_kubelet(self) -> bool:
+        """Whether it is part of kubelet's own configuration."""
+        return self.file.drop_in or self.values.get("kind") == KUBELETS_KIND
+
+
+class Source(Struct, frozen=True):
+    """Where values come from: its name, the values under their paths by key, and what is wrong already.
+
+    ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for
+    the engine `kubelet` only. ``pinning`` are the managers of kubelet that the file switches on."""
+
+    name: str
+    values: Mapping[str, tuple[str, object]]
+    problems: tuple[Problem, ...] = ()
+    unread: frozenset[str] = frozenset()
+    of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    pinning: tuple[KubeletManager, ...] = ()
+
+
+def files_of(path: Path) -> list[File]:
+    """The file *path*, or those of the directory *path* in lexical order: ours, or else kubelet's drop-ins,
+    which may also be in directories below it.
+
+    Raises:
+        NothingToReadError: the directory has neither.
+        Wrong: the directory has both, or cannot be read.
+    """
+    try:
+        names = sorted((one.name for one in path.iterdir()), key=os.fsencode)
+    except (NotADirectoryError, FileNotFoundError):
+        return [File(path)]  # a file, or what reading will say is wrong
+    except OSError as error:
+        expected = "a file or a directory that can be read"
+        raise Wrong(Problem("the file", error.strerror or str(error), expected)) from error
+    own = [name for name in names if Path(name).suffix in _SUFFIXES and name[0] != "."]
+    drop_ins = list(_drop_ins(path))
+    if own and (theirs := [one for one in drop_ins if _is_of_kubelet(one)]):
+        found = f"{own[0]} beside kubelet's {theirs[0].relative_to(path)}"
+        raise Wrong(
+            Problem("the directory", found, "files of one kind; name those of the other by themselves")
+        )
+    if own:
+        return [File(path / name) for name in own]
+    if drop_ins:
+        return [File(one, drop_in=True) for one in drop_ins]
+    found = f"only {excerpt(', '.join(names))}" if names else "no file"
+    expected = f"files that end in {', '.join(_SUFFIXES)}, or kubelet's drop-ins, which end in {_DROP_IN}"
+    raise NothingToReadError(Problem("the directory", found, expected), value=names)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something to read, or something in the way that reading will name."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def default_paths(directory: Path) -> list[Path]:
+    """bayplan.toml (or .yaml) of *directory* and its conf.d, as far as they exist."""
+    names = (*(f"bayplan{suffix}" for suffix in _SUFFIXES), "conf.d")
+    return [path for name in names if _is_there(path := directory / name)]
+
+
+def read_document(file: File) -> Document:
+    """What *file* holds.
+
+    Raises:
+        Wrong: it can't be read, or is not in the language that its name says.
+    """
+    try:
+        content = read_text(file.path, MAX_CONFIG_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        expected = "a file that can be read" if isinstance(error, OSError) else "text in UTF-8"
+        raise Wrong(Problem("the file", unreadable(error), expected)) from error
+    suffix = _DROP_IN if file.drop_in else file.path.suffix
+    if suffix == ".toml":
+        try:
+            values: object = tomllib.loads(content)
+        except (ValueError, RecursionError) as error:
+            # ValueError: also a number of thousands of digits, which is no TOMLDecodeError.
+            raise Wrong(Problem("the file", str(error), "TOML")) from error
+    elif suffix in (*_SUFFIXES, *_KUBELETS):
+        from bayplan.config.yaml_text import parse_json, parse_yaml  # noqa: PLC0415 - most nodes have none
+
+        values = parse_json(content) if suffix == ".json" else parse_yaml(content)
+    else:
+        endings = ", ".join((*_SUFFIXES, *_KUBELETS))
+        raise Wrong(Problem("the file name", show(file.path.name), f"one that ends in {endings}"))
+    return Document(file, dict(items("the file", values)))
+
+
+def _drop_ins(directory: Path) -> Iterable[Path]:
+    """The files that kubelet's --config-dir would read, in its order: that of Go's filepath.WalkDir, which
+    goes into directories where their names stand, and follows no links to directories."""
+    walked = 0
+
+    def below(path: Path) -> Iterable[Path]:
+        nonlocal walked
+        with os.scandir(path) as entries:
+            found = sorted(entries, key=lambda one: os.fsencode(one.name))
+        walked += len(found)
+        if walked > _MAX_WALKED:
+            raise Wrong(
+                Problem("the directory", f"more than {_MAX_WALKED} entries", "a directory of drop-ins")
+            )
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from below(path / entry.name)
+            elif entry.name.endswith(_DROP_IN):
+                yield path / entry.name
+
+    try:
+        yield from below(directory)
+    except OSError as error:
+        path = excerpt(str(error.filename))
+        raise Wrong(Problem("the directory", f"{path}: {error.strerror}", "one that can be read")) from error
+
+
+def _is_of_kubelet(file: Path) -> bool:
+    """Whether a file speaks of kubelet's kind; one that can't be read does not."""
+    try:
+        return KUBELETS_KIND in read_text(file, MAX_CONFIG_BYTES, errors="replace")
+    except OSError:
+        return False

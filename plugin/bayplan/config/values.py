@@ -1,0 +1,274 @@
+"""From plain values (what TOML, YAML and flags can hold) to typed ones, with every problem named by its path.
+
+A reader takes a path and a plain value and returns the typed value, or raises Wrong with *all* problems at
+and below that path. Readers of tables are made of readers of their parts.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Final, TypeAlias, TypeVar
+
+from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
+from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.sets import CpuSet, NodeSet
+
+T = TypeVar("T")
+Reader: TypeAlias = Callable[[str, object], T]
+
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
+NOBODY: Final = "none"
+_DECIMAL_BITS: Final = 1024
+_SIMILAR: Final = 0.6
+"""difflib's own default: two thirds of the letters in order."""
+
+
+class Wrong(Exception):  # noqa: N818 - carries problems upwards to where their source is known
+    """Everything that is wrong with a value.
+
+    *readable*: what is meant can be told all the same, and is ``value``, so that more can be checked with it.
+    """
+
+    def __init__(self, *problems: Problem, readable: bool = False, value: object = None) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+        self.readable = readable
+        self.value = value
+
+
+class Complaints:
+    """Collects the problems of several values: ``with complaints:`` around each, then `settle`."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.readable = True
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Wrong):
+            self.problems += error.problems
+            self.readable = self.readable and error.readable
+        return isinstance(error, Wrong)
+
+    def settle(self, value: object = None) -> None:
+        """Raise what was collected, if anything; *value* is what could be read."""
+        if self.problems:
+            raise Wrong(*self.problems, readable=self.readable, value=value)
+
+
+def show(value: object) -> str:
+    """A plain value as it stands in a file, with its type where that is not obvious."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return repr(excerpt(value))
+    return f"{excerpt(digits(value) if isinstance(value, int) else str(value))} ({type(value).__name__})"
+
+
+def digits(value: int) -> str:
+    """A number as text. Files can hold more digits in hexadecimal than Python writes in decimal."""
+    return str(value) if value.bit_length() <= _DECIMAL_BITS else hex(value)
+
+
+def join(path: str, key: str) -> str:
+    """The path of *key* in the table at *path*; keys that are not plain words are quoted as in TOML."""
+    name = excerpt(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"')
+    return f"{path}.{name}" if path else name
+
+
+def unknown_key(path: str, key: str, known: Collection[str]) -> Problem:
+    """The problem that *key* is, with the key that was probably meant."""
+    plain = {_plain(name): name for name in known}
+    near = difflib.get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
+    guess = f"{plain[near[0]]}, perhaps" if near else f"one of {', '.join(sorted(known))}"
+    return Problem(join(path, key), "an unknown key", guess)
+
+
+def one_of(choices: Mapping[str, T]) -> Reader[T]:
+    """A text out of *choices*."""
+
+    def read(path: str, value: object) -> T:
+        if isinstance(value, str) and value in choices:
+            return choices[value]
+        raise Wrong(Problem(path, show(value), " or ".join(choices)))
+
+    return read
+
+
+def off_or_one_of(choices: Mapping[str, T]) -> Reader[T]:
+    """A text out of *choices*; YAML has false for the word off."""
+    read = one_of(choices)
+    return lambda path, value: read(path, "off" if value is False else value)
+
+
+def boolean(path: str, value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    raise Wrong(Problem(path, show(value), "true or false"))
+
+
+def share_or_none(path: str, value: object) -> float | None:
+    """A number in (0, 1]; the word none (in YAML also null) for None."""
+    if value is None or value == "none":
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise Wrong(Problem(path, show(value), "a number above 0 and up to 1, or none"))
+
+
+def text_like(pattern: str, expected: str) -> Reader[str]:
+    """A text that matches *pattern*."""
+
+    def read(path: str, value: object) -> str:
+        if isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII):
+            return value
+        raise Wrong(Problem(path, show(value), expected))
+
+    return read
+
+
+def absolute_path(path: str, value: object) -> Path:
+    """A path that starts at the root."""
+    if isinstance(value, str) and value.startswith("/") and "\0" not in value:
+        return Path(value)
+    raise Wrong(Problem(path, show(value), "an absolute path"))
+
+
+def socket_path(path: str, value: object) -> Path:
+    """A path that fits into a unix socket's address."""
+    socket = absolute_path(path, value)
+    if len(bytes(socket)) > MAX_SOCKET_PATH_BYTES:
+        raise Wrong(Problem(path, show(value), f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes"))
+    return socket
+
+
+def socket_path_or_none(path: str, value: object) -> Path | None:
+    """A path that fits into a unix socket's address; the word none for None."""
+    return None if value == "none" else socket_path(path, value)
+
+
+def duration_ms(low_ms: int, high_ms: int) -> Reader[int]:
+    """A duration such as 800ms or 1.5s, in whole milliseconds."""
+    expected = f"a duration from {low_ms}ms to {high_ms}ms, such as 800ms or 1s"
+
+    def read(path: str, value: object) -> int:
+        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if match is not None:
+            amount_ms = int(Decimal(match[1]) * _UNIT_MS[match[2]])
+            if low_ms <= amount_ms <= high_ms:
+                return amount_ms
+        raise Wrong(Problem(path, show(value), expected))
+
+    return read
+
+
+def cpu_list(path: str, value: object) -> CpuSet:
+    """CPU ids in the kernel's list format."""
+    return parsed(CpuSet.parse, path, value, "a CPU list such as 0-1,8")
+
+
+def node_owners(path: str, value: object) -> dict[int, str]:
+    """Devices by lists of NUMA nodes, as the device of each node; the word none for no device."""
+    complaints = Complaints()
+    owners: dict[int, str] = {}
+    for key, item in items(path, value):
+        here = join(path, key)
+        with complaints:
+            nodes = parsed(NodeSet.parse, here, key, "a list of NUMA nodes such as 1-8")
+            device = text_like(r"\S{1,128}", "the name of a device, without blanks, or none")(here, item)
+            for node in nodes:
+                if node in owners:
+                    raise Wrong(Problem(here, f"node {node} a second time", "one device for each node"))
+                owners[node] = "" if device == NOBODY else device
+    complaints.settle()
+    return owners
+
+
+def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:
+    """A table with some of the keys of *readers*."""
+
+    def read(path: str, value: object) -> dict[str, T]:
+        def entry(here: str, key: str, item: object) -> T:
+            if key not in readers:
+                raise Wrong(unknown_key(path, key, readers))
+            return readers[key](here, item)
+
+        return entries(path, value, entry)
+
+    return read
+
+
+def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
+    """The options of one of kubelet's policies: texts by name; true, false and numbers stand for their texts.
+    What the texts say is not checked here; the known options are read also beside unknown ones."""
+
+    def read(path: str, value: object) -> dict[str, str]:
+        def option(here: str, key: str, item: object) -> str:
+            if key not in known:
+                raise Wrong(unknown_key(path, key, known), readable=True)
+            if isinstance(item, bool):
+                return "true" if item else "false"
+            if isinstance(item, int):
+                return digits(item)
+            if isinstance(item, str):
+                return item
+            raise Wrong(Problem(here, show(item), "a text such as 'true'"))
+
+        return entries(path, value, option)
+
+    return read
+
+
+def entries(path: str, value: object, entry: Callable[[str, str, object], T]) -> dict[str, T]:
+    """A table whose entries *entry* reads, one by one: it gets the path, the key and the value of each."""
+    complaints = Complaints()
+    typed: dict[str, T] = {}
+    for key, item in items(path, value):
+        with complaints:
+            typed[key] = entry(join(path, key), key, item)
+    complaints.settle(typed)
+    return typed
+
+
+def items(path: str, value: object) -> list[tuple[str, object]]:
+    """The keys and values of a table."""
+    if not isinstance(value, Mapping):
+        raise Wrong(Problem(path, show(value), "a table"))
+    return [(str(key), item) for key, item in value.items()]
+
+
+def parsed(parse: Callable[[str], T], path: str, value: object, expected: str) -> T:
+    """What *parse* makes of a text."""
+    if not isinstance(value, str):
+        raise Wrong(Problem(path, show(value), expected))
+    try:
+        return parse(value)
+    except ParseError as error:
+        raise Wrong(Problem(path, show(value), expected)) from error
+
+
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, in words for a `Problem`."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return error.strerror or str(error)
+
+
+def _plain(key: str) -> str:
+    """A key without what people vary: reserved_memory and reserved-memory are reservedMemory."""
+    return re.sub(r"[-_]", "", key).lower()

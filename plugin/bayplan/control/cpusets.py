@@ -1,0 +1,109 @@
+"""Makes the kernel's cpusets what the ledger says, at once.
+
+Whatever CPUs bayplan itself gives a container in the kernel are written here; runtimes write theirs when they
+create a container, or carry out a reply. Each look and each write is made under one lock and goes by the
+ledger of that moment: nothing that was decided earlier can follow something later, whoever else is at it.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from threading import Lock
+
+from bayplan.control.expectations import Expectation, Expected, cgroup_of
+from bayplan.daemon.starts import Starts
+from bayplan.control.threads import InThread
+from bayplan.model.origin import Form
+from bayplan.model.workload import Update
+from bayplan.errors import BayplanError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.model.workload import Update
+
+logger = logging.getLogger(__name__)
+
+
+class Cpusets:
+    """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
+    ``starts`` gets the containers of the wrapper that have no cgroup yet."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        expected: Expected,
+        in_thread: InThread,
+        starts: Starts = Starts(None),  # noqa: B008 - it has no state without a socket
+    ) -> None:
+        self.starts = starts
+        self._hierarchy = hierarchy
+        self._expected = expected
+        self._in_thread = in_thread
+        self._lock = Lock()
+
+    async def settle(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """`write`, without blocking the caller's loop."""
+        await self._in_thread(partial(self.write, container_ids, mems=mems))
+
+    def write(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """Compare the CPUs of those containers, of all if none are named, with the ledger and write what
+        differs; with *mems* their nodes too, which moves what they have elsewhere.
+
+        Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
+        """
+        if container_ids is None:
+            container_ids = [one.container.id for one in self._expected() if one.cpus is not None]
+        for container_id in container_ids:
+            with self._lock:
+                for one in self._expected((container_id,)):
+                    self._write(one, mems=mems)
+
+    def move_memory(self, container_ids: Iterable[str]) -> None:
+        """Write the nodes that those containers should have, until they are what the ledger says, which may
+        change meanwhile. Their memory goes along; that can take long, so that nobody else waits for it.
+
+        Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
+        """
+        for container_id in container_ids:
+            written = None
+            while expected := self._expected((container_id,)):
+                one, mems = expected[0], expected[0].mems
+                if mems is None or mems == written:
+                    break
+                self._change(one, partial(ContainerCgroup.write_mems, mems=mems))
+                written = mems
+
+    def _write(self, one: Expectation, *, mems: bool) -> None:
+        def compared(cgroup: ContainerCgroup) -> None:
+            shown_cpus, shown_mems = cgroup.effective()
+            cpus = one.cpus if one.cpus != shown_cpus else None
+            nodes = one.mems if mems and one.mems != shown_mems else None
+            if cpus is not None or nodes is not None:
+                cgroup.apply(Update(one.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
+
+        self._change(one, compared)
+
+    def _change(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
+        try:
+            try:
+                self._in_cgroup(one, change)
+            except AbsentError:
+                if self._starts_later(one):
+                    # The runtime may have made it before that was noted, and have been started since.
+                    self._in_cgroup(one, change)
+        except AbsentError:
+            return
+        except BayplanError as error:
+            logger.warning("cannot set cpusets", extra={"container": one.name, "problem": str(error)})
+
+    def _in_cgroup(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            change(cgroup)
+
+    def _starts_later(self, one: Expectation) -> bool:
+        """Whether it is to get its cgroup, by a spec that may be older than the ledger, and will be asked for
+        at its start."""
+        origin = one.origin
+        if origin is None or origin.form is not Form.WRAPPER or origin.container.pid:
+            return False
+        return self.starts.expect(one.container.id)

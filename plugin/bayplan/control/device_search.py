@@ -1,0 +1,121 @@
+"""Where the devices of a container are, found while the runtime waits, and never for longer than allowed.
+
+Blocking looks run in a thread; interfaces of a pod are looked up when its sandbox starts, once. Whatever
+fails or takes too long is said in the findings and gives no hint: no container is refused for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Final
+
+from bayplan.control.threads import InThread
+from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices
+from bayplan.errors import HostError
+from bayplan.host.devices import HostDevices
+from bayplan.host.netlink import Interface, interfaces_in
+from bayplan.model.workload import Container, Pod
+
+logger = logging.getLogger(__name__)
+
+INTERFACES: Final = "net"
+"""The kind of interfaces, and before a slash the first part of their names, as in /sys/class."""
+
+
+class DeviceSearch:
+    """Looks for the devices of containers and pods; *in_thread* runs what blocks."""
+
+    def __init__(
+        self,
+        devices: HostDevices,
+        in_thread: InThread,
+        deadline_s: float,
+        interfaces: Callable[[str], Awaitable[tuple[Interface, ...]]] = interfaces_in,
+    ) -> None:
+        self.deadline_s = deadline_s
+        self._devices = devices
+        self._in_thread = in_thread
+        self._interfaces = interfaces
+        self._pods: dict[str, asyncio.Task[Findings]] = {}
+
+    async def prepare(self) -> None:
+        """Do now what the first container would have to wait for."""
+        try:
+            await self._in_thread(self._devices.prepare)
+        except HostError as error:
+            logger.warning("the CDI specs cannot be read", extra={"problem": str(error)})
+
+    def pod_started(self, pod: Pod) -> None:
+        """Begin to look at a pod's interfaces, so that its containers need not wait for that."""
+        if pod.network_namespace and pod.id not in self._pods:
+            self._pods[pod.id] = asyncio.get_running_loop().create_task(self._of_pod(pod))
+
+    def pod_gone(self, pod_id: str) -> None:
+        """Forget a pod."""
+        task = self._pods.pop(pod_id, None)
+        if task is not None:
+            task.cancel()
+
+    def keep(self, pod_ids: Collection[str]) -> None:
+        """Forget all other pods."""
+        for pod_id in [known for known in self._pods if known not in pod_ids]:
+            self.pod_gone(pod_id)
+
+    async def find(self, pod: Pod, container: Container) -> Findings:
+        """What the devices of *container* and the interfaces of its pod say; by the deadline."""
+        looks: dict[str, asyncio.Task[Findings]] = {}
+        if has_devices(container):
+            task = asyncio.get_running_loop().create_task(self._of_container(container))
+            looks["the container's devices"] = task
+        if pod.network_namespace:
+            self.pod_started(pod)
+            looks["the pod's interfaces"] = self._pods[pod.id]
+        if not looks:
+            return NOTHING_FOUND
+        await asyncio.wait(looks.values(), timeout=self.deadline_s)
+        found = [
+            one.result() if one.done() and not one.cancelled() else self._late(what)
+            for what, one in looks.items()
+        ]
+        return Findings(
+            tuple(hint for one in found for hint in one.hints),
+            tuple(problem for one in found for problem in one.problems),
+        )
+
+    def _late(self, what: str) -> Findings:
+        problem = f"{what} were not found within {self.deadline_s * 1000:g} ms"
+        logger.warning("no device hint", extra={"problem": problem})
+        return Findings(problems=(problem,))
+
+    async def _of_container(self, container: Container) -> Findings:
+        return await _told(container.id, self._in_thread(partial(self._devices.find, container)))
+
+    async def _of_pod(self, pod: Pod) -> Findings:
+        return await _told(pod.id, self._of_interfaces(pod.network_namespace))
+
+    async def _of_interfaces(self, namespace: str) -> Findings:
+        interfaces = await self._interfaces(namespace)
+        return await self._in_thread(partial(self._parents, interfaces)) if interfaces else NOTHING_FOUND
+
+    def _parents(self, interfaces: tuple[Interface, ...]) -> Findings:
+        hints = (
+            self._devices.hint_of_parent(f"{INTERFACES}/{one.name}", INTERFACES, one.bus, one.device)
+            for one in interfaces
+        )
+        return Findings(tuple(hint for hint in hints if hint is not None))
+
+
+async def _told(owner: str, look: Awaitable[Findings]) -> Findings:
+    """The findings of *look*, whatever happens there, with their problems in the log."""
+    try:
+        findings = await look
+    except HostError as error:
+        findings = Findings(problems=(str(error),))
+    except Exception as error:
+        # Placing containers does not depend on it.
+        logger.exception("the devices could not be looked at", extra={"owner": owner})
+        return Findings(problems=(f"the devices could not be looked at: {error!r}",))
+    for problem in findings.problems:
+        logger.warning("no device hint", extra={"owner": owner, "problem": problem})
+    return findings

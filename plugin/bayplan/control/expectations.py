@@ -1,0 +1,165 @@
+"""What the kernel should have of each container, by the ledger. Reads nothing and changes nothing: who does
+is in `bayplan.control.verify` and `bayplan.control.cpusets`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from bayplan.engines.exact.unconfined import open_mems
+from bayplan.host import proc
+from bayplan.host.container import ContainerCgroup, Readings
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.decision import Decision, Outcome
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.origin import Origin
+from bayplan.model.qos import OOM_GROUP
+from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.placement.adjustment import cpus_for
+from bayplan.sets import CpuSet, NodeSet
+
+OOM_SCORE_ADJ: Final = "oom_score_adj"
+"""The name of a difference in it."""
+
+_NOTHING: Final = Adjustment()
+_OOM_GROUP_ONLY: Final = Adjustment(unified={OOM_GROUP: "1"})
+
+
+def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
+    """A value as its cgroup file shows it, and the kernel's default; (None, None) for a file we never set."""
+    if key == OOM_GROUP:
+        return str(int(found.memory_oom_group)), "0"
+    amounts = {
+        "memory.high": (found.memory_high_bytes, None),
+        "memory.low": (found.memory_low_bytes, 0),
+        "memory.min": (found.memory_min_bytes, 0),
+    }
+    if key not in amounts:
+        return None, None
+    shown, default = ("max" if amount is None else str(amount) for amount in amounts[key])
+    return shown, default
+
+
+class Expectation(Struct, frozen=True):
+    """What one container's cgroup should show; None is not checked. *starting*: it does not run yet, so that
+    its runtime may still be about to write what it was told."""
+
+    container: Container
+    cgroup_parent: str
+    name: str
+    cpus: CpuSet | None
+    mems: NodeSet | None
+    origin: Origin | None = None
+    oom_group: bool = False
+    starting: bool = False
+
+    @property
+    def update(self) -> Update:
+        """The change that makes it so."""
+        amounts = self.amounts
+        return Update(
+            self.container.id,
+            cpuset_cpus=self.cpus,
+            cpuset_mems=self.mems,
+            memory_limit_bytes=amounts.memory_limit_bytes,
+            unified=amounts.unified,
+        )
+
+    @property
+    def amounts(self) -> Adjustment:
+        """What we set beside the cpusets, where nobody but us can restore it.
+
+        Of a container that came over NRI that is memory.oom.group alone: runc keeps the rest in its record
+        and in the unit, but does not tell systemd of this one, which was seen back at 0 after an update.
+        """
+        if self.origin is not None:
+            return self.origin.applied
+        return _OOM_GROUP_ONLY if self.oom_group else _NOTHING
+
+    @property
+    def first_process(self) -> proc.Process | None:
+        """The process that oom_score_adj was set for, None where nobody told which it is."""
+        if self.origin is None or self.origin.container.pid <= 1 or not self.origin.start_ticks:
+            return None
+        return proc.Process(self.origin.container.pid, self.origin.start_ticks)
+
+    def differences(self, found: Readings, oom_score_adj: int | None = None) -> Mapping[str, str]:
+        """What the cgroup shows otherwise, and the first process: texts by the name of what differs.
+
+        An amount counts only where the kernel's default is back: that is what systemd and runtimes leave when
+        they write their own idea of a container. Another amount is somebody's wish, and it stays.
+        """
+        pairs: list[tuple[str, object, object]] = [
+            ("cpus", found.cpus_effective, self.cpus),
+            ("mems", found.mems_effective, self.mems),
+        ]
+        if found.memory_max_bytes is None:
+            pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
+        if self.origin is not None and oom_score_adj == (self.origin.container.oom_score_adj or 0):
+            pairs.append((OOM_SCORE_ADJ, oom_score_adj, self.amounts.oom_score_adj))
+        for key, value in sorted(self.amounts.unified.items()):
+            shown, default = _shown(found, key)
+            if shown == default != value:
+                pairs.append((key, shown, value))
+        return {
+            name: f"{name} is {is_now}, decided was {expected}"
+            for name, is_now, expected in pairs
+            if expected is not None and is_now != expected
+        }
+
+
+class Expected(Protocol):
+    """What the kernel should have now of those containers, of all if none are named."""
+
+    def __call__(self, container_ids: Collection[str] | None = None, /) -> list[Expectation]:
+        """Those that the ledger has something to say about."""
+
+
+def expectations(
+    machine: Machine,
+    withheld: CpuSet,
+    ledger: Ledger,
+    pods: Mapping[str, Pod],
+    containers: Iterable[Container],
+    starting: Collection[str] = (),
+) -> list[Expectation]:
+    """What the kernel should show for *containers*, as far as the ledger has something to say. *withheld* are
+    the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing. Who lost
+    all its exclusive CPUs runs on the shared ones; the kernel would let it run on those of others. *starting*
+    are the ids of those that do not run yet."""
+    shared = ledger.shared_cpus(machine, withheld)
+    wanted = []
+    for container in containers:
+        entry = ledger.entries.get(container.id)
+        if entry is None:
+            continue
+        decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))
+        cpus, mems = cpus_for(decision, shared), _mems_for(machine, decision)
+        cpus = None if cpus is None else cpus & machine.online_cpus or shared or None
+        mems = None if mems is None else mems & machine.memory_nodes or None
+        if cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
+            name, parent = decision.request.name, pod.cgroup_parent
+            soon = container.id in starting
+            one = Expectation(container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon)
+            wanted.append(one)
+    return wanted
+
+
+def _mems_for(machine: Machine, decision: Decision) -> NodeSet | None:
+    """The nodes that a container should have. One that was left free when all memory was ordinary is kept off
+    other memory that came since; what was found running is not moved."""
+    placement, request = decision.placement, decision.request
+    if placement.mems is not None or placement.claim is None:
+        return placement.mems
+    if decision.outcome is Outcome.ADOPTED or request.pinned_mems is not None or request.opted_out:
+        return None
+    return open_mems(machine, request)
+
+
+def cgroup_of(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:
+    """The open cgroup of a container; raises as `ContainerCgroup.find`."""
+    if one.origin is not None and one.origin.cgroups:
+        return ContainerCgroup(hierarchy, dict(one.origin.cgroups))
+    return ContainerCgroup.find(hierarchy, one.container.cgroups_path, one.cgroup_parent, one.container.id)

@@ -1,0 +1,102 @@
+"""What log and counters say of decisions, and of what follows from them.
+
+What is said of a reply is said after it. Nothing here decides or changes a ledger.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from bayplan.control.pin_watch import PinWatch
+from bayplan.model.decision import Decision, Move, Outcome
+from bayplan.model.sentences import move
+from bayplan.placement.decide import WRONG_ANNOTATION
+from bayplan.placement.reconcile import Reconciliation
+
+logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """Counts into *counters*; ``pins`` notices what others pin."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.pins = PinWatch(counters)
+        self._counters = counters
+
+    def decided(self, message: str, decision: Decision) -> None:
+        """A decision was made and recorded."""
+        _after_the_reply(lambda: self._decided(message, decision))
+
+    def _decided(self, message: str, decision: Decision) -> None:
+        self._counters[f"decisions_{decision.outcome.value}"] += 1
+        if decision.outcome is not Outcome.PLACED:
+            for code in {reason.code for reason in decision.reasons}:
+                self._counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
+        wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
+        level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
+        logger.log(level, message, extra=_fields(decision))
+        for sentence in self.pins.note(decision.request):
+            logger.warning(sentence, extra=_fields(decision))
+
+    def moved(self, one: Move) -> None:
+        """Another container gets other nodes."""
+        self._counters["moves"] += 1
+        fields = {"container": one.name, "container_id": one.container_id, "move": move(one)}
+        _after_the_reply(partial(logger.info, "moved", extra=fields))
+
+    def released(self, name: str, container_id: str) -> None:
+        """A container holds nothing any more."""
+        self._counters["released"] += 1
+        fields = {"container": name, "container_id": container_id}
+        _after_the_reply(partial(logger.info, "released", extra=fields))
+
+    def synchronized(self, result: Reconciliation) -> None:
+        """Ledger and runtime agree on what exists."""
+        for entry in result.found:
+            self.found(entry.decision)
+        if result.recovered:
+            self._counters["recovered_containers"] += len(result.recovered)
+            logger.warning(
+                "the state database was lost or is an older one; recorded again from the containers",
+                extra={"containers": len(result.recovered)},
+            )
+        for container_id in result.gone:
+            logger.info("recorded container is gone", extra={"container_id": container_id})
+        logger.info(
+            "synchronized",
+            extra={
+                "containers": len(result.ledger.entries),
+                "found": len(result.found),
+                "gone": len(result.gone),
+                "updates": len(result.updates),
+            },
+        )
+
+    def found(self, decision: Decision) -> None:
+        """A container exists without a decision of ours."""
+        self._counters["found_containers"] += 1
+        logger.warning("container was created without us", extra=_fields(decision))
+
+
+def _after_the_reply(write: Callable[[], None]) -> None:
+    """Log in the loop's next round: a line would cost the waiting runtime a quarter of a millisecond, most of
+    it for the interpreter's lock, which the log's own thread takes."""
+    asyncio.get_running_loop().call_soon(write)
+
+
+def _fields(decision: Decision) -> dict[str, object]:
+    """What a log line says of a decision."""
+    request, placement = decision.request, decision.placement
+    return {
+        "container": request.name,
+        "container_id": request.container_id,
+        "outcome": decision.outcome.value,
+        "qos": request.qos.value,
+        "mems": None if placement.mems is None else str(placement.mems),
+        "exclusive_cpus": str(placement.exclusive_cpus),
+        "reasons": decision.explanation(),
+        "codes": [reason.code for reason in decision.reasons],
+        **({"moves": [move(one) for one in decision.moves]} if decision.moves else {}),
+    }

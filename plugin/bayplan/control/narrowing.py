@@ -1,0 +1,181 @@
+"""Room for those who lack some: promises are made up for, and who became wider goes back to its nodes.
+
+Going back takes the pages first, then the kernel's cpuset.mems, then the record, which says of a container
+that it is wide until it is not. What the kernel has and the record has not is undone by verification. All of
+this is beside the replies, in turn with them only to look and to record. The runtime hears of the new nodes
+with its next reply, as nothing is sent to it without being asked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from threading import Event
+from typing import Final
+
+from bayplan.control.controller import Controller
+from bayplan.control.expectations import Expectation, cgroup_of
+from bayplan.control.threads import InThread
+from bayplan.control.transactions import Basis, Transaction
+from bayplan.errors import BayplanError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.evacuation import Bounds, Evacuation, evacuate
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.model.decision import Move
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.sentences import move as move_text
+from bayplan.placement.departures import brought_back, opened, staying_wide, topped_up
+from bayplan.sets import NodeSet
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 2.0
+"""Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, a
+single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
+
+Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuation]
+"""Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
+
+
+class Narrowing:
+    """See the module. Blocking calls run where *in_thread* says; ``bounds`` may be changed at any time."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        verify_soon: Callable[[], None],
+        bounds: Bounds,
+        evacuate: Evacuate | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._verify_soon = verify_soon
+        self._evacuate = evacuate or self._by_kernel
+        self._stopping = Event()
+
+    async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
+        """Look for room whenever that is *due*, until cancelled."""
+        while True:
+            await due.wait()
+            await asyncio.sleep(pause_s)
+            due.clear()
+            try:
+                returned = await self.relieve()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("what there is room for could not be given")
+                continue
+            if returned:
+                await asyncio.sleep(pause_s)
+                self._verify_soon()
+
+    def stop(self) -> None:
+        """Begin no further step of what is being moved; it stays where it is."""
+        self._stopping.set()
+
+    async def relieve(self) -> bool:
+        """Make up for short promises, then bring back whoever can go back, one after the other; whether
+        anybody is back."""
+        async with self._controller.turn() as transaction:
+            await self._give_room(transaction)
+        tried: set[str] = set()
+        returned = False
+        while moves := _possible(self._controller.basis, tried):
+            # Only the first: much can happen while its pages are moved.
+            tried.add(moves[0].container_id)
+            returned |= await self._bring_back(moves[0])
+        return returned
+
+    async def _give_room(self, transaction: Transaction) -> None:
+        """What takes no pages: nodes that came, for those who may use all of them, and promises."""
+        controller = self._controller
+        machine, policy, engine, ledger = transaction.basis
+        ledger, wider = opened(machine, policy, engine, ledger)
+        ledger, promised = topped_up(machine, policy, engine, ledger)
+        if wider or promised:
+            await transaction.commit(ledger)
+        if wider:
+            controller.told.nodes_due |= {key for key in wider if ledger.entries[key].origin is None}
+            self._verify_soon()
+
+    async def _bring_back(self, move: Move) -> bool:
+        entry = self._controller.ledger.entries.get(move.container_id)
+        expected = self._controller.expectations((move.container_id,))
+        if entry is None or not expected:
+            return False  # Its runtime has not listed it yet.
+        try:
+            found = await self._in_thread(partial(self._moved, expected[0], entry, move))
+        except AbsentError:
+            return False
+        except BayplanError as error:
+            found = Evacuation(obstacle=str(error))
+        try:
+            async with self._controller.turn() as transaction:
+                return await self._settle(transaction, entry, move, found)
+        finally:
+            # Where nothing was recorded the kernel may have been told all the same.
+            self._verify_soon()
+
+    def _by_kernel(
+        self, cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
+    ) -> Evacuation:
+        return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, stop=self._stopping)
+
+    def _moved(self, one: Expectation, entry: Entry, move: Move) -> Evacuation:
+        """Move the pages, then tell the kernel. Blocks."""
+        placement = entry.decision.placement
+        beside = (placement.mems or move.before) - move.before
+        claim = placement.claim
+        huge_pages = claim is not None and any(resource != MEMORY for resource in claim.amounts_bytes)
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            found = self._evacuate(cgroup, move.before - move.after, move.after, self.bounds, huge_pages)
+            if not found.obstacle and _is_placed_as(entry, self._controller.ledger):
+                cgroup.write_mems(move.after | beside)
+        return found
+
+    async def _settle(self, transaction: Transaction, entry: Entry, move: Move, found: Evacuation) -> bool:
+        """Record what became of it, unless the container or the room is another one by now; whether it is
+        back."""
+        controller, key, ledger = self._controller, move.container_id, transaction.basis.ledger
+        if not _is_placed_as(entry, ledger):
+            return False
+        fields = {
+            "container": move.name,
+            "container_id": key,
+            "move": move_text(move),
+            "moved_bytes": found.moved_bytes,
+            "left_bytes": found.left_bytes,
+        }
+        controller.counters["pages_moved_bytes"] += found.moved_bytes
+        if found.obstacle:
+            controller.counters["returns_failed"] += 1
+            logger.warning("stays on more nodes than it needs", extra={**fields, "why": found.obstacle})
+            wide = staying_wide(ledger, move, found.obstacle)
+            if wide is not ledger:
+                await transaction.commit(wide)
+            return False
+        if not _possible(transaction.basis, ledger.entries.keys() - {key}):
+            logger.info("the room was taken while its pages were moved", extra=fields)
+            return False
+        logger.info("pages moved", extra=fields)
+        await transaction.commit(brought_back(ledger, move))
+        controller.journal.moved(move)
+        if entry.origin is None:
+            controller.told.nodes_due.add(key)
+        return True
+
+
+def _possible(basis: Basis, staying: Collection[str]) -> tuple[Move, ...]:
+    return basis.engine.returns(basis.machine, basis.policy, basis.ledger, staying)
+
+
+def _is_placed_as(entry: Entry, ledger: Ledger) -> bool:
+    """Whether the container of *entry* is still where that says."""
+    present = ledger.entries.get(entry.container_id)
+    return present is not None and present.decision.placement == entry.decision.placement

@@ -1,0 +1,44 @@
+"""Notices that somebody else pins containers: counts each pin, and has a sentence for the log once.
+
+What a pin is and whose is in `bayplan.placement.pins`; the status derives its own sentence from the ledger.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from bayplan.model.decision import Request
+from bayplan.model.ledger import Ledger
+from bayplan.placement.pins import KubeletManager, how_seen, is_pinned, kubelet_sentence, kubelets_pins
+
+
+class PinWatch:
+    """Counts into *counters*. ``configured`` are the managers of kubelet that its configuration switches on;
+    the log has said so at the start."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.configured: Collection[KubeletManager] = ()
+        self._counters = counters
+
+    def note(self, request: Request) -> Iterator[str]:
+        """Count the pins of a container; what to log because it is the first of its kind."""
+        if not is_pinned(request):
+            return
+        self._counters["pinned_by_others"] += 1
+        seen, managers = how_seen(request).value, kubelets_pins(request)
+        for manager in managers:
+            first = self._first(f"pinned_by_kubelet_{manager.name.lower()}_manager")
+            if first and manager not in self.configured:
+                yield kubelet_sentence(manager, seen)
+        if not managers and self._first("pinned_by_strangers"):
+            yield f"somebody else pins containers (seen in {seen}); that stays as it is"
+
+    def kubelet_pins_cpus(self, ledger: Ledger) -> bool:
+        """Whether kubelet's CPU Manager is at work, by its configuration or by what it did."""
+        requests = (entry.decision.request for entry in ledger.entries.values())
+        return KubeletManager.CPU in self.configured or any(
+            KubeletManager.CPU in kubelets_pins(request) for request in requests
+        )
+
+    def _first(self, counter: str) -> bool:
+        self._counters[counter] += 1
+        return self._counters[counter] == 1

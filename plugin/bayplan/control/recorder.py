@@ -1,0 +1,143 @@
+"""The store behind one worker thread: no commit stops the event loop for long, and none run side by side.
+
+Order is kept: what was handed over first is committed first, also when a caller gave up waiting. The upkeep
+of the database waits for a moment without commits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
+
+from bayplan.control.threads import Errand, StoreThread
+from bayplan.errors import StateError
+from bayplan.model.decision import Decision
+from bayplan.model.ledger import Entry
+from bayplan.placement.measured_reservation import Learned
+from bayplan.state import Step, Store
+
+logger = logging.getLogger(__name__)
+
+REST_S: Final = 1.0
+GRACE_S: Final = 0.005
+"""For so long a commit is waited for without serving the loop. Most take a tenth of that, and being woken
+through the loop makes each a fifth longer; a hung disk stops nothing for longer than this."""
+CHECKPOINT_COMMITS: Final = 150
+"""So many fit into the log before it grows, at up to six pages each; then the upkeep is not put off."""
+
+Result = TypeVar("Result")
+
+
+class Recorder:
+    """Async face of a `Store`. Every method raises StateError when the store cannot do it."""
+
+    def __init__(self, thread: StoreThread, store: Store) -> None:
+        self._thread = thread
+        self._rest: asyncio.TimerHandle | None = None
+        self._rested_at = 0.0
+        self._commits = 0
+        self.store = store
+        self.problem: str | None = None
+        """Why nothing could be recorded the last time; None when it could."""
+
+    @classmethod
+    async def open(cls, open_store: Callable[[], Store]) -> "Recorder":
+        """Open the store in the thread that will use it."""
+        thread = StoreThread("state")
+        try:
+            return cls(thread, await thread.hand_over(open_store).outcome())
+        except BaseException:
+            thread.end()
+            raise
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await self._thread.hand_over(work).outcome()
+
+    async def entries(self) -> list[Entry]:
+        """Everything that is recorded."""
+        return await self._run(lambda: list(self.store.entries()))
+
+    async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
+        """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the
+        newest first."""
+        items = await self._run(lambda: self.store.history(limit, subject))
+        return [(item.at_us, item.decision) for item in items]
+
+    async def held_memory(self) -> dict[int, Learned]:
+        """What was learned last of memory that others than containers hold, by node."""
+        return await self._run(self.store.held_memory)
+
+    def learned(self, learned: Mapping[int, Learned]) -> None:
+        """Have committed what was learned of such memory. If that fails, the next time may do."""
+        kept = dict(learned)
+        self._thread.hand_over(
+            lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
+        )
+
+    def hand_over(self, step: Step) -> Errand[bool]:
+        """Have *step* committed, behind everything that was handed over before; mostly it is done when this
+        returns. Whoever waits for it has it `settle`d."""
+        return self._thread.attend(partial(self.store.commit, step), GRACE_S)
+
+    def settle(self, write: Errand[bool]) -> None:
+        """Note what became of a *write* that is done.
+
+        Raises:
+            StateError: it failed.
+        """
+        try:
+            written = write.result()
+        except StateError as error:
+            self.problem = str(error)
+            self._thread.spread()
+            raise
+        if written:
+            # A step that leaves the disk as it is shows nothing: it succeeds on a full disk too.
+            self.problem = None
+            self._checkpoint_at_rest()
+
+    def refused(self, decision: Decision) -> None:
+        """Have a refusal committed to the history. It holds whether or not that succeeds."""
+        step = Step.refusal(decision)
+        self._thread.hand_over(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))
+
+    def _checkpoint_at_rest(self) -> None:
+        """Tidy up when nothing was committed for a while, or at once when it has been put off too long."""
+        self._commits += 1
+        loop = asyncio.get_running_loop()
+        self._rested_at = loop.time() + REST_S
+        if self._commits == CHECKPOINT_COMMITS:
+            loop.call_soon(self._submit_checkpoint)
+        elif self._rest is None:
+            # One timer for a whole burst: setting it again costs each commit 0.02 ms.
+            self._rest = loop.call_at(self._rested_at, self._rested)
+
+    def _rested(self) -> None:
+        # In a burst too, so that the scheduler can find a better CPU.
+        self._thread.spread()
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._rested_at:
+            self._rest = loop.call_at(self._rested_at, self._rested)
+            return
+        self._rest = None
+        if self._commits:
+            self._submit_checkpoint()
+
+    def _submit_checkpoint(self) -> None:
+        self._commits = 0
+        said = "the state database was not tidied up"
+        self._thread.hand_over(lambda: self._attempt(self.store.checkpoint, said))
+
+    def _attempt(self, work: Callable[[], object], otherwise: str) -> None:
+        try:
+            work()
+        except StateError as error:
+            logger.warning(otherwise, extra={"problem": str(error)})
+
+    async def close(self) -> None:
+        """Finish what was handed over, then close the store."""
+        if self._rest is not None:
+            self._rest.cancel()
+        await self._run(self.store.close)
+        self._thread.end()

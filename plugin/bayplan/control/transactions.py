@@ -1,0 +1,273 @@
+"""The one owner of what decisions depend on: machine, policy, engine and ledger; and of the ledger's record.
+
+Everybody may read them. They are changed by a `Transaction` alone, and there is one at a time: whoever wants
+to change something waits for its turn. A promise is on the disk before it counts (`Transaction.commit`). What
+has happened already, such as the end of a container, counts at once, and is recorded as soon as the disk
+takes it (`Transaction.accept`). Invariant: the disk says what the ledger says, except about the containers
+that are named in ``_unrecorded``, and each write begins with those.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from bayplan.control.recorder import Recorder
+from bayplan.control.threads import Errand
+from bayplan.engines.interface import Engine
+from bayplan.errors import StateError
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.nri import Clock, Timer
+from bayplan.sets import CpuSet
+from bayplan.state import Step
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 3.0
+"""After a write that failed: a disk that is full is asked again as often."""
+
+
+class Basis(NamedTuple):
+    """What decisions depend on, as it is between two turns."""
+
+    machine: Machine
+    policy: Policy
+    engine: Engine
+    ledger: Ledger
+
+    @property
+    def shared_cpus(self) -> CpuSet:
+        """The CPUs of those who have none of their own."""
+        return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+
+
+class _Write(Struct):
+    """The last write that a container was part of. ``decided``: the history is to list its decision."""
+
+    number: int
+    decided: bool = False
+
+
+class Transaction:
+    """The right to change the basis, for one turn. Made by `Transactions`."""
+
+    def __init__(self, owner: "Transactions") -> None:
+        self._owner: Transactions | None = owner
+
+    @property
+    def basis(self) -> Basis:
+        """What the next decision depends on."""
+        return self._open.basis
+
+    async def commit(self, ledger: Ledger, decided: str | None = None) -> None:
+        """Record *ledger*, then make it current; *decided* is the id of a container that was decided about.
+
+        It is done whole or not at all: if this fails or is cancelled, the ledger is as it was, and what may
+        have reached the disk is taken back there.
+
+        Raises:
+            StateError: the disk does not take it.
+        """
+        await self._open._commit(ledger, decided)  # noqa: SLF001 - they are one
+
+    def accept(
+        self,
+        *,
+        ledger: Ledger | None = None,
+        decided: str | None = None,
+        machine: Machine | None = None,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+        alone: bool = False,
+    ) -> None:
+        """Make current what nobody can refuse, and record it as soon as the disk takes it.
+
+        A new *engine* gets the promises in its own form. *alone*: the disk is to hold nothing but this.
+        """
+        owner = self._open
+        basis = owner.basis
+        after = Basis(
+            machine or basis.machine,
+            policy or basis.policy,
+            engine or basis.engine,
+            basis.ledger if ledger is None else ledger,
+        )
+        if engine is not None:
+            after = after._replace(ledger=engine.restored(after.machine, after.policy, after.ledger))
+        owner._accept(after, decided, alone=alone)  # noqa: SLF001 - they are one
+
+    def close(self) -> None:
+        """The turn is over."""
+        self._owner = None
+
+    @property
+    def _open(self) -> "Transactions":
+        assert self._owner is not None, "the turn is over"
+        return self._owner
+
+
+class Transactions:
+    """Hands out the turns. *clock* is the loop's own unless a test moves the time itself."""
+
+    def __init__(self, basis: Basis, recorder: Recorder, clock: Clock | None = None) -> None:
+        self._basis = basis
+        self._recorder = recorder
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._postponed: list[Callable[[Transaction], None]] = []
+        self._unrecorded: dict[str, _Write] = {}
+        self._number = 0
+        self._alone_since: int | None = None
+        """The write from which on the disk is to hold nothing that the ledger has not."""
+        self._retry: Timer | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    @property
+    def basis(self) -> Basis:
+        """What decisions depend on now. In the turn of somebody it may be about to change."""
+        return self._basis
+
+    @property
+    def unrecorded(self) -> Collection[str]:
+        """The ids of the containers of which the disk may say something else than the ledger."""
+        return self._unrecorded.keys()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Transaction]:
+        """The turn, when everybody who asked before has had it."""
+        await self._lock.acquire()
+        transaction = Transaction(self)
+        try:
+            yield transaction
+        finally:
+            transaction.close()
+            self._run_postponed()
+            self._lock.release()
+
+    def soon(self, change: Callable[[Transaction], None]) -> None:
+        """Make a *change* that cannot wait by itself: now, or at the end of the present turn."""
+        self._postponed.append(change)
+        if not self._lock.locked():
+            self._run_postponed()
+
+    async def written(self) -> None:
+        """Wait until what was accepted is on the disk, or has failed to get there."""
+        if self._writing:
+            await asyncio.wait(tuple(self._writing))
+
+    async def restore(self) -> None:
+        """Take over the ledger that is recorded, in the form of the engine."""
+        recorded = Ledger.of(await self._recorder.entries())
+        async with self.turn() as transaction:
+            self._basis = self._basis._replace(ledger=recorded)
+            transaction.accept(engine=self._basis.engine)
+
+    def _run_postponed(self) -> None:
+        while self._postponed:
+            change, transaction = self._postponed.pop(0), Transaction(self)
+            try:
+                change(transaction)
+            except Exception:
+                # Whoever has the turn now is not to blame.
+                logger.exception("a change was not made")
+            finally:
+                transaction.close()
+
+    async def _commit(self, ledger: Ledger, decided: str | None) -> None:
+        ids = _differences(self._basis.ledger, ledger)
+        number, write = self._begin(ledger, ids, decided)
+        try:
+            await write.finished()
+            self._recorder.settle(write)
+        except BaseException as error:
+            # It may be on the disk all the same, now or later.
+            for container_id in ids:
+                self._unrecorded[container_id].decided = False
+            if isinstance(error, StateError):
+                self._retry_later()
+            else:
+                self._write(self._basis.ledger)
+            raise
+        self._basis = self._basis._replace(ledger=ledger)
+        self._recorded(number)
+
+    def _accept(self, after: Basis, decided: str | None, *, alone: bool) -> None:
+        before, self._basis = self._basis.ledger, after
+        ids = _differences(before, after.ledger)
+        if ids or alone or self._unrecorded:
+            self._write(after.ledger, ids, decided, alone=alone)
+
+    def _write(
+        self, ledger: Ledger, ids: Collection[str] = (), decided: str | None = None, *, alone: bool = False
+    ) -> None:
+        """Record *ledger* without waiting for it."""
+        number, write = self._begin(ledger, ids, decided, alone=alone)
+        if write.done:
+            self._finish(number, write)
+            return
+
+        async def finish() -> None:
+            await write.finished()
+            self._finish(number, write)
+
+        task = asyncio.get_running_loop().create_task(finish())
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    def _finish(self, number: int, write: Errand[bool]) -> None:
+        try:
+            self._recorder.settle(write)
+        except StateError as error:
+            logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400
+            self._retry_later()
+        else:
+            self._recorded(number)
+
+    def _begin(
+        self, ledger: Ledger, ids: Collection[str], decided: str | None, *, alone: bool = False
+    ) -> tuple[int, Errand[bool]]:
+        """Hand over what *ledger* says about the containers *ids*, and about those that are unrecorded."""
+        self._number += 1
+        for container_id in ids:
+            self._unrecorded[container_id] = _Write(self._number, container_id == decided)
+        between = {entry.container_id: entry for entry in ledger.between.values()}
+        gone, told, listed = [], list[Entry](), list[Entry]()
+        for container_id, one in sorted(self._unrecorded.items()):
+            one.number = self._number
+            entry = ledger.entries.get(container_id) or between.get(container_id)
+            if entry is None:
+                gone.append(container_id)
+            else:
+                (listed if one.decided else told).append(entry)
+        if alone:
+            self._alone_since = self._number
+        kept = frozenset(ledger.entries) | between.keys() if self._alone_since is not None else None
+        return self._number, self._recorder.hand_over(Step.of(listed, gone, told, kept))
+
+    def _recorded(self, number: int) -> None:
+        if self._alone_since is not None and number >= self._alone_since:
+            self._alone_since = None
+        self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
+
+    def _retry_later(self) -> None:
+        if self._retry is None:
+            clock = self._clock or asyncio.get_running_loop()
+            self._retry = clock.call_at(clock.time() + RETRY_S, self._write_again)
+
+    def _write_again(self) -> None:
+        self._retry = None
+        self.soon(lambda transaction: transaction.accept())
+
+
+def _differences(before: Ledger, after: Ledger) -> set[str]:
+    """The ids of the containers about which the two say different things."""
+    old, new = before.entries, after.entries
+    ids = {key for key, entry in new.items() if (was := old.get(key)) is not entry and was != entry}
+    ids |= old.keys() - new.keys()
+    forgotten, kept = after.between_since(before)
+    return ids.union(forgotten, [entry.container_id for entry in kept])

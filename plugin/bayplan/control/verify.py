@@ -1,0 +1,177 @@
+"""Does the kernel do what was decided? Compares cgroups with the ledger and repairs what drifted.
+
+Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when
+it is seen twice in a row: right after a reply the runtime may still be carrying it out. Who does not run yet
+is repaired as well, but nobody is suspected of it: its cgroup is just being made.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.expectations import OOM_SCORE_ADJ, Expectation, Expected, cgroup_of
+from bayplan.control.threads import InThread
+from bayplan.errors import BayplanError
+from bayplan.host import proc
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.model.workload import Update
+
+logger = logging.getLogger(__name__)
+
+
+KEEP_HINT: Final = (
+    "CPUs and nodes that others choose stay if the container is created with them, "
+    "or with the annotation bayplan.dev/opt-out=true"
+)
+"""For those who wonder why their own values do not last."""
+
+
+class Drift(Struct, frozen=True):
+    """What the cgroup of a container shows otherwise than was decided."""
+
+    expectation: Expectation
+    differences: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.expectation.name}: {'; '.join(self.differences.values())}"
+
+    @property
+    def repair(self) -> Update:
+        """The change that undoes it, and nothing else."""
+        whole, names = self.expectation.update, self.differences
+        return Update(
+            whole.container_id,
+            cpuset_cpus=whole.cpuset_cpus if "cpus" in names else None,
+            cpuset_mems=whole.cpuset_mems if "mems" in names else None,
+            memory_limit_bytes=whole.memory_limit_bytes if "memory.max" in names else None,
+            unified={key: value for key, value in whole.unified.items() if key in names},
+        )
+
+
+class Verifier:
+    """Finds and repairs drift. ``drift`` is what the last comparison reported."""
+
+    def __init__(
+        self, hierarchy: Hierarchy, cpusets: Cpusets, expected: Expected, in_thread: InThread
+    ) -> None:
+        self.drift: tuple[Drift, ...] = ()
+        self._hierarchy = hierarchy
+        self._cpusets = cpusets
+        self._expected = expected
+        self._in_thread = in_thread
+        # By container: what was expected when it differed, and when it did not; how often which difference
+        # was put right.
+        self._suspected: dict[str, Update] = {}
+        self._agreed: dict[str, Update] = {}
+        self._times: dict[str, Counter[str]] = {}
+
+    async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
+        """Compare once, and repair what differed the last time too; the drift that was reported.
+
+        *at_once* repairs without a second look: updates are due that no reply could carry. Of what it finds
+        only that is drift which the kernel had been seen to have already: somebody undid it.
+        """
+        compared = await self._in_thread(partial(compare, self._hierarchy, self._expected()))
+        differing = tuple(one for one in compared if one.differences)
+        due = tuple(one for one in differing if at_once or self._is_in(self._suspected, one))
+        drift = tuple(one for one in due if not at_once or self._is_in(self._agreed, one))
+        self._suspected = {_id(one): one.expectation.update for one in differing}
+        self._agreed = {_id(one): one.expectation.update for one in compared if not one.differences}
+        self._times = {key: self._times.get(key, Counter()) for key in map(_id, compared)}
+        self._report(drift)
+        self.drift = drift
+        wanted = self._still_expected(due)
+        if wanted:
+            await self._in_thread(partial(repair, self._hierarchy, self._cpusets, wanted))
+            logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
+        return drift
+
+    def _is_in(self, seen: Mapping[str, Update], one: Drift) -> bool:
+        """Whether the same was expected of the container when it was *seen* so, and it runs."""
+        return not one.expectation.starting and seen.get(_id(one)) == one.expectation.update
+
+    def _report(self, drift: Iterable[Drift]) -> None:
+        """Name what somebody else made of the container, the first, second, fourth... time: two managers of
+        one cpuset may go on for ever."""
+        for one in drift:
+            said = str(one)
+            self._times[_id(one)][said] += 1
+            times = self._times[_id(one)][said]
+            if times.bit_count() == 1:
+                extra = {"difference": said, "times": times, "hint": KEEP_HINT}
+                logger.warning("the kernel differs from the decision", extra=extra)
+
+    def _still_expected(self, due: Iterable[Drift]) -> list[Drift]:
+        """The ledger may have changed while the kernel was read."""
+        current = {one.container.id: one.update for one in self._expected()}
+        return [one for one in due if current.get(_id(one)) == one.expectation.update]
+
+
+def _id(drift: Drift) -> str:
+    return drift.expectation.container.id
+
+
+def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
+    """Read the cgroups and say of each how it differs, perhaps in nothing. Blocks; containers that are gone
+    are passed over."""
+    compared = []
+    for one in wanted:
+        try:
+            with cgroup_of(hierarchy, one) as cgroup:
+                found = cgroup.read()
+            oom_score_adj = _first_oom_score_adj(hierarchy, one)
+        except AbsentError:
+            continue
+        except BayplanError as error:
+            logger.warning("cannot verify", extra={"container": one.name, "problem": str(error)})
+            continue
+        compared.append(Drift(one, one.differences(found, oom_score_adj)))
+    return compared
+
+
+def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> None:
+    """Undo what drifted. Blocks; what the kernel refuses is logged."""
+    for drift in drifted:
+        one = drift.expectation
+        if "cpus" in drift.differences:
+            cpusets.write([one.container.id])
+        if "mems" in drift.differences:
+            cpusets.move_memory([one.container.id])
+        write(hierarchy, [(one, replace(drift.repair, cpuset_cpus=None, cpuset_mems=None))])
+        value, process = one.amounts.oom_score_adj, one.first_process
+        if OOM_SCORE_ADJ in drift.differences and value is not None and process is not None:
+            try:
+                proc.write_oom_score_adj(process, value, hierarchy.root)
+            except AbsentError:
+                continue
+            except BayplanError as error:
+                logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
+
+
+def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
+    """Write changes into the cgroups of their containers. Blocks; what the kernel refuses is logged."""
+    for one, change in changes:
+        try:
+            with cgroup_of(hierarchy, one) as cgroup:
+                cgroup.apply(change)
+        except AbsentError:
+            continue
+        except BayplanError as error:
+            logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
+
+
+def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:
+    process = one.first_process
+    if process is None or one.amounts.oom_score_adj is None:
+        return None
+    try:
+        return proc.read_oom_score_adj(process, hierarchy.root)
+    except AbsentError:
+        return None  # in the host's PID namespace others may outlive it

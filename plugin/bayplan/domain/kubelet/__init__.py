@@ -1,4 +1,0 @@
-"""kubelet's resource managers as pure functions on immutable values: same answers, other algorithms.
-
-The rules are those of Kubernetes v1.36; `bayplan.testing.vectors` checks them against recorded answers.
-"""

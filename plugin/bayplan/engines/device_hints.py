@@ -1,0 +1,102 @@
+"""What a container's devices say about its nodes: found by the host, corrected by annotations, explained.
+
+Pure: `bayplan.host` looks at devices, engines use the hints. A hint never invents a node: what points to a
+node that is not online is no hint.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.model.decision import Decision, DeviceHint, Reason
+from bayplan.model.wishes import ALL, Wishes
+from bayplan.model.workload import Container
+from bayplan.sets import NodeSet
+
+HINTS: Final = "device-hints"
+IGNORED: Final = "device-hints-ignored"
+NOT_FOUND: Final = "no-device-hint"
+ELSEWHERE: Final = "devices-elsewhere"
+"""Codes of the reasons."""
+
+
+MOST_NAMED: Final = 8
+"""Devices of a kind that a sentence names; it ends up in the status of a pod."""
+
+
+class Findings(Struct, frozen=True):
+    """The hints of a container's devices, and what could not be found out, each a sentence."""
+
+    hints: tuple[DeviceHint, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+NOTHING_FOUND: Final = Findings()
+
+
+def has_devices(container: Container) -> bool:
+    """Whether the spec says anything about devices."""
+    return bool(container.devices or container.cdi_devices or container.device_mounts)
+
+
+def looks_at_devices(wishes: Wishes) -> bool:
+    """Whether it matters where the devices are."""
+    return not wishes.opted_out and wishes.replaced_hints is None and ALL not in wishes.ignored_hints
+
+
+def settle(
+    findings: Findings, wishes: Wishes, node_ids: NodeSet
+) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
+    """The hints that count on a machine with *node_ids*, and what is to be said about the others. What an
+    annotation says about a device that was found counts instead."""
+    if wishes.replaced_hints is not None:
+        return wishes.replaced_hints, (Reason(IGNORED, "an annotation replaces all device hints"),)
+    notes = [Reason(NOT_FOUND, problem) for problem in findings.problems]
+    if ALL in wishes.ignored_hints:
+        notes.append(Reason(IGNORED, "an annotation ignores all device hints"))
+        return wishes.added_hints, tuple(notes)
+    added = {hint.device for hint in wishes.added_hints}
+    kept, ignored = [], []
+    for hint in findings.hints:
+        if hint.device in added:
+            continue
+        nodes = hint.nodes & node_ids
+        if hint.device in wishes.ignored_hints:
+            ignored.append(hint)
+        elif nodes:
+            kept.append(replace(hint, nodes=nodes))
+        else:
+            where = f"{hint.device} is on node {hint.nodes}, which is not online"
+            notes.append(Reason(NOT_FOUND, where))
+    if ignored:
+        notes.append(Reason(IGNORED, f"ignored by annotation: {listed(ignored)}"))
+    return (*kept, *wishes.added_hints), tuple(notes)
+
+
+def device_reasons(decision: Decision) -> tuple[Reason, ...]:
+    """Where the devices are, and which of them the container's memory is not close to."""
+    hints, mems = decision.request.hints, decision.placement.mems
+    if not hints:
+        return ()
+    reasons = [Reason(HINTS, f"its devices: {listed(hints)}")]
+    if mems is not None:
+        far = [hint for hint in hints if hint.nodes.isdisjoint(mems)]
+        if far:
+            reasons.append(Reason(ELSEWHERE, f"not on node {mems}: {listed(far)}"))
+    return tuple(reasons)
+
+
+def listed(hints: Iterable[DeviceHint]) -> str:
+    """Devices with their nodes, those on the same nodes together: ``/dev/vdb, net/eth0 on node 1``."""
+    by_nodes: dict[NodeSet, list[str]] = {}
+    for hint in hints:
+        by_nodes.setdefault(hint.nodes, []).append(hint.device)
+    return "; ".join(f"{together(names)} on node {nodes}" for nodes, names in by_nodes.items())
+
+
+def together(names: Sequence[str]) -> str:
+    """Names in a row, of many the first ones."""
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"

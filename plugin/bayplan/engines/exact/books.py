@@ -1,0 +1,211 @@
+"""The promises of a ledger on a machine: one flow for each resource, kept in step with the ledger's totals.
+
+What is asked of them depends on machine, policy and ledger alone; keeping the flows of the last ledger only
+saves time. A node whose capacity fell below its claims has unmet claims, and takes nothing new.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.exact.flow import Flow, bits
+from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.decision import Claim, Holder, Placement, Shortage
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import Policy
+from bayplan.sets import NodeSet
+
+NAMED_HOLDERS: Final = 5
+"""How many containers a shortage names; a decision is a row on the disk, within a budget of 1 ms."""
+
+Amounts = Mapping[str, int]
+Totals = Mapping[NodeSet, Amounts]
+
+
+class OvercommitError(AssertionError):
+    """A decision of ours would have promised more than a set of nodes holds: a defect, never an answer."""
+
+
+class Cut(Struct, frozen=True):
+    """The resource that is short, and the smallest set of nodes that is."""
+
+    resource: str
+    nodes: NodeSet
+
+
+class Books:
+    """All promises on *machine* under *policy*."""
+
+    def __init__(self, machine: Machine, policy: Policy) -> None:
+        self.machine, self.policy = machine, policy
+        self.capacity: dict[str, dict[int, int]] = {}
+        for node, amounts in allocatable_bytes(machine, policy).items():
+            for resource, amount_bytes in amounts.items():
+                self.capacity.setdefault(resource, {})[1 << node] = amount_bytes
+        self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
+        self.flows: dict[str, Flow] = {}
+        self._totals: dict[NodeSet, Amounts] = {}
+
+    def follow(self, ledger: Ledger) -> None:
+        """Bring the flows in step with *ledger*: claims that became smaller first, so that room is there."""
+        wanted = totals(ledger)
+        changes: list[tuple[int, str, int]] = []
+        for nodes, row in wanted.items():
+            before = self._totals.get(nodes)
+            if before is not row:
+                changes += _differences(nodes.mask, before or {}, row)
+        for nodes, row in self._totals.items():
+            if nodes not in wanted:
+                changes += _differences(nodes.mask, row, {})
+        for difference, resource, mask in sorted(changes):
+            self.flow(resource).change(mask, difference)
+        self._totals = dict(wanted)
+
+    def flow(self, resource: str) -> Flow:
+        """The flow of *resource*; without capacity where the machine has none of it."""
+        found = self.flows.get(resource)
+        if found is None:
+            found = self.flows[resource] = Flow(self.capacity.get(resource, {}))
+        return found
+
+    def claimed_sets(self) -> tuple[int, ...]:
+        """The sets of several nodes with promises of any resource: those that a set can cross."""
+        return tuple(set().union(*[flow.wide for flow in self.flows.values()]))
+
+    def fits(self, nodes: int, amounts: Amounts) -> bool:
+        """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
+        for resource, amount_bytes in amounts.items():
+            if self.flow(resource).room(nodes, amount_bytes) < amount_bytes:
+                return False
+        return True
+
+    def room(self, nodes: int, amounts: Amounts) -> dict[str, int]:
+        """How much of *amounts* can be claimed on *nodes*."""
+        rooms = {resource: self.flow(resource).room(nodes, amount) for resource, amount in amounts.items()}
+        return {resource: amount for resource, amount in rooms.items() if amount}
+
+    def rooms_by_node(self, resource: str) -> dict[int, int]:
+        """For each node alone an upper bound of what could still be claimed on it, exact where all sets are
+        nested or disjoint and nothing is unmet."""
+        flow = self.flow(resource)
+        rooms = {node: max(0, flow.slack[node]) for node in flow.capacity}
+        if flow.unmet:
+            # The slack of a set counts what is unmet within it, which takes nothing from its other nodes.
+            return rooms
+        for watched, left in flow.slack.items():
+            if watched & (watched - 1) and left < flow.capacity_of(watched):
+                for node in bits(watched):
+                    if node in rooms and rooms[node] > left:
+                        rooms[node] = max(0, left)
+        return rooms
+
+    def cut(self, nodes: int, amounts: Amounts) -> Cut | None:
+        """What keeps *amounts* out of *nodes*; None if nothing does."""
+        for resource, amount_bytes in amounts.items():
+            flow = self.flow(resource)
+            if flow.room(nodes, amount_bytes) < amount_bytes:
+                return Cut(resource, NodeSet.of_mask(flow.cut(nodes, amount_bytes)))
+        return None
+
+    def copy(self) -> "Books":
+        """Independent books with the same promises."""
+        twin = Books.__new__(Books)
+        twin.machine, twin.policy, twin.capacity = self.machine, self.policy, self.capacity
+        twin.largest_node_bytes = self.largest_node_bytes
+        twin.flows = {resource: flow.copy() for resource, flow in self.flows.items()}
+        twin._totals = self._totals  # noqa: SLF001 - of its own class
+        return twin
+
+    def empty(self) -> "Books":
+        """Books without promises."""
+        twin = self.copy()
+        twin.flows, twin._totals = {}, {}  # noqa: SLF001 - of its own class
+        return twin
+
+    def change(self, claim: Claim, sign: int = 1) -> None:
+        """Add (or with -1 remove) *claim*. For copies only: the totals of a ledger do not follow."""
+        for resource, amount_bytes in claim.amounts_bytes.items():
+            self.flow(resource).change(claim.nodes.mask, sign * amount_bytes)
+
+    def check(self, claim: Claim) -> None:
+        """Hold the sets around *claim* against Hall's condition, independently of the flow.
+
+        Raises:
+            OvercommitError: one of them would be promised more than it holds by this claim.
+        """
+        mask = claim.nodes.mask
+        for resource, amount_bytes in claim.amounts_bytes.items():
+            flow = self.flow(resource)
+            if flow.unmet:
+                continue
+            for watched in (mask, *flow.slack):
+                if mask & ~watched:
+                    continue
+                left = flow.capacity_of(watched) - flow.claimed_within(watched)
+                if amount_bytes > left:
+                    nodes = NodeSet.of_mask(watched)
+                    raise OvercommitError(f"{resource} on nodes {nodes}: {amount_bytes} of {left} bytes left")
+
+
+def totals(ledger: Ledger) -> Totals:
+    """What is claimed on each set of nodes; what was booked node by node counts as claims on single nodes."""
+    if not ledger.booked_bytes:
+        return ledger.claimed_bytes
+    merged = {nodes: dict(row) for nodes, row in ledger.claimed_bytes.items()}
+    for node, booked in ledger.booked_bytes.items():
+        row = merged.setdefault(NodeSet([node]), {})
+        for resource, amount_bytes in booked.items():
+            row[resource] = row.get(resource, 0) + amount_bytes
+    return merged
+
+
+def shortage(books: Books, ledger: Ledger, cut: Cut, asked_bytes: int) -> Shortage:
+    """*cut* as the value that is shown, with the containers that hold what was promised there."""
+    flow = books.flow(cut.resource)
+    holders = []
+    for entry in ledger.entries.values():
+        held_bytes = _held_within(entry.decision.placement, cut)
+        if held_bytes:
+            holders.append(Holder(entry.container_id, entry.decision.request.name, held_bytes))
+    holders.sort(key=lambda holder: (-holder.held_bytes, holder.container_id))
+    return Shortage(
+        cut.resource,
+        cut.nodes,
+        flow.capacity_of(cut.nodes.mask),
+        flow.claimed_within(cut.nodes.mask),
+        asked_bytes,
+        tuple(holders[:NAMED_HOLDERS]),
+        max(0, len(holders) - NAMED_HOLDERS),
+    )
+
+
+def claim_of(entry: Entry) -> Claim | None:
+    """The claim of a container that has one that could move over."""
+    claim = entry.decision.placement.claim
+    return claim if claim is not None and claim.amounts_bytes else None
+
+
+def claims_by_id(ledger: Ledger) -> list[tuple[str, Claim]]:
+    """All claims, by the ids of the containers, in their order."""
+    return [
+        (container_id, entry.decision.placement.claim)
+        for container_id, entry in sorted(ledger.entries.items())
+        if entry.decision.placement.claim is not None
+    ]
+
+
+def _held_within(placement: Placement, cut: Cut) -> int:
+    if placement.claim is not None:
+        return placement.claim.amounts_bytes.get(cut.resource, 0) if placement.claim.nodes <= cut.nodes else 0
+    return sum(row.get(cut.resource, 0) for node, row in placement.booked_bytes.items() if node in cut.nodes)
+
+
+def _differences(mask: int, before: Amounts, after: Amounts) -> list[tuple[int, str, int]]:
+    found = []
+    for resource in before.keys() | after.keys():
+        difference = after.get(resource, 0) - before.get(resource, 0)
+        if difference:
+            found.append((difference, resource, mask))
+    return found

@@ -1,0 +1,108 @@
+"""What a request claims, where it may claim it, and how firm that is.
+
+A container is confined to a narrow set of nodes only if its use is bounded by its claim (Guaranteed), or if
+it asked for that set: an unlimited container on one node would be killed there with memory free elsewhere.
+All others claim on every ordinary node. Nothing here looks for room.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.model.decision import QosClass, Request
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.request import NO_SIGNAL
+from bayplan.sets import NodeSet
+
+STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
+
+
+class Ground(Struct, frozen=True):
+    """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
+    ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
+    placed elsewhere. ``why`` is for humans; so is ``obstacle``, which says why there are none."""
+
+    nodes: NodeSet
+    exactly: bool = False
+    required: bool = False
+    why: str = ""
+    of_pod: bool = False
+    obstacle: str = ""
+
+
+def claimed_amounts(request: Request) -> dict[str, int]:
+    """Bytes by resource that *request* claims.
+
+    Guaranteed: the limit. Burstable: the high end of its request interval, because a promise that is too
+    small is broken silently; where there is no signal at all the high end is the whole machine, so the low
+    end. BestEffort: nothing. Huge pages: the limit, which equals the request in every class.
+    """
+    amounts = {MEMORY: _claimed_memory(request), **request.hugepages_bytes}
+    return {resource: amount for resource, amount in amounts.items() if amount}
+
+
+def _claimed_memory(request: Request) -> int:
+    if request.qos is QosClass.BEST_EFFORT:
+        return 0
+    memory = request.memory
+    return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
+
+
+def is_bounded(request: Request) -> bool:
+    """Whether the container cannot use more than it claims."""
+    limit_bytes = request.memory_limit_bytes
+    if request.qos is not QosClass.GUARANTEED or limit_bytes is None:
+        return False
+    return 0 < limit_bytes <= _claimed_memory(request)
+
+
+def is_confined(request: Request) -> bool:
+    """Whether the container is to stay on a set of its own, or is kept on one by somebody else."""
+    wishes = request.nodes is not None or request.tier is not None
+    return is_bounded(request) or wishes or request.pinned_mems is not None
+
+
+def is_flexible(policy: Policy, request: Request) -> bool:
+    """Whether the container may get other nodes later, for the sake of somebody else."""
+    return not (
+        request.opted_out
+        or request.pinned_mems is not None
+        or request.memory_policy is not None
+        or (request.nodes is not None and request.nodes.required)
+        or (request.tier is not None and request.tier.required)
+        or (policy.topology in STRICT and is_bounded(request))
+    )
+
+
+def wished_ground(machine: Machine, request: Request) -> Ground | None:
+    """The nodes that the request's wishes leave; None if it has none.
+
+    The ground is empty where the machine has no such nodes, or only those of somebody else's device.
+    """
+    if request.nodes is None and request.tier is None:
+        return None
+    narrow, why = request, []
+    if request.tier is not None:
+        narrow = replace(narrow, tier=replace(request.tier, required=True))
+        why.append(f"tier {request.tier.tier}")
+    if request.nodes is not None:
+        narrow = replace(narrow, nodes=replace(request.nodes, required=True))
+        why.append(f"node {request.nodes.nodes}")
+    required = any(wish is not None and wish.required for wish in (request.nodes, request.tier))
+    text = f"{'requires' if required else 'prefers'} {' and '.join(why)}"
+    nodes = usable_nodes(machine, narrow)
+    obstacle = "" if nodes else why_unusable(machine, narrow)
+    closed = closed_nodes(machine, request)
+    if nodes and closed:
+        text += f" (but not node {closed}, the memory of a device that it does not have)"
+    return Ground(nodes, request.nodes is not None, required, text, obstacle=obstacle)
+
+
+def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str, int]:
+    """What of *amounts* is not in *promised*."""
+    left = {resource: amount - promised.get(resource, 0) for resource, amount in amounts.items()}
+    return {resource: amount for resource, amount in left.items() if amount > 0}

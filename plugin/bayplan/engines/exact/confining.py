@@ -1,0 +1,400 @@
+"""A set of nodes for one container: wishes first, then the best ordinary set, then moves, then the second
+best.
+
+What is tried, in this order: the nodes it has already, if it runs; those of its pod, under the scope pod;
+those it wishes; the ordinary ones. Where the policy is strict or the wish is required, other containers
+become wider for it; if that does not help it is refused. Otherwise it is placed as well as possible, and the
+decision says why.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from msgspec.structs import replace
+
+from bayplan.engines.cpus import take_cpus
+from bayplan.engines.exact.attempts import MAX_TARGETS, Attempt, not_granted, refused
+from bayplan.engines.exact.books import Amounts, Books
+from bayplan.engines.exact.claiming import (
+    STRICT,
+    Ground,
+    claimed_amounts,
+    is_bounded,
+    is_confined,
+    is_flexible,
+    wished_ground,
+    without,
+)
+from bayplan.engines.exact.criteria import Question
+from bayplan.engines.exact.effort import SHARE_OF_MOVES, Effort
+from bayplan.engines.exact.flow import crosses
+from bayplan.engines.exact.lookup import Lookup
+from bayplan.engines.exact.moves import Room, measured, movers_of, moves_to, with_all_wider
+from bayplan.engines.exact.reasons import amounts_text, chosen, overlap, unproven_best
+from bayplan.engines.exact.search import Area, Found, search
+from bayplan.engines.exact.sites import Site
+from bayplan.engines.exact.unconfined import everywhere, open_mems, short
+from bayplan.engines.exact.widths import widest_allowed
+from bayplan.engines.exact.witness import share
+from bayplan.engines.interface import exclusive_candidates
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.model.decision import (
+    Affinity,
+    Claim,
+    Decision,
+    MemoryPolicyMode,
+    MemoryPolicySetting,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.memory_kinds import device_nodes
+from bayplan.model.policy import TopologyPolicy
+from bayplan.sets import CpuSet, NodeSet
+
+
+class Confining:
+    """One decision about one container."""
+
+    def __init__(
+        self,
+        site: Site,
+        books: Books,
+        ledger: Ledger,
+        request: Request,
+        scope: Scope,
+        current: Placement | None,
+    ) -> None:
+        self.site, self.books, self.ledger = site, books, ledger
+        self.machine, self.policy, self.request = books.machine, books.policy, request
+        self.current = current
+        self.amounts = claimed_amounts(request)
+        self.strict = self.policy.topology in STRICT
+        aligned = self.policy.topology is not TopologyPolicy.NONE
+        count = request.exclusive_cpus
+        self.own_cpus = CpuSet() if current is None else current.exclusive_cpus
+        self.free_cpus = self._free_cpus() if count else CpuSet()
+        self.cpus = count if aligned else 0
+        self.by_pod = scope is Scope.POD and aligned
+        for_moves = int(site.max_steps * SHARE_OF_MOVES)
+        self.effort, self.for_moves = Effort(site.max_steps - for_moves), Effort(for_moves)
+        self.lookup = Lookup(books, site.positions)
+        self.notes: list[Reason] = []
+
+    def decide(self) -> Decision:
+        """The decision."""
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        wished = wished_ground(self.machine, self.request)
+        if wished is None and not is_bounded(self.request):
+            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
+        grounds = [*self._of_pod(), *([wished] if wished is not None else [])]
+        if is_bounded(self.request) and not any(ground.required for ground in grounds):
+            grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
+        passed_over: list[Attempt] = []
+        for ground in grounds:
+            attempt = self._attempt(ground, self.cpus, self._asked_together(ground))
+            decision = self._tried(attempt)
+            if decision is None and not self.strict and attempt.question.amounts != self.amounts:
+                self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
+                attempt = self._attempt(ground, self.cpus, self.amounts)
+                decision = self._tried(attempt)
+            if decision is None and ground.required:
+                decision = (
+                    self._with_moves(attempt)
+                    or self._after_all([*passed_over, *self._where_it_is()])
+                    or self._kept(apart=True)
+                    or refused(attempt, self.ledger, self.request, self.current)
+                )
+            if decision is not None:
+                return decision
+            if ground.why:
+                self.notes.append(not_granted(attempt, self.ledger))
+            passed_over.append(attempt)
+        if is_bounded(self.request):
+            return self._second_best()
+        return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
+
+    def _kept(self, *, apart: bool = False) -> Decision | None:
+        """The nodes that a running container has, if what it asks for now fits there, or is no more than it
+        was promised (its nodes may have lost memory since, as long as there is some).
+
+        Its CPUs have to be there too. With *apart* those that it has elsewhere do, if it asks for no more of
+        anything: that is never refused.
+        """
+        current = self.current
+        if current is None or current.claim is None:
+            return None
+        nodes = current.claim.nodes
+        no_more = (
+            not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
+        )
+        if not no_more and (apart or not self.books.fits(nodes.mask, self.amounts)):
+            return None
+        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
+        if (lacking and self.strict) or (cpus != self.own_cpus and not is_confined(self.request)):
+            return None
+        if apart != bool(self.cpus and self._away_from(nodes, cpus)) or (
+            apart and len(cpus) > len(self.own_cpus)
+        ):
+            return None
+        notes = [Reason("kept", f"fits where it is, on node {nodes}")]
+        if apart:
+            notes.append(
+                Reason("apart", f"its CPUs {cpus} are not on node {nodes}, and no others are free there")
+            )
+        if lacking is not None:
+            notes.append(lacking)
+        wished = wished_ground(self.machine, self.request)
+        if wished is not None and not nodes <= wished.nodes:
+            notes.append(Reason("wish-not-granted", wished.why))
+        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
+        placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
+        outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
+        return Decision(self.request, outcome, placement, tuple(notes))
+
+    def _of_pod(self) -> Iterator[Ground]:
+        """Under the scope pod the nodes that an earlier container of the pod was placed on."""
+        if not self.by_pod:
+            return
+        for entry in self.ledger.entries.values():
+            affinity = entry.decision.placement.affinity
+            if (
+                affinity is not None
+                and affinity.nodes
+                and entry.decision.request.pod_id == self.request.pod_id
+            ):
+                why = f"goes with its pod to node {affinity.nodes}"
+                yield Ground(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
+                return
+
+    def _asked_together(self, ground: Ground) -> Amounts:
+        """What a set of nodes must have room for: under the scope pod, and for the first container of the
+        pod, all that the pod asks for."""
+        totals = self.request.pod_totals
+        if not self.by_pod or totals is None or ground.of_pod:
+            return self.amounts
+        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+        return {
+            resource: max(amount, self.amounts.get(resource, 0))
+            for resource, amount in {**self.amounts, **whole}.items()
+        }
+
+    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> Attempt:
+        self.effort = self.effort.rest()
+        every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
+        required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
+        question = Question(
+            self.site,
+            amounts,
+            {resource: self.books.rooms_by_node(resource) for resource in amounts},
+            cpus,
+            self.site.free_cpus(self.free_cpus) if cpus else {},
+            every_hint,
+            every_hint if self.strict else required,
+            self.lookup,
+            self.effort,
+        )
+        widest = widest_allowed(self.site, self.books, ground.nodes, amounts, cpus)
+        exactly = ground.exactly and (ground.of_pod or widest >= len(ground.nodes))
+        if exactly:
+            widest = len(ground.nodes)
+        return Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
+
+    def _tried(self, attempt: Attempt) -> Decision | None:
+        """The best set of an attempt, for a running container among those that keep most of its place."""
+        if not attempt.area.ground:
+            return None
+        for core in self._cores():
+            if not core & ~attempt.area.ground:
+                found = search(attempt.question, replace(attempt.area, core=core))
+                if found is not None:
+                    return self._placed(attempt, found)
+        return None
+
+    def _cores(self) -> list[int]:
+        """What a set should contain, the best first: the nodes of a running container, or at least those of
+        its CPUs, so that they need not change."""
+        if self.current is None or self.current.claim is None:
+            return [0]
+        nodes = self.current.claim.nodes
+        with_cpus = self.site.nodes_near(self.own_cpus) if self.cpus else NodeSet()
+        return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
+
+    def _placed(self, attempt: Attempt, found: Found) -> Decision:
+        nodes = NodeSet.of_mask(found.nodes)
+        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
+        placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
+        notes = [*self.notes, chosen(nodes)]
+        if attempt.ground.why:
+            notes.append(Reason("as-wished", attempt.ground.why))
+        if found.overlapping:
+            notes.append(overlap(nodes, found.overlapping))
+        if attempt.question.effort.ended:
+            notes.append(unproven_best(attempt.question.effort))
+        if lacking is not None:
+            notes.append(lacking)
+        degraded = lacking is not None or bool(self.notes)
+        return Decision(
+            self.request,
+            Outcome.DEGRADED if degraded else Outcome.PLACED,
+            placement,
+            tuple(notes),
+            candidates=found.candidates,
+            advantage=found.advantage,
+        )
+
+    def _placement(self, nodes: NodeSet, cpus: CpuSet, overlapping: bool) -> Placement:
+        return Placement(
+            mems=nodes | device_nodes(self.machine, self.request),
+            exclusive_cpus=cpus,
+            affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
+            claim=Claim(nodes, self.amounts, is_flexible(self.policy, self.request)),
+            booked_bytes=_on_one(nodes, self.amounts),
+            overlapping=overlapping,
+        )
+
+    def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
+        """*placement* with what it has on each node, and the main node as memory policy where its set crosses
+        others: the kernel fills nodes by first touch, so it should not start on somebody else's part."""
+        claim = placement.claim
+        if claim is None or placement.mems is None:
+            return placement
+        if len(claim.nodes) == 1:
+            booked = _on_one(claim.nodes, claim.amounts_bytes)
+            return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
+        after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
+        spread = share(self.machine, self.policy, after, self.request.container_id)
+        setting = None
+        if placement.overlapping and spread:
+            main = min(spread, key=lambda node: (-spread[node].get(MEMORY, 0), node))
+            setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]))
+        return replace(placement, booked_bytes=spread, memory_policy=setting)
+
+    def _free_cpus(self) -> CpuSet:
+        """The CPUs that it may have to itself; to those that it has nobody else has a right."""
+        candidates = exclusive_candidates(self.machine, self.policy, self.ledger)
+        return candidates | (self.own_cpus & self.machine.online_cpus)
+
+    def _take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
+        """The exclusive CPUs, or the shared pool and the reason for it.
+
+        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has.
+        """
+        count = self.request.exclusive_cpus
+        if count == 0:
+            return CpuSet(), None
+        free, taken = self.free_cpus | self.own_cpus, CpuSet()
+        if count > len(free):
+            text = f"{count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
+            return CpuSet(), Reason("no-exclusive-cpus", text)
+        there = self.site.cpus_near(nodes) if nodes else free
+        for part in (self.own_cpus & there, free & there, self.own_cpus, free):
+            taken |= take_cpus(self.machine, part - taken, count - len(taken), nodes)
+        return taken, None
+
+    def _away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
+        """Those of *cpus* that are online and not on *nodes*."""
+        return (cpus & self.machine.online_cpus) - self.site.cpus_near(nodes)
+
+    def _with_moves(self, attempt: Attempt) -> Decision | None:
+        """The set that takes the fewest moves of others, if there is one."""
+        amounts, effort = attempt.question.amounts, self.for_moves
+        movers = movers_of(self.books, self.ledger)
+        if not movers:
+            return None
+        room = Room(self.site, self.books, movers, effort)
+        best = None
+        loose = with_all_wider(self.books, movers)
+        for nodes in islice(attempt.reachable(loose, effort), MAX_TARGETS):
+            sets = room.make(nodes, amounts)
+            if sets and (best is None or len(sets) < len(best[1])):
+                best = nodes, sets
+            if effort.exhausted:
+                effort.ended = True
+                break
+        attempt.question.effort.ended |= effort.ended
+        if best is None:
+            return None
+        nodes, sets = best
+        planned = moves_to(self.ledger, sets)
+        moved = self.ledger.moved(planned)
+        claimed = {other.mask for other in moved.claimed_bytes}
+        found = Found(nodes, sum(crosses(nodes, other) for other in claimed), (), None)
+        decision = self._placed(attempt, found)
+        placement = self._with_witness(decision.placement, moved)
+        after = moved.with_entry(Entry(replace(decision, placement=placement)))
+        moves = measured(planned, after, self.books)
+        names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
+        reason = Reason("moved-others", f"fits because others get more nodes: {names}")
+        return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
+
+    def _where_it_is(self) -> list[Attempt]:
+        """A running container on the nodes that it has, however many a new one would be allowed."""
+        if self.current is None or self.current.claim is None:
+            return []
+        ground = Ground(self.current.claim.nodes, exactly=True, of_pod=True)
+        return [self._attempt(ground, self.cpus, self.amounts)]
+
+    def _after_all(self, passed_over: Iterable[Attempt]) -> Decision | None:
+        """On a ground that was only preferred, or where the container is already, if others move over there:
+        rather that than a refusal."""
+        notes, self.notes = self.notes, []
+        for attempt in passed_over:
+            decision = self._with_moves(
+                replace(attempt, question=replace(attempt.question, effort=self.effort))
+            )
+            if decision is not None:
+                return decision
+        self.notes = notes
+        return None
+
+    def _second_best(self) -> Decision:
+        """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
+        devices elsewhere, or as much memory as there is."""
+        ordinary = Ground(self.machine.ordinary_nodes)
+        attempt = self._attempt(ordinary, 0, self.amounts)
+        relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))
+        asked = amounts_text(self.amounts, self.cpus)
+        note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")
+        self.notes.append(note)
+        decision = self._tried(relaxed)
+        if decision is not None:
+            return decision
+        self.notes.remove(note)
+        cpus, lacking = self._take(NodeSet())
+        nodes = self.machine.ordinary_nodes
+        placement = replace(
+            self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
+        )
+        decision = short(self.books, self.ledger, self.request, placement)
+        notes = (*self.notes, *([lacking] if lacking is not None else []))
+        if self.cpus and self._away_from(nodes, cpus):
+            notes = (*notes, note)
+        return replace(decision, reasons=(*decision.reasons, *notes))
+
+    def _with_cpus_only(self, decision: Decision) -> Decision:
+        """The decision about a container whose memory is not confined, with its exclusive CPUs."""
+        found = None
+        if self.cpus and len(self.own_cpus) != self.cpus:
+            attempt = self._attempt(Ground(self.machine.ordinary_nodes, required=self.strict), self.cpus, {})
+            found = search(attempt.question, attempt.area)
+            if found is None and self.strict:
+                return refused(attempt, self.ledger, self.request, self.current)
+        near = NodeSet() if found is None else NodeSet.of_mask(found.nodes)
+        cpus, lacking = self._take(near)
+        placement = replace(decision.placement, exclusive_cpus=cpus)
+        notes = [*self.notes, *([lacking] if lacking is not None else [])]
+        if not notes:
+            return replace(decision, placement=placement)
+        reasons = (*decision.reasons, *notes)
+        return replace(decision, outcome=Outcome.DEGRADED, placement=placement, reasons=reasons)
+
+
+def _on_one(nodes: NodeSet, amounts: Amounts) -> dict[int, Amounts]:
+    """The witness of *amounts* on a single node; empty where there is more to it than that."""
+    return {next(iter(nodes)): amounts} if len(nodes) == 1 and amounts else {}

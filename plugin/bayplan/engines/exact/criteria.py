@@ -1,0 +1,137 @@
+"""By what sets of nodes are compared: one named function each, in the order of `CRITERIA`, smaller is better.
+
+The kernel fills nodes by first touch and knows no limit per node. Promises on sets that cross each other are
+therefore kept by nothing but luck, and sets that are nested or disjoint come before everything else.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.exact.books import Amounts, Books
+from bayplan.engines.exact.effort import Effort
+from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.lookup import Lookup
+from bayplan.engines.exact.sites import Site
+from bayplan.model.decision import ROOM_TAKEN
+from bayplan.model.machine import MEMORY
+
+EIGHTHS: Final = 8
+
+
+class Question(Struct, frozen=True):
+    """What a set of nodes is wanted for.
+
+    ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
+    set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
+    close to; the set must touch all ``hard_hints``.
+    ``lookup`` has the answers about these books. ``effort`` is what the search may take, and has taken.
+    """
+
+    site: Site
+    amounts: Amounts
+    rooms: Mapping[str, Mapping[int, int]]
+    cpus: int
+    free_cpus: Mapping[int, int]
+    hints: tuple[int, ...]
+    hard_hints: tuple[int, ...]
+    lookup: Lookup
+    effort: Effort
+
+    @property
+    def books(self) -> Books:
+        """All promises."""
+        return self.lookup.books
+
+    def plausible(self, nodes: int) -> bool:
+        """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
+        if self.cpus and self.cpus_on(nodes) < self.cpus:
+            return False
+        if self.hard_hints and any(not hint & nodes for hint in self.hard_hints):
+            return False
+        for resource, amount_bytes in self.amounts.items():
+            rooms = self.rooms[resource]
+            have_bytes = rooms.get(nodes)  # most sets have one node
+            if have_bytes is None:
+                have_bytes = sum(rooms.get(node, 0) for node in bits(nodes))
+            if have_bytes < amount_bytes:
+                return False
+        return True
+
+    def on(self, books: Books) -> "Question":
+        """The same question of other *books*."""
+        return replace(
+            self,
+            rooms={resource: books.rooms_by_node(resource) for resource in self.amounts},
+            lookup=Lookup(books, self.site.positions),
+        )
+
+    def cpus_on(self, nodes: int) -> int:
+        """How many CPUs that could become exclusive are on *nodes*."""
+        return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
+
+
+def overlapping_sets(question: Question, nodes: int) -> int:
+    """How many sets with promises cross *nodes*."""
+    return question.lookup.crossed(nodes)
+
+
+def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape
+    """The number of nodes."""
+    return nodes.bit_count()
+
+
+def distance(question: Question, nodes: int) -> int:
+    """The sum of the kernel's distances over all ordered pairs, so that asymmetric ones count both ways."""
+    return question.site.distance(nodes)
+
+
+def remote_initiators(question: Question, nodes: int) -> int:
+    """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0; where that is
+    not known, nodes without CPUs)."""
+    return question.site.remote_initiators(nodes)
+
+
+def devices_elsewhere(question: Question, nodes: int) -> int:
+    """How many of the container's devices are close to none of the nodes."""
+    return sum([not hint & nodes for hint in question.hints]) if question.hints else 0
+
+
+def room_taken(question: Question, nodes: int) -> int:
+    """Bytes on *nodes* that are not promised to containers of single nodes: the less, the more stays in one
+    piece elsewhere for a large request.
+
+    In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
+    at boot, and empty ones are to be filled in the order of their ids.
+    """
+    books = question.books
+    flow = books.flow(MEMORY)
+    capacity, slack = flow.capacity, flow.slack
+    capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
+    free_bytes = slack[nodes] if capacity_bytes else 0
+    if not capacity_bytes:
+        for node in bits(nodes):
+            capacity_bytes += capacity.get(node, 0)
+            free_bytes += max(0, slack.get(node, 0))
+    if free_bytes <= 0 or not capacity_bytes:
+        return 0
+    return free_bytes * EIGHTHS // capacity_bytes * (books.largest_node_bytes // EIGHTHS)
+
+
+CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
+    "overlapping sets": overlapping_sets,
+    "nodes": width,
+    "distance": distance,
+    "remote initiators": remote_initiators,
+    "devices elsewhere": devices_elsewhere,
+    ROOM_TAKEN: room_taken,
+}
+"""After these the lowest ids decide."""
+_FUNCTIONS: Final = tuple(CRITERIA.values())
+
+
+def values(question: Question, nodes: int) -> tuple[int, ...]:
+    """*nodes* by all criteria."""
+    return tuple([criterion(question, nodes) for criterion in _FUNCTIONS])

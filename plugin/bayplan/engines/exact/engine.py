@@ -1,0 +1,205 @@
+"""The `exact` engine: refuse only what cannot be kept, never promise twice, always say why.
+
+All classes are accounted. Guaranteed containers are confined to the best set of nodes, the others claim on
+every ordinary node; wishes come before both. Here is who decides and in which order things are tried; how a
+set of nodes is found for a container that is to be confined is in `confining`.
+"""
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.books import Books, claims_by_id, shortage
+from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground, without
+from bayplan.engines.exact.confining import Confining
+from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.moves import returns
+from bayplan.engines.exact.sites import MAX_COMBINATIONS, Site
+from bayplan.engines.exact.unconfined import everywhere, open_mems, opened, topped_up
+from bayplan.engines.kubelet.claims import OPTED_OUT, pinned_reason
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.model.decision import (
+    OVERCOMMITTED,
+    Claim,
+    Decision,
+    Move,
+    Outcome,
+    Placement,
+    QosClass,
+    Reason,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.sets import CpuSet, NodeSet
+
+
+class ExactEngine:
+    """See the module. It keeps the flows of the last ledger it saw, which changes no answer."""
+
+    name: str = "exact"
+
+    def __init__(
+        self,
+        scope: Scope = Scope.CONTAINER,
+        *,
+        max_combinations: int = MAX_COMBINATIONS,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        """Up to *max_combinations* sets of one width are all looked at; *max_steps* bounds the search beyond
+        that. Other values than the usual ones are for tests."""
+        self.scope = scope
+        self._max_combinations, self._max_steps = max_combinations, max_steps
+        self._books: Books | None = None
+        self._site: Site | None = None
+
+    def another(self) -> "ExactEngine":
+        """See `Engine.another`."""
+        return ExactEngine(self.scope, max_combinations=self._max_combinations, max_steps=self._max_steps)
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
+        asks for no more than before."""
+        ledger = ledger.awaiting(request)
+        books = self._followed(machine, policy, ledger)
+        if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
+            return _left_alone(books, ledger, request, current)
+        if is_bounded(request) or wished_ground(machine, request) is not None or request.exclusive_cpus:
+            site = self._site_of(machine)
+            decision = Confining(site, books, ledger, request, self.scope, current).decide()
+            if current is not None and is_bounded(request):
+                cpus_apart = policy.topology is TopologyPolicy.NONE
+                decision = _with_home(site, decision, current, cpus_apart=cpus_apart)
+        else:
+            decision = everywhere(books, ledger, request)
+        claim = decision.placement.claim
+        if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
+            before = None if current is None else current.claim
+            if before is None or without(claim.amounts_bytes, before.amounts_bytes):
+                books.check(claim)
+        return decision
+
+    def adopt(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,  # noqa: ARG002 - the engines have one shape
+        request: Request,
+        mems: NodeSet | None,
+    ) -> Placement:
+        """See `Engine.adopt`: claimed in full, whether or not it fits, because it is there."""
+        amounts = claimed_amounts(request)
+        claim = Claim(mems or machine.ordinary_nodes, amounts, is_flexible(policy, request))
+        booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
+        return Placement(booked_bytes=booked, claim=claim)
+
+    def returns(
+        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+    ) -> tuple[Move, ...]:
+        """See `Engine.returns`."""
+        if not any(entry.decision.placement.home for entry in ledger.entries.values()):
+            return ()
+        return returns(self._followed(machine, policy, ledger), ledger, staying)
+
+    def opened(
+        self,
+        machine: Machine,
+        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        ledger: Ledger,
+    ) -> dict[str, Placement]:
+        """See `Engine.opened`."""
+        return opened(machine, ledger)
+
+    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Claim]:
+        """See `Engine.topped_up`: in the order of the ids."""
+        short = [(key, claim) for key, claim in claims_by_id(ledger) if claim.short_bytes]
+        return topped_up(self._followed(machine, policy, ledger).copy(), short) if short else {}
+
+    def restored(
+        self,
+        machine: Machine,
+        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        ledger: Ledger,
+    ) -> Ledger:
+        """See `Engine.restored`: whoever has no claim yet gets the one that the rules give."""
+        entries = ledger.entries.values()
+        if all(entry.decision.placement.claim is not None for entry in entries):
+            return ledger
+        claiming = [
+            replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
+            for entry in entries
+        ]
+        return Ledger.of([*claiming, *ledger.between.values()])
+
+    def _followed(self, machine: Machine, policy: Policy, ledger: Ledger) -> Books:
+        books = self._books
+        if books is None or books.machine is not machine or books.policy is not policy:
+            books = self._books = Books(machine, policy)
+        books.follow(ledger)
+        return books
+
+    def _site_of(self, machine: Machine) -> Site:
+        if self._site is None or self._site.machine is not machine:
+            self._site = Site(machine, self._max_combinations, self._max_steps)
+        return self._site
+
+
+def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
+    """Keep what somebody else set, or all of it where the container opted out, and claim what it uses: in
+    full, whether or not it fits, so that nobody else is promised it."""
+    kept = current or Placement()
+    own = None if request.pinned_mems is not None or request.opted_out else kept.claim
+    nodes = request.pinned_mems or (books.machine.ordinary_nodes if own is None else own.nodes)
+    claim = Claim(nodes, claimed_amounts(request))
+    cut = books.cut(nodes.mask, claim.amounts_bytes)
+    lacking = None if cut is None else shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
+    mems = None if own is None else kept.mems
+    if mems is None and request.pinned_mems is None and not request.opted_out:
+        mems = open_mems(books.machine, request)
+    placement = Placement(
+        mems=mems,
+        exclusive_cpus=CpuSet() if request.pinned_cpus is not None else kept.exclusive_cpus,
+        claim=claim,
+    )
+    notes = [OPTED_OUT] if request.opted_out else []
+    if request.pinned_cpus is not None or request.pinned_mems is not None:
+        notes.append(pinned_reason(request))
+    if lacking is not None:
+        notes.append(Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there"))
+    outcome = Outcome.PLACED if lacking is None else Outcome.DEGRADED
+    return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
+
+
+def _with_home(site: Site, decision: Decision, current: Placement, *, cpus_apart: bool) -> Decision:
+    """*decision* with the nodes that a container which became wider goes back to when there is room again:
+    none if its CPUs would be left behind, unless they may be apart anyway."""
+    placement = decision.placement
+    claim, before = placement.claim, current.claim
+    if claim is None or before is None:
+        return decision
+    home = current.home or before.nodes
+    returns_later = home <= claim.nodes and home != claim.nodes
+    if not cpus_apart and not placement.exclusive_cpus <= site.cpus_near(home):
+        returns_later = False
+    left = placement.left if claim.nodes == before.nodes else current.mems
+    return replace(decision, placement=replace(placement, home=home if returns_later else None, left=left))
+
+
+def _with_claim(machine: Machine, entry: Entry) -> Placement:
+    """The placement of *entry* with a claim, also if another engine made it."""
+    request, placement = entry.decision.request, entry.decision.placement
+    if placement.claim is not None:
+        return placement
+    nodes = placement.mems or request.pinned_mems
+    if nodes is None and request.qos is QosClass.GUARANTEED and placement.booked_bytes:
+        nodes = NodeSet(placement.booked_bytes)
+    claim = Claim(nodes or machine.ordinary_nodes, claimed_amounts(request))
+    return replace(placement, claim=claim)

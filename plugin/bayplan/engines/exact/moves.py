@@ -1,0 +1,243 @@
+"""Making room: which flexible containers get more nodes, so that a request fits that would not fit otherwise.
+
+A container only ever gets wider: its pages stay until the kernel or somebody else moves them, and what it was
+promised stays promised. Nobody is moved who was pinned, required nodes or a tier, was placed under a strict
+policy or has a memory policy. As few as suffice, the smallest first; none if it takes more than `MAX_MOVES`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import nlargest
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.exact.books import Amounts, Books, claim_of
+from bayplan.engines.exact.claiming import is_confined, without
+from bayplan.engines.exact.effort import Effort
+from bayplan.engines.exact.flow import bits, crosses
+from bayplan.engines.exact.sites import Site
+from bayplan.engines.exact.witness import share
+from bayplan.model.decision import Claim, Move
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.sets import NodeSet
+
+MAX_MOVES: Final = 16
+"""How many containers one decision may move: each is an update in the reply that the runtime waits for."""
+MAX_RETURNS: Final = 4
+"""How many containers are told at once that they can go back: the witness of each is worked out."""
+
+
+_STEPS_OF_A_TRIAL: Final = 40
+_SETS_A_STEP: Final = 8
+"""What it costs to try something on a copy of the books."""
+
+
+class Mover(Struct, frozen=True):
+    """A container that could become wider: its claim, and the widest set it may have."""
+
+    entry: Entry
+    claim: Claim
+    widest: NodeSet
+
+    @property
+    def size_bytes(self) -> int:
+        """What it claims of all resources."""
+        return sum(self.claim.amounts_bytes.values())
+
+
+def with_all_wider(books: Books, movers: Iterable[Mover]) -> Books:
+    """The books as if all *movers* were as wide as possible: what does not fit there, no moves make room
+    for."""
+    leaving = {(resource, mover.claim.nodes) for mover in movers for resource in mover.claim.amounts_bytes}
+    claims = {
+        (resource, NodeSet.of_mask(mask)): amount
+        for resource, flow in books.flows.items()
+        for mask, amount in flow.claimed.items()
+    }
+    # Where most sets are left by all, it is quicker to begin with empty books.
+    afresh = 2 * len(leaving) > len(claims)
+    loose, changes = books.empty() if afresh else books.copy(), claims if afresh else {}
+    for mover in movers:
+        for resource, amount_bytes in mover.claim.amounts_bytes.items():
+            for nodes, difference in ((mover.claim.nodes, -amount_bytes), (mover.widest, amount_bytes)):
+                changes[resource, nodes] = changes.get((resource, nodes), 0) + difference
+    # Those who leave make the room that those who come take.
+    for (resource, nodes), difference in sorted(changes.items(), key=lambda one: one[1]):
+        if difference:
+            loose.flow(resource).change(nodes.mask, difference)
+    return loose
+
+
+class Room:
+    """What it takes to make room on one set or another, for one decision. *books* are those of the ledger
+    that the *movers* are of; *effort* bounds what is tried."""
+
+    def __init__(self, site: Site, books: Books, movers: Sequence[Mover], effort: Effort) -> None:
+        self.site, self.books, self.movers, self.effort = site, books, movers, effort
+        self._claimed = [other for flow in books.flows.values() for other in flow.wide]
+
+    def make(self, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
+        """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
+
+        Empty if no moves help, or if that took too many steps to find out.
+        """
+        lacking = without(amounts, self.books.room(nodes, amounts))
+        if _too_small(self.movers, lacking):
+            return {}
+        chosen = self._fewest(self._in_the_way(nodes, amounts), nodes, amounts, lacking)
+        if not chosen or len(chosen) > MAX_MOVES:
+            return {}
+        sets = {mover.entry.container_id: mover.widest for mover in chosen}
+        for mover in chosen:
+            for wider in self._wider_sets(mover):
+                trial = {**sets, mover.entry.container_id: wider}
+                if self._works(chosen, trial, nodes, amounts):
+                    sets = trial
+                    break
+        return sets
+
+    def _take(self, movers: int = 0) -> bool:
+        """Account for a trial with so many movers; False if nothing more may be tried."""
+        each = _STEPS_OF_A_TRIAL // 2 + len(self._claimed) // _SETS_A_STEP
+        return self.effort.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
+
+    def _in_the_way(self, nodes: int, amounts: Amounts) -> list[Mover]:
+        """The movers within the minimum cut, which grows as they are thought to be wider; none if even with
+        all of them wider the request does not fit."""
+        candidates = {mover.entry.container_id: mover for mover in self.movers}
+        relaxed, movers = self.books.copy(), list[Mover]()
+        while candidates:
+            cut = relaxed.cut(nodes, amounts)
+            if cut is None:
+                return movers
+            within = [one for one in candidates.values() if one.claim.nodes <= cut.nodes]
+            useful = [one for one in within if not one.widest <= cut.nodes]
+            if not useful or not self._take(len(useful)):
+                return []
+            for mover in useful:
+                del candidates[mover.entry.container_id]
+                relaxed.change(mover.claim, -1)
+                relaxed.change(replace(mover.claim, nodes=mover.widest))
+            movers += useful
+        return movers if relaxed.cut(nodes, amounts) is None else []
+
+    def _fewest(self, movers: Sequence[Mover], nodes: int, amounts: Amounts, lacking: Amounts) -> list[Mover]:
+        """One mover if one suffices, the smallest such; else the fewest of the largest, without those that
+        are not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
+        by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
+        if _too_small(movers, lacking):
+            return []
+
+        def suffice(some: Sequence[Mover]) -> bool:
+            return self._works(some, _widest(some), nodes, amounts)
+
+        for mover in by_size:
+            if not without(lacking, mover.claim.amounts_bytes) and suffice([mover]):
+                return [mover]
+        most = range(1, min(len(by_size), 2 * MAX_MOVES) + 1)
+        count = bisect_left(most, x=True, key=lambda k: suffice(by_size[-k:]))
+        kept = by_size[-most[count] :] if count < len(most) else []
+        for mover in tuple(kept):
+            fewer = [one for one in kept if one is not mover]
+            if suffice(fewer):
+                kept = fewer
+        return kept
+
+    def _works(
+        self, movers: Sequence[Mover], sets: Mapping[str, NodeSet], nodes: int, amounts: Amounts
+    ) -> bool:
+        """Whether everything fits once the *movers* have the nodes in *sets*."""
+        if not self._take(len(movers)):
+            return False
+        trial = self.books.copy()
+        moved = [
+            (mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers
+        ]
+        for before, _ in moved:
+            trial.change(before, -1)
+        for _, after in moved:
+            if not trial.fits(after.nodes.mask, after.amounts_bytes):
+                return False
+            trial.change(after)
+        return trial.fits(nodes, amounts)
+
+    def _wider_sets(self, mover: Mover) -> list[NodeSet]:
+        """One node more, without crossing a set with promises, the nearest first."""
+        own = mover.claim.nodes.mask
+        masks = [own | node for node in bits(mover.widest.mask & ~own)]
+        self.effort.take(len(masks) * (1 + len(self._claimed) // _SETS_A_STEP))
+        clean = [mask for mask in masks if not any(crosses(mask, other) for other in self._claimed)]
+        clean.sort(key=lambda mask: (self.site.distance(mask), mask))
+        return [NodeSet.of_mask(mask) for mask in clean]
+
+
+def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
+    """The *sets* as moves out of *ledger*."""
+    found = []
+    for container_id, wider in sorted(sets.items()):
+        entry = ledger.entries[container_id]
+        claim = claim_of(entry)
+        before = NodeSet() if claim is None else claim.nodes
+        found.append(Move(container_id, entry.decision.request.name, before, wider))
+    return tuple(found)
+
+
+def measured(moves: Iterable[Move], after: Ledger, books: Books) -> tuple[Move, ...]:
+    """*moves* with the bytes that the witness of *after* has outside the old nodes."""
+    found = []
+    for move in moves:
+        spread = share(books.machine, books.policy, after, move.container_id)
+        moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in move.before)
+        found.append(replace(move, moved_bytes=moved_bytes))
+    return tuple(found)
+
+
+def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
+    """The first few of the containers that became wider and for which there is room again where they were
+    placed, without those *staying*. Who lacks a part of its promise has better prospects on more nodes."""
+    trial, found = None, []
+    for container_id, entry in sorted(ledger.entries.items()):
+        placement, claim = entry.decision.placement, claim_of(entry)
+        if placement.home is None or claim is None or claim.short_bytes or container_id in staying:
+            continue
+        if not is_confined(entry.decision.request):
+            continue
+        trial = trial or books.copy()
+        back = replace(claim, nodes=placement.home)
+        trial.change(claim, -1)
+        if trial.fits(back.nodes.mask, back.amounts_bytes):
+            trial.change(back)
+            spread = share(books.machine, books.policy, ledger, container_id)
+            moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in back.nodes)
+            name = entry.decision.request.name
+            found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
+            if len(found) == MAX_RETURNS:
+                break
+        else:
+            trial.change(claim)
+    return tuple(found)
+
+
+def movers_of(books: Books, ledger: Ledger) -> list[Mover]:
+    """Everybody who may become wider, by id."""
+    everywhere, found = books.machine.ordinary_nodes, []
+    for _, entry in sorted(ledger.entries.items()):
+        claim = claim_of(entry)
+        if claim is not None and claim.flexible and not everywhere <= claim.nodes:
+            found.append(Mover(entry, claim, claim.nodes | everywhere))
+    return found
+
+
+def _too_small(movers: Iterable[Mover], lacking: Amounts) -> bool:
+    """Whether even the largest that may be moved at once have less than is lacking."""
+    claims = [mover.claim.amounts_bytes for mover in movers]
+    return any(
+        sum(nlargest(MAX_MOVES, [claim.get(resource, 0) for claim in claims])) < amount_bytes
+        for resource, amount_bytes in lacking.items()
+    )
+
+
+def _widest(movers: Iterable[Mover]) -> dict[str, NodeSet]:
+    return {mover.entry.container_id: mover.widest for mover in movers}

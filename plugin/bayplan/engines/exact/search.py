@@ -1,0 +1,269 @@
+"""The best set of nodes that fits: candidates in the order of the criteria, and how the winner won.
+
+Up to a number of sets of one width every one of them is looked at. Above it only good ones are (`sites`),
+and branch and bound finds what those miss: a set that fits at all, and one that crosses less or is nearer.
+Whether that took more steps than it may, so that something better may exist, is in the question's `Effort`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.exact.branching import Branching, Limit
+from bayplan.engines.exact.criteria import CRITERIA, Question, overlapping_sets, values
+from bayplan.engines.exact.flow import bits, crosses
+from bayplan.model.decision import Advantage, Candidate
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+KEPT: Final = 3
+"""How many sets that fit a decision lists."""
+KEPT_OBSTACLES: Final = 2
+"""How many sets that do not fit it lists beside them."""
+_STEPS_OF_A_SET: Final = 3
+"""What it costs to look at a set, beside what is asked of the books."""
+_FEW_CROSSING: Final = 16
+"""Around so many sets that cross others one is sought that does not, where the search had to end."""
+_STEPS_OF_A_RANK: Final = 6
+"""What it costs to grow a set."""
+_FEW: Final = 64
+"""So many sets are looked at for a runner-up that nobody needs."""
+
+
+class Area(Struct, frozen=True):
+    """Where to look: subsets of ``ground`` with at most ``widest`` nodes that contain ``core``; only the
+    whole ground if ``exactly``."""
+
+    ground: int
+    widest: int
+    core: int = 0
+    exactly: bool = False
+
+
+class Found(Struct, frozen=True):
+    """The chosen nodes, with what the decision shows of the choice. ``overlapping`` counts crossed sets."""
+
+    nodes: int
+    overlapping: int
+    candidates: tuple[Candidate, ...]
+    advantage: Advantage | None
+
+
+_Key = tuple[tuple[int, ...], tuple[int, ...], int]
+"""The values of the criteria, the ids, and the set itself."""
+
+
+def search(question: Question, area: Area) -> Found | None:
+    """The best set of *area* that fits *question*, None if none of them does.
+
+    Wider sets are looked at as long as every narrower one that fits crosses a set with promises.
+    """
+    return _Search(question).run(area)
+
+
+class _Search:
+    """One search: what was found so far."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.fitting: list[_Key] = []
+        self.obstacles: list[int] = []
+        self.clean = 0
+        # Crossed sets and width of the best set that crosses others.
+        self.fallback: tuple[int, int] | None = None
+
+    def run(self, area: Area) -> Found | None:
+        at_worst = self._look_by_width(area)
+        if not self.fitting and at_worst:
+            self._look_at([at_worst])
+        if not self.fitting:
+            return None
+        if self.question.effort.ended and not self.clean:
+            self._look_at(self._clean_around(area))
+        self.fitting.sort()
+        return _found(self.question, self.fitting, self.obstacles)
+
+    def _look_by_width(self, area: Area) -> int:
+        """Look at the sets of each width in turn, until one crosses none or too much was spent.
+
+        Returns:
+            A set of the last width that fits, where it had to be sought; 0 if there is none.
+        """
+        site, effort, at_worst = self.question.site, self.question.effort, None
+        for width in _widths(self.question, area):
+            enough = self.clean > 0
+            if effort.exhausted and (self.fitting or at_worst is not None):
+                effort.ended |= not enough
+                break
+            many = not area.exactly and site.too_many(area.ground, width)
+            rows = _rows(self.question, area, width)
+            if enough and len(rows) > _FEW:
+                break
+            effort.spent += _STEPS_OF_A_RANK * len(rows) if many else 0
+            many = not self._look_at(rows) or many
+            if many and not enough:
+                if not self.fitting and at_worst is None:
+                    at_worst = self._at_worst(area)
+                    if not at_worst and not effort.ended:
+                        break
+                # Where the last width was given up already, it would be given up again.
+                if self.fitting or at_worst or width < _last_width(area):
+                    self._branch(area, width)
+            if enough or self.clean > 1:
+                break
+        return at_worst or 0
+
+    def _at_worst(self, area: Area) -> int:
+        """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
+        that one proof does for all widths."""
+        question, width = self.question, _last_width(area)
+        if not question.plausible(area.ground) or not question.lookup.fits(area.ground, question.amounts):
+            return 0
+        if width == area.ground.bit_count():
+            return area.ground
+        return Branching(question, area.ground, area.core, width).any_set(at_all=True)
+
+    def _branch(self, area: Area, width: int) -> None:
+        """Look for what is better than all that was found, among the sets of *width* nodes."""
+        branching = Branching(self.question, area.ground, area.core, width)
+        if not self.fitting:
+            self._look_at([nodes for nodes in [branching.any_set()] if nodes])
+        if self.fitting:
+            self._look_at(list(branching.better_sets(self._limit(width))))
+
+    def _clean_around(self, area: Area) -> list[int]:
+        """The sets that cross none, around the best that were found: with everything that these cross."""
+        claimed, found = self.question.lookup.claimed, set()
+        for _, _, nodes in sorted(self.fitting)[:_FEW_CROSSING]:
+            wide, before = nodes, 0
+            while wide != before:
+                before = wide
+                for other in claimed:
+                    if crosses(wide, other):
+                        wide |= other
+            if not wide & ~area.ground and wide.bit_count() <= _last_width(area):
+                found.add(wide)
+        return sorted(found, key=lambda nodes: (nodes.bit_count(), nodes))
+
+    def _limit(self, width: int) -> Limit:
+        """What a set of *width* nodes has to beat: narrower ones do if they cross as few."""
+        return min(
+            (by_criteria[0], by_criteria[2] if by_criteria[1] == width else -1)
+            for by_criteria, _, _ in self.fitting
+        )
+
+    def _look_at(self, rows: Sequence[int]) -> bool:
+        """Whether it did not take too much to look at all of *rows*."""
+        question, last_rank = self.question, None
+        lookup, complete = question.lookup, True
+        begun, most = lookup.steps, lookup.steps + question.effort.for_a_width
+        for nodes in rows:
+            lookup.steps += _STEPS_OF_A_SET
+            if lookup.steps - _STEPS_OF_A_SET > most:
+                complete = False
+                break
+            if self._hopeless(nodes):
+                continue
+            if not question.plausible(nodes) or not lookup.fits(nodes, question.amounts):
+                if len(self.obstacles) < KEPT_OBSTACLES:
+                    self.obstacles.append(nodes)
+                continue
+            by_criteria = values(question, nodes)
+            rank = (by_criteria[2], by_criteria[3])
+            # Rows come by distance and initiators: what follows cannot be better than two found before.
+            if self.clean > 1 and last_rank is not None and rank > last_rank:
+                break
+            self.fitting.append((by_criteria, tuple(NodeSet.of_mask(nodes)), nodes))
+            if by_criteria[0]:
+                crossed_and_width = (by_criteria[0], by_criteria[1])
+                self.fallback = min(self.fallback or crossed_and_width, crossed_and_width)
+            else:
+                self.clean, last_rank = self.clean + 1, rank
+        question.effort.spent += lookup.steps - begun
+        return complete
+
+    def _hopeless(self, nodes: int) -> bool:
+        """Whether *nodes* cross more sets than one that fits already, or as many and are wider. To know
+        whether they fit would take a flow each."""
+        if self.fallback is None:
+            return False
+        return (overlapping_sets(self.question, nodes), nodes.bit_count()) > self.fallback
+
+
+def _last_width(area: Area) -> int:
+    return min(area.widest, area.ground.bit_count())
+
+
+def _widths(question: Question, area: Area) -> Iterable[int]:
+    last = _last_width(area)
+    if area.exactly:
+        return range(area.ground.bit_count(), last + 1)
+    return range(max(1, area.core.bit_count(), _least_width(question, area)), last + 1)
+
+
+def _least_width(question: Question, area: Area) -> int:
+    """How many nodes it takes at least, if each has the room at best that it has alone.
+
+    What several nodes have room for together is never more than the sum over them, because the value of a
+    maximum flow is submodular in its sources.
+    """
+    least = 1
+    for resource, amount_bytes in question.amounts.items():
+        rooms = question.rooms[resource]
+        left = amount_bytes
+        used = 0
+        haves = [rooms.get(node, 0) for node in bits(area.ground)]
+        if max(haves, default=0) >= amount_bytes:
+            continue
+        for have in sorted(haves, reverse=True):
+            if left <= 0:
+                break
+            left, used = left - have, used + 1
+        least = max(least, used) if left <= 0 else area.ground.bit_count() + 1
+    return least
+
+
+def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
+    """The sets of one width in the order of distance and initiators."""
+    if area.exactly:
+        return [area.ground]
+    rows = question.site.ranked(area.ground, width, _decisive_rooms(question))
+    return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
+
+
+def _decisive_rooms(question: Question) -> Mapping[int, int]:
+    """The room by node of what is asked for first: memory, else huge pages, else CPUs."""
+    resource = next(iter(question.amounts), None)
+    return question.free_cpus if resource is None else question.rooms[resource]
+
+
+def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]) -> Found:
+    candidates = [
+        Candidate(NodeSet.of_mask(nodes), dict(zip(CRITERIA, by_criteria, strict=True)))
+        for by_criteria, _, nodes in fitting[:KEPT]
+    ]
+    candidates += [Candidate(NodeSet.of_mask(nodes), {}, _obstacle(question, nodes)) for nodes in obstacles]
+    won, _, nodes = fitting[0]
+    advantage = None
+    if len(fitting) > 1:
+        lost, _, runner_up = fitting[1]
+        name, mine, other = "id", 0, 1
+        for criterion, first, second in zip(CRITERIA, won, lost, strict=True):
+            if first != second:
+                name, mine, other = criterion, first, second
+                break
+        advantage = Advantage(name, mine, NodeSet.of_mask(runner_up), other)
+    return Found(nodes, won[0], tuple(candidates), advantage)
+
+
+def _obstacle(question: Question, nodes: int) -> str:
+    """Why *nodes* cannot be taken."""
+    if question.cpus and question.cpus_on(nodes) < question.cpus:
+        return f"{question.cpus_on(nodes)} of {question.cpus} CPUs"
+    room = question.books.room(nodes, question.amounts)
+    for resource, amount_bytes in question.amounts.items():
+        left = room.get(resource, 0)
+        if left < amount_bytes:
+            return f"room for {format_bytes(left)} of {format_bytes(amount_bytes)} {resource}"
+    return "no device of the container is close"

@@ -1,0 +1,172 @@
+"""What only depends on the machine: distances, initiators, and the sets of nodes in the order of both.
+
+Worked out once for a machine and kept, because a machine changes with hotplug only.
+"""
+
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import comb
+from operator import add
+from typing import Final
+
+from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.nearness import Nearness, Pairs, rows_on
+from bayplan.engines.exact.tables import MOST_NODES, Positions
+from bayplan.model.machine import Machine, union
+from bayplan.sets import CpuSet, NodeSet
+
+MAX_COMBINATIONS: Final = 1000
+"""Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
+node by adding the nearest ones, the roomiest nodes, and what `branching` finds."""
+
+_MAX_REMEMBERED: Final = 1 << 16
+"""Distances of so many sets are kept."""
+_FEW_PAIRS: Final = 4
+"""To go through the distances of all nodes costs as much as to look up so many pairs for each of them."""
+_MOST_GROWN: Final = 64
+"""From so many nodes sets are grown; on machines with hundreds of nodes not from every one."""
+
+
+class Site:
+    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts.
+    ``positions`` are those of all nodes in tables, None if they are too many."""
+
+    def __init__(
+        self, machine: Machine, max_combinations: int = MAX_COMBINATIONS, max_steps: int = MAX_STEPS
+    ) -> None:
+        self.machine = machine
+        self.max_combinations, self.max_steps = max_combinations, max_steps
+        self._distances: dict[int, int] = {}
+        away = {node.id: machine.distances_from(node) for node in machine.nodes}
+        masks = [1 << node for node in machine.node_ids]
+        self.pairs = {
+            1 << one: dict(zip(masks, map(add, there, back), strict=True))
+            for (one, there), back in zip(away.items(), zip(*away.values(), strict=True), strict=True)
+        }
+        self.positions = Positions(masks) if len(masks) <= MOST_NODES else None
+        self._ranked: dict[tuple[int, int], list[int]] = {}
+        self._nearness: dict[int, Nearness] = {}
+        self._growing: dict[int, list[_Growing]] = {}
+        self._initiators = {
+            1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
+        }
+        self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
+
+    def distance(self, nodes: int) -> int:
+        """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
+        found = self._distances.get(nodes)
+        if found is None:
+            found = self._summed(nodes)
+            if len(self._distances) >= _MAX_REMEMBERED:
+                self._distances.clear()
+            self._distances[nodes] = found
+        return found
+
+    def _summed(self, nodes: int) -> int:
+        count = nodes.bit_count()
+        if count * count <= _FEW_PAIRS * len(self.pairs):
+            members = [node for node in bits(nodes) if node in self.pairs]
+            return sum(
+                [
+                    sum(map(self.pairs[node].__getitem__, members[:index]))
+                    for index, node in enumerate(members)
+                ]
+            )
+        rows = rows_on(self.pairs, nodes).values()
+        # Each pair is in two rows, and each node's distance from itself in one.
+        return (sum(map(sum, rows)) - sum([row[index] for index, row in enumerate(rows)])) // 2
+
+    def remote_initiators(self, nodes: int) -> int:
+        """How many of *nodes* have initiators, none of which is among *nodes*, or no CPUs to begin with."""
+        best = self._initiators
+        if not best:
+            return 0
+        return sum(1 for node in bits(nodes) if node in best and not best[node] & nodes)
+
+    def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
+        """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
+        return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
+
+    def cpus_near(self, nodes: NodeSet) -> CpuSet:
+        """The CPUs that count as those of *nodes*."""
+        return union(self._cpus.get(node, CpuSet()) for node in bits(nodes.mask))
+
+    def nodes_near(self, cpus: CpuSet) -> NodeSet:
+        """The nodes with memory that have some of *cpus*."""
+        return NodeSet.of_mask(sum(node for node, near in self._cpus.items() if not near.isdisjoint(cpus)))
+
+    def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[int]:
+        """The sets of *width* nodes of *ground*: by distance, initiators and ids.
+
+        Where these are too many to enumerate only good ones, among them the nodes with the most of *rooms*.
+        """
+        found = self._ranked.get((ground, width))
+        many = self.too_many(ground, width)
+        if found is None:
+            every = self._grown(ground, width) if many else map(sum, combinations(bits(ground), width))
+            found = self._ranked[ground, width] = sorted(set(every), key=self._rank)
+        if not many:
+            return found
+        roomiest = sum(sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))[:width])
+        if roomiest not in found:
+            found = found.copy()
+            insort(found, roomiest, key=self._rank)
+        return found
+
+    def too_many(self, ground: int, width: int) -> bool:
+        """Whether the sets of *width* nodes of *ground* are more than are looked at one by one."""
+        return comb(ground.bit_count(), width) > self.max_combinations
+
+    def nearness(self, ground: int, width: int) -> Nearness:
+        """The bounds of distances for sets of up to *width* nodes of *ground*."""
+        found = self._nearness.get(ground)
+        if found is None or found.width < width:
+            found = self._nearness[ground] = Nearness(self.pairs, ground, width)
+        return found
+
+    def _grown(self, ground: int, width: int) -> Iterator[int]:
+        """The sets of the *width* nodes that are nearest to some node, with their distances remembered."""
+        growing = self._growing.get(ground)
+        if growing is None:
+            rows = rows_on(self.pairs, ground)
+            nodes = list(rows)
+            growing = self._growing[ground] = [
+                _Growing([nodes[other] for other in sorted(range(len(nodes)), key=rows[node].__getitem__)])
+                for node in nodes[:: -(-len(nodes) // _MOST_GROWN)]
+            ]
+        for one in growing:
+            one.grow(self.pairs, width)
+            self._distances[one.sets[width]] = one.distances[width]
+            yield one.sets[width]
+
+    def _rank(self, nodes: int) -> tuple[int, int, tuple[int, ...]]:
+        return self.distance(nodes), self.remote_initiators(nodes), tuple(NodeSet.of_mask(nodes))
+
+
+class _Growing:
+    """The sets of the first nodes of *order*, by their width, with the distances within each."""
+
+    __slots__ = ("_order", "distances", "sets")
+
+    def __init__(self, order: list[int]) -> None:
+        self._order, self.sets, self.distances = order, [0], [0]
+
+    def grow(self, pairs: Pairs, width: int) -> None:
+        """Have the sets of up to *width* nodes."""
+        for count in range(len(self.sets) - 1, width):
+            node = self._order[count]
+            added = sum(map(pairs[node].__getitem__, self._order[:count]))
+            self.sets.append(self.sets[-1] | node)
+            self.distances.append(self.distances[-1] + added)
+
+
+def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:
+    """The CPUs of each node with memory; those of a node without count for the nearest node that has."""
+    found = {node: machine.node_by_id[node].cpus for node in machine.memory_nodes}
+    for node in machine.cpu_nodes - machine.memory_nodes:
+        if found:
+            near = min(found, key=lambda other: (machine.distance(node, other), other))
+            found[near] |= machine.node_by_id[node].cpus
+    return found

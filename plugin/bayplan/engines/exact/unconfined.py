@@ -1,0 +1,87 @@
+"""Containers that are confined to no set, and claims that could not be promised in full.
+
+Never refused: their use is not bounded by their claim anyway, so that a refusal would protect nobody. What
+could not be promised is said, with the minimum cut.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.books import Books, shortage
+from bayplan.engines.exact.claiming import claimed_amounts, is_confined, is_flexible, without
+from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import device_nodes
+from bayplan.sets import NodeSet
+
+
+def everywhere(books: Books, ledger: Ledger, request: Request) -> Decision:
+    """The decision about a container without a set of its own."""
+    machine, amounts = books.machine, claimed_amounts(request)
+    nodes = machine.ordinary_nodes
+    placement = Placement(
+        open_mems(machine, request), claim=Claim(nodes, amounts, is_flexible(books.policy, request))
+    )
+    if not amounts:
+        text = f"{request.qos.value}, claims nothing; it may use every ordinary node"
+        return Decision(request, Outcome.PLACED, placement, (Reason("nothing-claimed", text),))
+    if books.fits(nodes.mask, amounts):
+        text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
+        return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
+    return short(books, ledger, request, placement)
+
+
+def short(books: Books, ledger: Ledger, request: Request, placement: Placement) -> Decision:
+    """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
+    claim = placement.claim
+    assert claim is not None
+    cut = books.cut(claim.nodes.mask, claim.amounts_bytes)
+    assert cut is not None
+    lacking = shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
+    promised = books.room(claim.nodes.mask, claim.amounts_bytes)
+    partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
+    reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")
+    degraded = replace(placement, claim=partial)
+    return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
+
+
+def topped_up(books: Books, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
+    """Those of the *short* claims for which there is room by now, with what can be promised of the rest.
+    *books* are changed."""
+    found = {}
+    for container_id, claim in short:
+        more = books.room(claim.nodes.mask, claim.short_bytes)
+        if not more:
+            continue
+        books.change(Claim(claim.nodes, more))
+        resources = {**claim.amounts_bytes, **more}
+        promised = {
+            resource: claim.amounts_bytes.get(resource, 0) + more.get(resource, 0) for resource in resources
+        }
+        rest = without(claim.short_bytes, more)
+        found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest)
+    return found
+
+
+def opened(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
+    """The placements of those that are confined to no set, on all ordinary nodes that *machine* has now; only
+    those that had fewer, and none that lost some."""
+    nodes, found = machine.ordinary_nodes, {}
+    for container_id, entry in ledger.entries.items():
+        request, placement = entry.decision.request, entry.decision.placement
+        claim = placement.claim
+        if claim is None or claim.nodes == nodes or not claim.nodes <= nodes or is_confined(request):
+            continue
+        mems = None if placement.mems is None else open_mems(machine, request)
+        found[container_id] = replace(
+            placement, mems=mems, claim=replace(claim, nodes=nodes), booked_bytes={}, left=placement.mems
+        )
+    return found
+
+
+def open_mems(machine: Machine, request: Request) -> NodeSet | None:
+    """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
+    nodes = machine.ordinary_nodes | device_nodes(machine, request)
+    return None if nodes == machine.memory_nodes else nodes

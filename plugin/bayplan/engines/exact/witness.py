@@ -1,0 +1,132 @@
+"""The witness of the promises: so many bytes of this container on that node.
+
+Worked out from the claims alone, in a fixed order, so that the same ledger always has the same witness.
+Summed over the nodes it is each container's claim, and no node carries more than it has; only claims that
+came without us or lost their capacity can be short of that.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.books import Books, Cut, shortage, totals
+from bayplan.engines.exact.flow import Flow, bits
+from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.decision import Claim, Placement, Shortage
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.sets import NodeSet
+
+Spread = Mapping[int, Mapping[str, int]]
+"""Node id -> resource -> bytes."""
+
+
+def witness(machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Spread]:
+    """What every container has on each node: container id -> node id -> resource -> bytes.
+
+    Placements without a claim have what was booked for them.
+    """
+    loads = _loads(machine, policy, ledger)
+    found: dict[str, Spread] = {}
+    for container_id, entry in sorted(ledger.entries.items()):
+        placement = entry.decision.placement
+        if placement.claim is None:
+            found[container_id] = placement.booked_bytes
+        else:
+            found[container_id] = _taken(loads, placement.claim)
+    return found
+
+
+def by_node(spreads: Iterable[Spread]) -> dict[int, dict[str, int]]:
+    """The sum of *spreads* on each node."""
+    sums: dict[int, dict[str, int]] = {}
+    for spread in spreads:
+        for node, row in spread.items():
+            total = sums.setdefault(node, {})
+            for resource, amount_bytes in row.items():
+                total[resource] = total.get(resource, 0) + amount_bytes
+    return sums
+
+
+def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+    """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
+    spreads = witness(machine, policy, ledger)
+    entries = []
+    for container_id, entry in ledger.entries.items():
+        placement = entry.decision.placement
+        if placement.claim is not None:
+            placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
+        entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
+    return Ledger.of([*entries, *ledger.between.values()])
+
+
+def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -> Spread:
+    """The witness of one container of *ledger*."""
+    claim = ledger.entries[container_id].decision.placement.claim
+    if claim is None:
+        return ledger.entries[container_id].decision.placement.booked_bytes
+    loads = _loads(machine, policy, ledger)
+    beside = [
+        key
+        for key, entry in ledger.entries.items()
+        if key < container_id and _claims_on(entry.decision.placement, claim.nodes)
+    ]
+    for key in sorted(beside):
+        other = ledger.entries[key].decision.placement.claim
+        if other is not None:
+            _taken(loads, other)
+    return _taken(loads, claim)
+
+
+def shortages(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Shortage, ...]:
+    """The sets of nodes whose capacity is below what is claimed there: the smallest ones, each resource.
+
+    This happens when capacity goes away (hotplug, a larger reservation), or where containers came without us.
+    """
+    books = Books(machine, policy)
+    books.follow(ledger)
+    found = []
+    for resource, flow in sorted(books.flows.items()):
+        seen: set[int] = set()
+        for nodes in sorted(flow.unmet):
+            reached = flow.cut(nodes, 1)
+            if reached not in seen:
+                seen.add(reached)
+                found.append(shortage(books, ledger, Cut(resource, NodeSet.of_mask(reached)), 0))
+    return tuple(found)
+
+
+def _claims_on(placement: Placement, nodes: NodeSet) -> bool:
+    return placement.claim is not None and placement.claim.nodes == nodes
+
+
+def _loads(machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Flow]:
+    """A flow for each resource, from nothing: narrow sets first, then by ids."""
+    capacity: dict[str, dict[int, int]] = {}
+    for node, amounts in allocatable_bytes(machine, policy).items():
+        for resource, amount_bytes in amounts.items():
+            capacity.setdefault(resource, {})[1 << node] = amount_bytes
+    flows = {resource: Flow(row) for resource, row in capacity.items()}
+    claimed = totals(ledger)
+    for nodes in sorted(claimed, key=lambda each: (len(each), each.mask)):
+        for resource, amount_bytes in claimed[nodes].items():
+            if amount_bytes:
+                flows.setdefault(resource, Flow({})).carry(nodes.mask, amount_bytes)
+    return flows
+
+
+def _taken(flows: Mapping[str, Flow], claim: Claim) -> Spread:
+    """Take *claim* out of what the *flows* carry for its set, lowest node first."""
+    spread: dict[int, dict[str, int]] = {}
+    for resource, amount_bytes in claim.amounts_bytes.items():
+        carried = flows[resource].carried if resource in flows else {}
+        left = amount_bytes
+        for node in bits(claim.nodes.mask):
+            load = carried.get(node, {})
+            part = min(left, load.get(claim.nodes.mask, 0))
+            if part:
+                load[claim.nodes.mask] -= part
+                left -= part
+                spread.setdefault(node.bit_length() - 1, {})[resource] = part
+    return spread

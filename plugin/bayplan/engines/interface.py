@@ -1,0 +1,121 @@
+"""The interface of a decision engine, and what every engine needs to know of a machine under a policy.
+
+An engine is a pure function of immutable values. It never changes a ledger; the daemon records the
+decision and then makes the next ledger from it.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from bayplan.model.decision import Claim, Decision, Move, Placement, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.sets import CpuSet, NodeSet
+
+
+class Engine(Protocol):
+    """Decides where a container goes."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the configuration."""
+        ...
+
+    def another(self) -> "Engine":
+        """An engine that answers the same and shares nothing with this one, for another thread."""
+        ...
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: Policy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        """Answer *request*, given that everything in *ledger* is promised already.
+
+        *current* is the placement of a running container whose request changed; it is not in *ledger*, and
+        it is kept if the changed request fits there. Raises nothing: a refusal is a Decision.
+        """
+        ...
+
+    def adopt(
+        self, machine: Machine, policy: Policy, ledger: Ledger, request: Request, mems: NodeSet | None
+    ) -> Placement:
+        """What is promised from now on to a container that exists without a decision of ours and may use
+        *mems*, None for all nodes. Nothing is changed about it: the placement binds it to nothing."""
+        ...
+
+    def returns(
+        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+    ) -> tuple[Move, ...]:
+        """A few of the containers that once became wider, for others or for more memory, and for which there
+        is room again on the nodes they were placed on; without those whose ids are in *staying*."""
+        ...
+
+    def opened(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Placement]:
+        """What becomes of containers that may use all ordinary memory, where there is more of it than when
+        they were placed: their placements, by container id."""
+        ...
+
+    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Claim]:
+        """The claims of containers that were promised less than they asked for and can be promised more, now
+        that somebody is gone, by container id."""
+        ...
+
+    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+        """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
+        ...
+
+
+def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, int]]:
+    """Bytes that containers may have: node id -> resource -> capacity less the reservation, never below 0."""
+    return {
+        node.id: {
+            resource: max(0, amount - policy.reserved_bytes.get(node.id, {}).get(resource, 0))
+            for resource, amount in node.capacity_bytes().items()
+        }
+        for node in machine.nodes
+    }
+
+
+def free_bytes(machine: Machine, policy: Policy, ledger: Ledger) -> dict[int, dict[str, int]]:
+    """Allocatable bytes that nobody was promised by node: node id -> resource -> bytes, never below 0.
+
+    Claims on sets of nodes are not among these promises.
+    """
+    return _less(allocatable_bytes(machine, policy), ledger.booked_bytes)
+
+
+def reserved_cpus(machine: Machine, policy: Policy) -> CpuSet:
+    """The CPUs that never become exclusive: the configured ones, else the lowest one, because the shared
+    pool must not run empty (an empty cpuset.cpus cannot be written)."""
+    configured = policy.reserved_cpus & machine.online_cpus
+    if configured or not machine.online_cpus:
+        return configured
+    return CpuSet([next(iter(machine.online_cpus))])
+
+
+def exclusive_candidates(machine: Machine, policy: Policy, ledger: Ledger) -> CpuSet:
+    """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
+    and not pinned for another container by somebody else."""
+    free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)
+    for entry in ledger.entries.values():
+        pinned = entry.decision.request.pinned_cpus
+        if pinned is not None:
+            free -= pinned
+    return free
+
+
+def _less(
+    minuends: Mapping[int, Mapping[str, int]], subtrahends: Mapping[int, Mapping[str, int]]
+) -> dict[int, dict[str, int]]:
+    return {
+        node: {
+            resource: max(0, amount - subtrahends.get(node, {}).get(resource, 0))
+            for resource, amount in resources.items()
+        }
+        for node, resources in minuends.items()
+    }

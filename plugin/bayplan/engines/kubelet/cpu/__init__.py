@@ -1,0 +1,1 @@
+"""kubelet's CPU Manager, static policy."""

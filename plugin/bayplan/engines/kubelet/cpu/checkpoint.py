@@ -1,0 +1,313 @@
+"""kubelet's file cpu_manager_state: its text, its checksum, and what can be read from the older formats.
+
+Version 1 lists CPU sets by container id, version 2 by pod and container, version 3 (with the feature gate
+PodLevelResourceManagers) also by pod. The checksum covers a dump of Go's structure, not the JSON text, so
+that the dump is rebuilt here. Text in, text out: nothing here opens a file.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from bayplan.engines.kubelet.cpu.errors import CpuStateError
+from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.errors import excerpt
+from bayplan.sets import CpuSet
+
+FILE_NAME: Final = "cpu_manager_state"
+
+_FNV_OFFSET: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+_NIL: Final = "<nil>"
+_INT64_DIGITS: Final = 19
+
+
+class CpuCheckpoint(Struct, frozen=True):
+    """The content of a file, uninterpreted. ``entries`` values are CPU lists, or in version 1 one list per
+    container id; a JSON null is None, because the checksum tells null and empty apart."""
+
+    version: int
+    policy_name: str = ""
+    default_cpus: str = ""
+    entries: Mapping[str, Any] | None = field(default_factory=dict)
+    pod_entries: Mapping[str, CpuSet | None] | None = field(default_factory=dict)
+    checksum: int = 0
+
+    def dump(self) -> str:
+        """The text that the checksum covers."""
+        entry_type = "map[string]string" if self.version == 1 else "map[string]map[string]string"
+        parts = [
+            f"PolicyName:(string){self.policy_name}",
+            f"DefaultCPUSet:(string){self.default_cpus}",
+            f"Entries:({entry_type}){_dumped(self.entries)}",
+        ]
+        if self.version == _POD_LEVEL_VERSION:
+            pods = self.pod_entries
+            sets = None if pods is None else {pod: _dumped_set(cpus) for pod, cpus in pods.items()}
+            parts.append(f"PodEntries:(state.PodCPUAssignments){_dumped(sets)}")
+        return f"(*state.CPUManagerCheckpoint){{{' '.join(parts)} Checksum:(checksum.Checksum)0}}"
+
+    def computed_checksum(self) -> int:
+        """The checksum of the content: FNV-1a, 32 bits."""
+        value = _FNV_OFFSET
+        for byte in self.dump().encode(errors="surrogatepass"):
+            value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+        return value
+
+    @property
+    def intact(self) -> bool:
+        """Whether the checksum is right. Up to version 2 a file may do without one."""
+        without = self.checksum == 0 and self.version < _POD_LEVEL_VERSION
+        return without or self.checksum == self.computed_checksum()
+
+
+_POD_LEVEL_VERSION: Final = 3
+
+
+def format_checkpoint(state: CpuState, policy_name: str, *, pod_level_managers: bool = False) -> str:
+    """The file's text for *state*, as kubelet would write it."""
+    entries = {
+        pod_uid: {container: str(cpus) for container, cpus in containers.items()}
+        for pod_uid, containers in state.assignments.items()
+    }
+    pods = state.budgets if pod_level_managers else {}
+    checkpoint = CpuCheckpoint(
+        version=_POD_LEVEL_VERSION if pod_level_managers else 2,
+        policy_name=policy_name,
+        default_cpus=str(state.shared),
+        entries=entries,
+        pod_entries=pods,
+    )
+    content: dict[str, Any] = {"policyName": policy_name, "defaultCpuSet": str(state.shared)}
+    if entries:
+        content["entries"] = {
+            pod_uid: dict(sorted(containers.items(), key=_bytewise))
+            for pod_uid, containers in sorted(entries.items(), key=_bytewise)
+        }
+    if pods:
+        content["podEntries"] = {
+            pod_uid: {"cpuSet": str(cpus)} for pod_uid, cpus in sorted(pods.items(), key=_bytewise)
+        }
+    content["checksum"] = checkpoint.computed_checksum()
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def restore_checkpoint(
+    text: str | None,
+    policy_name: str,
+    *,
+    path: str = FILE_NAME,
+    container_refs: Mapping[str, tuple[str, str]] | None = None,
+    pod_level_managers: bool = False,
+) -> CpuState:
+    """The state that a file holds; an empty state if there is none (*text* None).
+
+    Args:
+        text: the file's content.
+        policy_name: cpuManagerPolicy, which must be the one that wrote the file.
+        path: how the file is called in the error.
+        container_refs: pod uid and container name by container id, for version 1.
+        pod_level_managers: the feature gate PodLevelResourceManagers, without which version 3 is not read.
+
+    Raises:
+        CpuStateError: the file cannot be used; the text is kubelet's, which refuses to start then.
+    """
+    if text is None:
+        return CpuState()
+    try:
+        checkpoint = _read(text, container_refs or {}, pod_level_managers=pod_level_managers)
+        return _state(checkpoint, policy_name)
+    except CpuStateError as error:
+        raise CpuStateError(
+            f"could not restore state from checkpoint: {error}, please drain this node and delete the CPU "
+            f'manager checkpoint file "{path}" before restarting Kubelet'
+        ) from error
+
+
+def decode_checkpoint(text: str, version: int) -> CpuCheckpoint:
+    """The content of a file read as *version*, as Go reads it: names in any case, unknown ones ignored.
+
+    Raises:
+        CpuStateError: not JSON, or not of that shape. The checksum is not looked at.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CpuStateError(_json_problem(text, error)) from error
+    if not isinstance(content, dict):
+        raise CpuStateError(f"json: cannot unmarshal {_kind(content)} into the CPU manager's checkpoint")
+    found = {key.lower(): value for key, value in content.items()}
+    entry = _text if version == 1 else _table(_text)
+    pods = _table(_pod_cpus) if version == _POD_LEVEL_VERSION else _ignored
+    return CpuCheckpoint(
+        version=version,
+        policy_name=_text(found.get("policyname"), "policyName"),
+        default_cpus=_text(found.get("defaultcpuset"), "defaultCpuSet"),
+        entries=_table(entry)(found.get("entries", {}), "entries"),
+        pod_entries=pods(found.get("podentries", {}), "podEntries"),
+        checksum=_number(found.get("checksum"), "checksum"),
+    )
+
+
+def parse_cpus(text: str) -> CpuSet:
+    """A CPU list as kubelet reads it: `CpuSet.parse` with the error texts of Go's strconv.
+
+    Raises:
+        CpuStateError: *text* is not a list of ids and rising ranges.
+    """
+    cpus = CpuSet()
+    for part in text.split(",") if text else ():
+        first, dash, last = part.partition("-")
+        low = _atoi(first)
+        high = _atoi(last) if dash else low
+        if low > high:
+            raise CpuStateError(f'invalid range "{part}" ({low} > {high})')
+        if low < 0 or high > CpuSet.max_id:
+            raise CpuStateError(f'invalid CPU list "{part}" (ids go from 0 to {CpuSet.max_id})')
+        cpus |= CpuSet.of_mask(((1 << (high - low + 1)) - 1) << low)
+    return cpus
+
+
+def _read(
+    text: str, container_refs: Mapping[str, tuple[str, str]], *, pod_level_managers: bool
+) -> CpuCheckpoint:
+    """The checkpoint in the first version that fits, brought to version 2 or 3."""
+    versions = (3, 1, 2) if pod_level_managers else (1, 2)
+    problem = CpuStateError("checkpoint is corrupted")
+    for version in versions:
+        try:
+            checkpoint = decode_checkpoint(text, version)
+        except CpuStateError as error:
+            problem = error
+            continue
+        if checkpoint.intact:
+            return _migrated(checkpoint, container_refs) if version == 1 else checkpoint
+        problem = CpuStateError("checkpoint is corrupted")
+    raise problem
+
+
+def _migrated(checkpoint: CpuCheckpoint, container_refs: Mapping[str, tuple[str, str]]) -> CpuCheckpoint:
+    """Version 1 as version 2: container ids become pod and container."""
+    entries: dict[str, dict[str, str]] = {}
+    for container_id, cpus in (checkpoint.entries or {}).items():
+        if container_id not in container_refs:
+            raise CpuStateError(
+                "error migrating v1 checkpoint state to v2 checkpoint state: "
+                f"containerID '{container_id}' not found in initial containers list"
+            )
+        pod_uid, container = container_refs[container_id]
+        entries.setdefault(pod_uid, {})[container] = cpus
+    return CpuCheckpoint(2, checkpoint.policy_name, checkpoint.default_cpus, entries)
+
+
+def _state(checkpoint: CpuCheckpoint, policy_name: str) -> CpuState:
+    if checkpoint.policy_name != policy_name:
+        raise CpuStateError(
+            f'configured policy "{policy_name}" differs from state checkpoint policy '
+            f'"{checkpoint.policy_name}"'
+        )
+    try:
+        shared = parse_cpus(checkpoint.default_cpus)
+    except CpuStateError as error:
+        raise CpuStateError(
+            f'could not parse default cpu set "{checkpoint.default_cpus}": {error}'
+        ) from error
+    assignments: dict[str, dict[str, CpuSet]] = {}
+    for pod_uid, containers in (checkpoint.entries or {}).items():
+        assignments[pod_uid] = {}
+        for container, text in (containers or {}).items():
+            try:
+                assignments[pod_uid][container] = parse_cpus(text)
+            except CpuStateError as error:
+                raise CpuStateError(
+                    f'could not parse cpuset "{text}" for container "{container}" in pod "{pod_uid}": {error}'
+                ) from error
+    budgets = {pod_uid: cpus or CpuSet() for pod_uid, cpus in (checkpoint.pod_entries or {}).items()}
+    return CpuState(shared=shared, assignments=assignments, budgets=budgets)
+
+
+def _dumped(value: Any) -> str:
+    """A map of strings, or of maps of them, as the dump prints it."""
+    if value is None:
+        return _NIL
+    if isinstance(value, str):
+        return value
+    members = (f"{key}:{_dumped(member)}" for key, member in sorted(value.items(), key=_bytewise))
+    return f"map[{' '.join(members)}]"
+
+
+def _dumped_set(cpus: CpuSet | None) -> str:
+    elements = _NIL if cpus is None else f"map[{' '.join(f'{cpu}:{{}}' for cpu in cpus)}]"
+    return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
+
+
+def _bytewise(item: tuple[str, Any]) -> bytes:
+    return item[0].encode(errors="surrogatepass")
+
+
+def _text(value: Any, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _mismatch(value, name, "string")
+    return value
+
+
+def _number(value: Any, name: str) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise _mismatch(value, name, "uint64")
+    return value
+
+
+def _table(member: Callable[[Any, str], Any]) -> Callable[[Any, str], dict[str, Any] | None]:
+    def read(value: Any, name: str) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise _mismatch(value, name, "map")
+        return {key: member(found, name) for key, found in value.items()}
+
+    return read
+
+
+def _ignored(value: Any, name: str) -> dict[str, Any]:
+    del value, name
+    return {}
+
+
+def _pod_cpus(value: Any, name: str) -> CpuSet | None:
+    found = {key.lower(): cpus for key, cpus in (_table(_text)(value, name) or {}).items()}
+    return parse_cpus(found["cpuset"]) if "cpuset" in found else None
+
+
+def _mismatch(value: Any, name: str, expected: str) -> CpuStateError:
+    return CpuStateError(f"json: cannot unmarshal {_kind(value)} into field {name} of type {expected}")
+
+
+def _kind(value: Any) -> str:
+    """Go's word for the kind of a JSON value."""
+    kinds = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _json_problem(text: str, error: json.JSONDecodeError) -> str:
+    """Go's words for the usual case, a file that was cut off; else the place and what stands there."""
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+        return "unexpected end of JSON input"
+    return f"invalid character {text[error.pos]!r} at offset {error.pos} of JSON input ({error.msg})"
+
+
+def _atoi(text: str) -> int:
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit()):
+        raise CpuStateError(f'strconv.Atoi: parsing "{text}": invalid syntax')
+    if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(text) < 1 << 63:
+        raise CpuStateError(f'strconv.Atoi: parsing "{excerpt(text)}": value out of range')
+    return int(text)

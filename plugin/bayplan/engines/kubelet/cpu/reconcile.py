@@ -1,0 +1,58 @@
+"""Which running containers must be told other CPUs: the decision part of kubelet's periodic reconciliation.
+
+Pure: what was told before comes in, what to tell now goes out; the telling is done elsewhere.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.sets import CpuSet
+
+
+class Running(enum.Enum):
+    """What is known of a container's process. UNKNOWN also stands for a missing status."""
+
+    UNKNOWN = "unknown"
+    WAITING = "waiting"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+class Standing(enum.Enum):
+    """The outcome for one container: CURRENT: it has been told already; DUE: it must be told; FAILED: it
+    cannot be told now, or there is nothing that it could be told."""
+
+    CURRENT = "current"
+    DUE = "due"
+    FAILED = "failed"
+
+
+class Reconciled(Struct, frozen=True):
+    """One container, its outcome, and the CPUs that it should have; None where it is FAILED."""
+
+    pod_uid: str
+    container: str
+    standing: Standing
+    cpus: CpuSet | None = None
+
+
+def reconcile_cpus(
+    state: CpuState, told: CpuState, containers: Iterable[tuple[str, str, Running]]
+) -> Iterator[Reconciled]:
+    """Compare what each of *containers* (pod uid, name, process) should have with what it was *told*.
+
+    A terminated container is passed over: it may be about to be restarted, and keeps what it has.
+    """
+    for pod_uid, container, running in containers:
+        if running is Running.TERMINATED:
+            continue
+        cpus = state.effective(pod_uid, container)
+        if running is not Running.RUNNING or not cpus:
+            yield Reconciled(pod_uid, container, Standing.FAILED)
+        elif cpus == told.effective(pod_uid, container):
+            yield Reconciled(pod_uid, container, Standing.CURRENT, cpus)
+        else:
+            yield Reconciled(pod_uid, container, Standing.DUE, cpus)

@@ -1,0 +1,109 @@
+"""The rest of pods that were admitted as a whole: room that is kept until their other containers come.
+
+kubelet promises a pod everything at once, a runtime names its containers one by one. What is kept is what
+the pod's sums leave after the containers that are there, on the nodes and CPUs that the pod was given; it is
+read off the ledger, so that it survives a restart.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.kubelet.claims import memory_need
+from bayplan.model.decision import Affinity, PodTotals, Request
+from bayplan.model.ledger import Entry
+from bayplan.model.machine import MEMORY
+from bayplan.quantity import format_bytes
+from bayplan.sets import CpuSet, NodeSet
+
+REST: Final = "the rest of the pod"
+"""Its name as a container among the pod's."""
+
+_MILLI: Final = 1000
+
+
+class Rest(Struct, frozen=True):
+    """What is kept for a pod: bytes by resource on ``nodes`` together, and ``cpus`` that become exclusive."""
+
+    pod_id: str
+    nodes: NodeSet
+    need: Mapping[str, int]
+    cpus: CpuSet
+
+    def __bool__(self) -> bool:
+        return bool(self.need or self.cpus)
+
+    def __str__(self) -> str:
+        parts = [f"{format_bytes(amount)} {name}" for name, amount in sorted(self.need.items())]
+        memory = [f"{', '.join(parts)} on node {self.nodes}"] if parts else []
+        return " and ".join(memory + ([f"CPUs {self.cpus}"] if self.cpus else []))
+
+
+def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
+    """What is kept for the pods of *entries*, in the order of their ids; all of it for those whose last
+    container has ended."""
+    pods: dict[str, list[Entry]] = {}
+    complete = set()
+    for entry in entries:
+        affinity = entry.decision.placement.affinity
+        if affinity is not None and affinity.whole:
+            request = entry.decision.request
+            if not entry.ended and _is_whole(request):
+                complete.add(request.pod_id)
+            else:
+                pods.setdefault(request.pod_id, []).append(entry)
+    for pod_id, seen in sorted(pods.items()):
+        if pod_id in complete:
+            continue
+        first, members = seen[0].decision, [one for one in seen if not one.ended]
+        affinity, totals = first.placement.affinity, first.request.pod_totals
+        if affinity is None or totals is None or _is_complete(totals, members):
+            continue
+        # A pod with a container that was resized has other sums than those it was admitted with.
+        if all(member.decision.request.pod_totals == totals for member in members):
+            yield _rest(pod_id, totals, affinity, members)
+
+
+def _is_whole(request: Request) -> bool:
+    """Whether a container leaves nothing of its pod's sums to others: it is alone, as in nearly all pods."""
+    totals = request.pod_totals
+    if totals is None or totals.hugepages_bytes:
+        return False
+    return request.memory.high_bytes >= totals.memory_bytes and request.cpu_milli >= totals.cpu_milli
+
+
+def _is_complete(totals: PodTotals, members: Iterable[Entry]) -> bool:
+    """Whether nothing is left of the sums, as far as that can be seen at a glance."""
+    memory_bytes, milli = totals.memory_bytes, totals.cpu_milli
+    for member in members:
+        request = member.decision.request
+        memory_bytes -= request.memory.high_bytes
+        milli -= request.cpu_milli
+    return memory_bytes <= 0 and milli <= 0 and not totals.hugepages_bytes
+
+
+def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, int], int]:
+    """What the containers *members* leave of their pod's sums: bytes by resource, and the number of CPUs that
+    the rest of the pod may have for itself. The sums do not say that number: a whole one is taken for it."""
+    left = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+    milli = totals.cpu_milli
+    for member in members:
+        request = member.decision.request
+        milli -= request.cpu_milli
+        for name, amount in memory_need(request).items():
+            left[name] = left.get(name, 0) - amount
+    need = {name: amount for name, amount in left.items() if amount > 0}
+    return need, milli // _MILLI if milli > 0 and milli % _MILLI == 0 else 0
+
+
+def _rest(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> Rest:
+    need, count = left_over(totals, members)
+    if not members:
+        # What an init container had to itself is the next one's, however much of the sums is shared.
+        count = totals.cpu_milli // _MILLI
+    free = affinity.cpus
+    for member in members:
+        free -= member.decision.placement.exclusive_cpus
+    nodes = affinity.mems or NodeSet()
+    return Rest(pod_id, nodes, need if nodes else {}, CpuSet(sorted(free)[:count]))

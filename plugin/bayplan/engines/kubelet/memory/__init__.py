@@ -1,0 +1,1 @@
+"""kubelet's Memory Manager, policy Static."""

@@ -1,0 +1,211 @@
+"""The Memory Manager's books: what each node has of each resource, and who was promised what.
+
+Immutable values. Booking and releasing move amounts between a table's ``free`` and ``reserved``; nothing here
+decides where. kubelet binds a node to the set of nodes of the last allocation that touched it, its *group*
+(``cells`` in its state file).
+
+Unlike kubelet, a release leaves the books right when allocations of different sets share a node, which its
+rules let happen (a set narrowed to one node by another manager may lie inside a group): the node goes back to
+the narrowest set still allocated on it, and no release takes what an allocation bound to that one node holds.
+Invariant: with books kept only through this module, a state can always be restored.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from bayplan.model.machine import MEMORY, Machine, hugepages
+from bayplan.sets import NodeSet
+
+
+class MemoryTable(Struct, frozen=True):
+    """One resource on one node, in bytes. ``allocatable`` is what is left for containers of ``total`` (for
+    ordinary memory also without the huge pages); it is split into ``reserved`` and ``free``."""
+
+    total: int
+    system_reserved: int
+    allocatable: int
+    reserved: int
+    free: int
+
+    def moved(self, amount_bytes: int) -> "MemoryTable":
+        """The table after *amount_bytes* were reserved (negative: released)."""
+        return replace(self, reserved=self.reserved + amount_bytes, free=self.free - amount_bytes)
+
+
+class NodeMemory(Struct, frozen=True):
+    """One node. ``assignments`` counts blocks whose set of nodes holds it, also blocks without a byte there.
+    ``group`` is the node alone, or the set of nodes that its allocations are bound to."""
+
+    tables: Mapping[str, MemoryTable]
+    assignments: int
+    group: NodeSet
+
+    def free_bytes(self, resource: str) -> int:
+        """What is free of a resource; nothing of one that the node does not have."""
+        table = self.tables.get(resource)
+        return 0 if table is None else table.free
+
+    def allocatable_bytes(self, resource: str) -> int:
+        """What containers may have of a resource at most."""
+        table = self.tables.get(resource)
+        return 0 if table is None else table.allocatable
+
+    def moved(self, resource: str, amount_bytes: int) -> "NodeMemory":
+        """The node after *amount_bytes* of a resource were reserved (negative: released)."""
+        if not amount_bytes:
+            return self
+        return replace(self, tables={**self.tables, resource: self.tables[resource].moved(amount_bytes)})
+
+
+class Block(Struct, frozen=True):
+    """A promise of ``size_bytes`` of one resource, somewhere on ``nodes``."""
+
+    nodes: NodeSet
+    resource: str
+    size_bytes: int
+
+
+Blocks = tuple[Block, ...]
+Nodes = Mapping[int, NodeMemory]
+
+
+class MemoryState(Struct, frozen=True):
+    """The books of a machine.
+
+    ``assignments`` maps a pod's uid to its containers' names and their blocks. ``pod_blocks`` holds the pods
+    that were placed as a whole: for these the nodes are booked by the pod's blocks, and the containers'
+    blocks only say how the pod's memory is shared out.
+    """
+
+    nodes: Nodes = field(default_factory=dict)
+    assignments: Mapping[str, Mapping[str, Blocks]] = field(default_factory=dict)
+    pod_blocks: Mapping[str, Blocks] = field(default_factory=dict)
+
+    def blocks(self, pod_uid: str, container: str) -> Blocks | None:
+        """A container's blocks; None if it has no assignment."""
+        return self.assignments.get(pod_uid, {}).get(container)
+
+    def booked(self) -> Iterator[tuple[str, str, Blocks]]:
+        """Who holds what on the nodes: pod uid, container (empty for a pod as a whole) and blocks."""
+        for pod_uid, containers in self.assignments.items():
+            whole = self.pod_blocks.get(pod_uid)
+            if whole:
+                yield pod_uid, "", whole
+            else:
+                for name, blocks in containers.items():
+                    yield pod_uid, name, blocks
+
+    def with_blocks(self, pod_uid: str, container: str, blocks: Blocks) -> "MemoryState":
+        """The state with a container's blocks set; the nodes are left as they are."""
+        containers = {**self.assignments.get(pod_uid, {}), container: blocks}
+        return replace(self, assignments={**self.assignments, pod_uid: containers})
+
+    def without(self, pod_uid: str, container: str) -> "MemoryState":
+        """The state after a container is gone; the same state if it has no assignment.
+
+        The memory of a pod that was placed as a whole comes back with its last container.
+        """
+        containers = self.assignments.get(pod_uid, {})
+        gone = containers.get(container)
+        whole = self.pod_blocks.get(pod_uid)
+        if gone is None and (whole is None or containers):
+            return self
+        left = {name: blocks for name, blocks in containers.items() if name != container}
+        assignments = {uid: each for uid, each in self.assignments.items() if uid != pod_uid}
+        if left:
+            assignments = {uid: left if uid == pod_uid else each for uid, each in self.assignments.items()}
+        state = replace(self, assignments=assignments)
+        if whole is None:
+            return _released(state, gone or ())
+        if left:
+            return state
+        pod_blocks = {uid: blocks for uid, blocks in self.pod_blocks.items() if uid != pod_uid}
+        return _released(replace(state, pod_blocks=pod_blocks), whole)
+
+
+def narrowest_set(sets: set[NodeSet]) -> NodeSet:
+    """The set with the fewest nodes; of those, the one with the lowest nodes."""
+    return min(sets, key=lambda nodes: (len(nodes), nodes.mask))
+
+
+def empty_nodes(machine: Machine, reserved_bytes: Mapping[int, Mapping[str, int]]) -> dict[int, NodeMemory]:
+    """The nodes of a machine before anything is allocated, with what is reserved for the system by node and
+    resource. kubelet's arithmetic wraps around when more is reserved than there is; here nothing is left."""
+    nodes = {}
+    for node in machine.nodes:
+        kept = reserved_bytes.get(node.id, {})
+        pools = {hugepages(size): amount for size, amount in sorted(node.hugepages_bytes.items())}
+        tables = {name: _unused(amount, kept.get(name, 0), amount) for name, amount in pools.items()}
+        memory_bytes = node.memory_bytes
+        tables[MEMORY] = _unused(memory_bytes, kept.get(MEMORY, 0), memory_bytes - sum(pools.values()))
+        nodes[node.id] = NodeMemory(tables, 0, NodeSet((node.id,)))
+    return nodes
+
+
+def book(nodes: Nodes, where: NodeSet, resource: str, amount_bytes: int) -> dict[int, NodeMemory]:
+    """The nodes after *amount_bytes* were taken from *where*, lowest node first, as much as each has. A node
+    that gives nothing is counted and bound to the set all the same."""
+    booked = dict(nodes)
+    left = amount_bytes
+    for node in where:
+        memory = booked[node]
+        given = min(left, max(0, memory.free_bytes(resource)))
+        left -= given
+        booked[node] = replace(memory.moved(resource, given), assignments=memory.assignments + 1, group=where)
+    return booked
+
+
+def _unused(total: int, system_reserved: int, usable: int) -> MemoryTable:
+    allocatable = max(0, usable - system_reserved)
+    return MemoryTable(total, system_reserved, allocatable, reserved=0, free=allocatable)
+
+
+def _released(state: MemoryState, blocks: Blocks) -> MemoryState:
+    """The state after *blocks*, which no longer belong to anybody in it, are released, lowest node first."""
+    nodes = dict(state.nodes)
+    for block in blocks:
+        left = block.size_bytes
+        shared = any(nodes[node].group != block.nodes for node in block.nodes)
+        for node in block.nodes:
+            memory = nodes[node]
+            table = memory.tables.get(block.resource)
+            bound = _bound_bytes(state, node, block) if shared else 0
+            given = 0 if table is None else min(left, max(0, table.reserved - bound))
+            left -= given
+            nodes[node] = replace(
+                memory.moved(block.resource, -given),
+                assignments=memory.assignments - 1,
+                group=_group_after(state, node, memory, block.nodes),
+            )
+    return replace(state, nodes=nodes)
+
+
+def _bound_bytes(state: MemoryState, node: int, block: Block) -> int:
+    """What is allocated of the block's resource on that node alone, if the block itself is not."""
+    alone = NodeSet((node,))
+    if block.nodes == alone:
+        return 0
+    return sum(
+        each.size_bytes
+        for _, _, blocks in state.booked()
+        for each in blocks
+        if each.resource == block.resource and each.nodes == alone
+    )
+
+
+def _group_after(state: MemoryState, node: int, memory: NodeMemory, released: NodeSet) -> NodeSet:
+    """The group of a node that loses one assignment to *released*."""
+    if memory.assignments == 1:
+        return NodeSet((node,))
+    if memory.group != released:
+        return memory.group
+    sets = set()
+    for _, _, blocks in state.booked():
+        for each in blocks:
+            if each.nodes == released:
+                return released
+            if node in each.nodes:
+                sets.add(each.nodes)
+    return narrowest_set(sets) if sets else released

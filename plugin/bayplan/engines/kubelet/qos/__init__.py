@@ -1,0 +1,1 @@
+"""QoS classes and cgroup values from the API object, as kubelet has them."""

@@ -1,0 +1,343 @@
+"""A request, the decision about it, and the reasons: what logs, status, explain and refusals show.
+
+Nothing here decides. A Decision is complete in itself: the store keeps it, the ledger is rebuilt from it.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from bayplan.quantity import format_bytes, parse_quantity
+from bayplan.sets import CpuSet, NodeSet
+
+ROOM_TAKEN: Final = "room taken"
+"""The criterion of the exact engine whose values are bytes."""
+
+
+class QosClass(enum.Enum):
+    """Kubernetes' quality-of-service classes, by their API names."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class QosSource(enum.Enum):
+    """How the class is known: from kubelet's cgroup tree, from kubelet's oom_score_adj, or inferred from
+    the resources asked for, because the pod is outside kubelet's tree."""
+
+    CGROUP_PARENT = "cgroup parent"
+    OOM_SCORE_ADJ = "oom_score_adj"
+    INFERRED = "inferred from resources"
+
+
+class Interval(Struct, frozen=True):
+    """A memory request known to lie in [low_bytes, high_bytes], and the signal that says so.
+
+    The OCI spec carries no memory request; only where low and high are equal is it exact.
+    ``usual_low_bytes`` is the low end for all but the containers that kubelet scores by more than their own
+    request (sidecars, pods with pod-level requests), which a spec does not tell apart; None: ``low_bytes``.
+    """
+
+    low_bytes: int
+    high_bytes: int
+    source: str
+    usual_low_bytes: int | None = None
+
+    @property
+    def likely_low_bytes(self) -> int:
+        """The low end to work with where an error harms nobody: right for all ordinary containers."""
+        return self.low_bytes if self.usual_low_bytes is None else self.usual_low_bytes
+
+    @property
+    def exact(self) -> bool:
+        """Whether the request is known to the byte."""
+        return self.low_bytes == self.high_bytes
+
+
+class PodTotals(Struct, frozen=True):
+    """What the pod of a container asks for as a whole, its containers together. ``memory_bytes`` and
+    ``hugepages_bytes`` are limits."""
+
+    memory_bytes: int
+    cpu_milli: int = 0
+    hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+class DeviceHint(Struct, frozen=True):
+    """A device of the container, and the nodes it is close to. ``required`` where its driver says so.
+
+    ``names`` are all names of a device that was found, its PCI address among them. A hint from an annotation
+    has none: to say so is not to have the device. Devices of one ``kind`` (a CDI kind, a driver's major
+    number) could stand in for each other; one without a kind stands alone.
+    """
+
+    device: str
+    nodes: NodeSet
+    required: bool = False
+    names: tuple[str, ...] = ()
+    kind: str = ""
+
+
+class NodeWish(Struct, frozen=True):
+    """Memory on these nodes: only there if ``required``, else there as long as there is room."""
+
+    nodes: NodeSet
+    required: bool = False
+
+
+class TierWish(Struct, frozen=True):
+    """Memory of this tier (0 is the fastest): only of it if ``required``, else as long as there is room."""
+
+    tier: int
+    required: bool = False
+
+
+class MemoryPolicyMode(enum.Enum):
+    """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with."""
+
+    PREFERRED = "preferred"
+    PREFERRED_MANY = "preferred-many"
+    BIND = "bind"
+    INTERLEAVE = "interleave"
+    WEIGHTED_INTERLEAVE = "weighted-interleave"
+    LOCAL = "local"
+
+
+class MemoryPolicyWish(Struct, frozen=True):
+    """A NUMA memory policy that the container's processes shall start with. ``nodes`` None means all nodes
+    that the container is placed on; ``flags`` are the kernel's names without ``MPOL_F_``, in lower case."""
+
+    mode: MemoryPolicyMode
+    nodes: NodeSet | None = None
+    flags: tuple[str, ...] = ()
+
+
+class MemoryPolicySetting(Struct, frozen=True):
+    """The NUMA memory policy that a placement comes with, with its nodes. MPOL_LOCAL has none."""
+
+    mode: MemoryPolicyMode
+    nodes: NodeSet = NodeSet()
+    flags: tuple[str, ...] = ()
+
+
+class Request(Struct, frozen=True):
+    """What one container asks for, and how we know.
+
+    ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
+    give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
+    somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
+    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
+    are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
+    ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
+    ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
+    limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
+    running container, not with its spec.
+    """
+
+    container_id: str
+    pod_id: str
+    name: str
+    qos: QosClass
+    qos_source: QosSource
+    memory: Interval
+    memory_limit_bytes: int | None = None
+    cpu_milli: int = 0
+    exclusive_cpus: int = 0
+    hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
+    pinned_cpus: CpuSet | None = None
+    pinned_mems: NodeSet | None = None
+    pod_totals: PodTotals | None = None
+    hints: tuple[DeviceHint, ...] = ()
+    nodes: NodeWish | None = None
+    tier: TierWish | None = None
+    memory_policy: MemoryPolicyWish | None = None
+    opted_out: bool = False
+    pod_level: bool = False
+    pinned_by_update: bool = False
+    score: int | None = None
+
+
+class Claim(Struct, frozen=True):
+    """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
+
+    Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
+    given other nodes for the sake of a later request. ``short_bytes`` is what was asked for beyond that and
+    could not be promised, ``explained_bytes`` the memory that is claimed by another container with the same
+    score (see `bayplan.model.equal_scores`).
+    """
+
+    nodes: NodeSet
+    amounts_bytes: Mapping[str, int] = field(default_factory=dict)
+    flexible: bool = False
+    short_bytes: Mapping[str, int] = field(default_factory=dict)
+    explained_bytes: int = 0
+
+
+class Affinity(Struct, frozen=True):
+    """The nodes on which a pod is aligned as a whole, None if any will do, and whether no better ones were
+    conceivable. ``whole``: room was found for all of the pod's sums, its memory on ``mems`` and, as far as it
+    has CPUs of its own, on ``cpus``; that is kept for the pod."""
+
+    nodes: NodeSet | None
+    preferred: bool
+    whole: bool = False
+    mems: NodeSet | None = None
+    cpus: CpuSet = CpuSet()
+
+
+class Placement(Struct, frozen=True):
+    """Where a container goes.
+
+    ``mems`` None leaves it free to use every node. ``exclusive_cpus`` empty means the shared pool.
+    ``booked_bytes`` maps node id -> resource -> bytes promised there: the witness of the promise. It sums
+    to the claim in each resource, unless the decision is degraded. ``affinity`` is what the later containers
+    of the same pod are held to; None where containers are placed one by one.
+
+    With a ``claim`` (engine `exact`) the promise is the claim, and ``booked_bytes`` is the witness as it was
+    at the decision: later decisions may route it otherwise. ``overlapping``: the nodes are shared with a set
+    that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
+    ``home`` are the nodes it was placed on, if it had to move over since; ``left`` those before its last
+    move.
+    """
+
+    mems: NodeSet | None = None
+    exclusive_cpus: CpuSet = CpuSet()
+    booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    affinity: Affinity | None = None
+    claim: Claim | None = None
+    overlapping: bool = False
+    memory_policy: MemoryPolicySetting | None = None
+    home: NodeSet | None = None
+    left: NodeSet | None = None
+
+
+class Move(Struct, frozen=True):
+    """Another container whose claim gets other nodes so that a request fits, or gets them back.
+
+    ``moved_bytes`` is what its witness has on other nodes than before.
+    """
+
+    container_id: str
+    name: str
+    before: NodeSet
+    after: NodeSet
+    moved_bytes: int = 0
+
+
+class Candidate(Struct, frozen=True):
+    """A set of nodes that was considered. ``criteria`` are the values it was compared by, in their order,
+    smaller is better; ``obstacle`` says why it cannot be taken, empty if it can."""
+
+    nodes: NodeSet
+    criteria: Mapping[str, int] = field(default_factory=dict)
+    obstacle: str = ""
+
+
+class Advantage(Struct, frozen=True):
+    """By what the winner beat the runner-up: the first criterion in which they differ, with both values."""
+
+    criterion: str
+    winner: int
+    runner_up_nodes: NodeSet
+    runner_up: int
+
+
+class Holder(Struct, frozen=True):
+    """A container that was promised so much of what is short."""
+
+    container_id: str
+    name: str
+    held_bytes: int
+
+
+class Shortage(Struct, frozen=True):
+    """The minimum cut: the smallest set of nodes that is asked for more than it has.
+
+    All claims that must lie within ``nodes``: ``promised_bytes`` of the ``holders`` and ``asked_bytes`` of
+    the request, together more than ``capacity_bytes``. ``holders`` are the largest ones, ``more_holders``
+    counts the others.
+    """
+
+    resource: str
+    nodes: NodeSet
+    capacity_bytes: int
+    promised_bytes: int
+    asked_bytes: int
+    holders: tuple[Holder, ...] = ()
+    more_holders: int = 0
+
+    def sentence(self) -> str:
+        """The cut as people read it; where the request could never fit, without what others are promised."""
+        what = "" if self.resource == "memory" else f" of {self.resource}"
+        plural = len(self.nodes) != 1
+        text = f"node{'s' if plural else ''} {self.nodes} hold{'' if plural else 's'} "
+        text += f"{format_bytes(self.capacity_bytes)}{what}; "
+        promised_bytes = self.promised_bytes if self.asked_bytes <= self.capacity_bytes else 0
+        if promised_bytes:
+            names = ", ".join(holder.name for holder in self.holders)
+            others = f" and {self.more_holders} more" if self.more_holders else ""
+            text += f"{format_bytes(promised_bytes)} are promised to {names}{others}; "
+        text += f"you asked for {format_bytes(self.asked_bytes)} there"
+        lacking_bytes = promised_bytes + self.asked_bytes - self.capacity_bytes
+        shown = [promised_bytes, self.asked_bytes, self.capacity_bytes]
+        promised, asked, capacity = (parse_quantity(format_bytes(amount)) for amount in shown)
+        # Rounded, it may look as if it fitted: a node may have some pages less than 4Gi.
+        hidden = lacking_bytes > 0 and promised + asked <= capacity
+        return f"{text}, {format_bytes(lacking_bytes)} too much" if hidden else text
+
+
+class Outcome(enum.Enum):
+    """PLACED as asked; DEGRADED: placed, but not as well as asked, the reasons say why; REFUSED: not placed;
+    ADOPTED: found running without a decision of ours, recorded as it is."""
+
+    PLACED = "placed"
+    DEGRADED = "degraded"
+    REFUSED = "refused"
+    ADOPTED = "adopted"
+
+
+class Reason(Struct, frozen=True):
+    """One step of the argument. ``code`` is stable, for machines and metrics; ``text`` is for humans."""
+
+    code: str
+    text: str
+
+
+OVERCOMMITTED: Final = "overcommitted"
+"""Code of the reason that not all of a claim could be promised."""
+
+MOVED_OVER: Final = "moved-over"
+"""Code of the reason why a container is not on the nodes that it was placed on."""
+
+STAYS_WIDE: Final = "stays-wide"
+"""Code of the reason why a container did not go back although there is room."""
+
+SINCE: Final = frozenset({MOVED_OVER, STAYS_WIDE})
+"""Codes of what happened to a container since it was decided about."""
+
+
+class Decision(Struct, frozen=True):
+    """The answer to a request, with its reasons. A refusal has an empty placement; ``refused_as`` is the word
+    that kubelet has for it in a pod's status, empty for the usual one.
+
+    ``moves`` are the other containers that get other nodes with this decision. ``candidates`` are the best
+    few sets of nodes that were compared, the winner first, and ``advantage`` is how it won; ``shortage`` is
+    why a request was refused, or placed less well than asked.
+    """
+
+    request: Request
+    outcome: Outcome
+    placement: Placement = Placement()
+    reasons: tuple[Reason, ...] = ()
+    refused_as: str = ""
+    moves: tuple[Move, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    advantage: Advantage | None = None
+    shortage: Shortage | None = None
+
+    def explanation(self) -> str:
+        """The reasons as one line for humans."""
+        return "; ".join(reason.text for reason in self.reasons)

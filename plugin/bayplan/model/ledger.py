@@ -1,0 +1,347 @@
+"""The ledger: which container was promised what. An immutable value; changes return a new ledger.
+
+The totals per node and per set of nodes are kept beside the entries, so that a decision does not walk all
+containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from bayplan.model.decision import (
+    MOVED_OVER,
+    OVERCOMMITTED,
+    SINCE,
+    Claim,
+    Decision,
+    Move,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+)
+from bayplan.model.equal_scores import Key, is_explained, key_of, settled
+from bayplan.model.machine import Machine
+from bayplan.model.origin import Origin
+from bayplan.sets import CpuSet, IdSet, NodeSet
+
+Ids = TypeVar("Ids", bound=IdSet)
+
+
+class Entry(Struct, frozen=True):
+    """One container. ``told_cpus`` is the cpuset.cpus that the runtime has for it from us, as far as it can
+    have taken it: in the spec of its creation, or in an update of a container that it knew. None when it has
+    none. Who should have other CPUs is due an update. For a container that did not come over NRI it is what
+    was last to be written to the kernel.
+    ``origin`` is None for a container that came over NRI; ``oom_group`` says whether that was told to set
+    memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
+    given as a whole, until the pod's next container comes."""
+
+    decision: Decision
+    told_cpus: CpuSet | None = None
+    origin: Origin | None = None
+    oom_group: bool = False
+    ended: bool = False
+
+    @property
+    def container_id(self) -> str:
+        """The runtime's id of the container."""
+        return self.decision.request.container_id
+
+
+class Ledger(Struct, frozen=True):
+    """All entries by container id, with the totals that decisions need: what is booked on each node by
+    placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
+    and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given
+    room as a whole and have no container at the moment, each with the entry of its last one. ``told`` counts
+    the containers without CPUs of their own by what they were told; ``apart`` are the ids of all others, and
+    of those who were told nothing. ``scored`` are the containers that share a pod and a score, in the order
+    in which they came: of those only the newest claims what the score says."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    exclusive_cpus: CpuSet = CpuSet()
+    bound: Mapping[NodeSet, int] = field(default_factory=dict)
+    claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
+    between: Mapping[str, Entry] = field(default_factory=dict)
+    told: Mapping[CpuSet, int] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
+    scored: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> "Ledger":
+        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container."""
+        ledger = cls()
+        for entry in entries:
+            ledger = ledger.with_entry(entry)
+        return ledger
+
+    def with_entry(self, entry: Entry) -> "Ledger":
+        """A ledger in which *entry* is the only entry of its container."""
+        base = self.without(entry.container_id)
+        pod_id = entry.decision.request.pod_id
+        if entry.ended:
+            return replace(base, between={**base.between, pod_id: entry})
+        base = base.without_pod_between(pod_id)
+        key = key_of(entry.decision.request)
+        if key is None:
+            return _added(base, entry)
+        order = _in_order(self.scored.get(key, ()), entry)
+        return _settled(replace(_added(base, entry), scored={**base.scored, key: order}), key)
+
+    def without(self, container_id: str) -> "Ledger":
+        """A ledger without that container; the same ledger if it holds none."""
+        gone = self.entries.get(container_id)
+        if gone is None:
+            return self
+        left, key = _removed(self, gone), key_of(gone.decision.request)
+        if key is None:
+            return left
+        scored, order = dict(self.scored), tuple(one for one in self.scored[key] if one != container_id)
+        scored[key] = order
+        if not order:
+            del scored[key]
+        return _settled(replace(left, scored=scored), key)
+
+    def awaiting(self, request: Request) -> "Ledger":
+        """The ledger on which to decide about *request*, which is to be the newest of its pod."""
+        key, ledger = key_of(request), self
+        newer = [(request, True)]
+        for other in self.scored.get(key, ()) if key is not None else ():
+            if is_explained(ledger.entries[other].decision.request, newer):
+                ledger = _claiming(ledger, other, explained=True)
+        return ledger
+
+    def after_end_of(self, container_id: str, *, pod_stays: bool = True) -> "Ledger":
+        """A ledger without that container.
+
+        If it was the last of a pod that was given room as a whole and stays, the pod keeps that for its next
+        container. Only NRI tells of the end of a pod: pods that came otherwise keep nothing.
+        """
+        entry, left = self.entries.get(container_id), self.without(container_id)
+        if entry is None or entry.origin is not None or not pod_stays:
+            return left
+        request, affinity = entry.decision.request, entry.decision.placement.affinity
+        if affinity is None or not affinity.whole or request.pod_totals is None:
+            return left
+        if any(other.decision.request.pod_id == request.pod_id for other in left.entries.values()):
+            return left
+        return left.with_entry(replace(entry, ended=True))
+
+    def between_since(self, before: "Ledger") -> tuple[tuple[str, ...], tuple[Entry, ...]]:
+        """The difference in pods without a container: ids of entries to forget, and those to record."""
+        old, new = before.between, self.between
+        gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
+        return gone, tuple(one for key, one in new.items() if old.get(key) != one)
+
+    def without_pod_between(self, pod_id: str) -> "Ledger":
+        """A ledger in which that pod, if it has no container, keeps nothing."""
+        if pod_id not in self.between:
+            return self
+        return replace(self, between={key: one for key, one in self.between.items() if key != pod_id})
+
+    def moved(self, moves: Iterable[Move]) -> "Ledger":
+        """The ledger after *moves*.
+
+        Who gets nodes other than those it was placed on remembers these as its home, until it is back. Who
+        may use every node may still do so.
+        """
+        ledger = self
+        for move in moves:
+            nodes, entry = move.after, ledger.entries[move.container_id]
+            placement, claim = entry.decision.placement, entry.decision.placement.claim
+            if claim is None or claim.nodes == nodes:
+                continue
+            if placement.mems is None:
+                placement = replace(placement, claim=replace(claim, nodes=nodes))
+                ledger = ledger.with_entry(
+                    replace(entry, decision=replace(entry.decision, placement=placement))
+                )
+                continue
+            home = placement.home or claim.nodes
+            # Nodes beside the claim's, such as a device's memory, stay.
+            beside = placement.mems - claim.nodes
+            moved = replace(
+                placement,
+                mems=nodes | beside,
+                claim=replace(claim, nodes=nodes),
+                home=None if home == nodes else home,
+                left=placement.mems,
+            )
+            reasons = tuple(reason for reason in entry.decision.reasons if reason.code != MOVED_OVER)
+            if moved.home is not None:
+                text = f"moved over for others from node {home} to node {nodes}; goes back when there is room"
+                reasons = (*reasons, Reason(MOVED_OVER, text))
+            decision = replace(entry.decision, placement=moved, reasons=reasons)
+            ledger = ledger.with_entry(replace(entry, decision=decision))
+        return ledger
+
+    def with_claims(self, claims: Mapping[str, Claim]) -> "Ledger":
+        """The ledger after containers were promised more than at their decision (container id -> claim).
+
+        A decision that was degraded for nothing else is as asked, once all of it is promised.
+        """
+        ledger = self
+        for container_id, claim in claims.items():
+            entry = ledger.entries[container_id]
+            decision = replace(
+                entry.decision, placement=replace(entry.decision.placement, claim=claim, booked_bytes={})
+            )
+            if not claim.short_bytes:
+                kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
+                later = Reason("promised-later", "all of it could be promised when others were gone")
+                as_asked = all(reason.code in SINCE for reason in kept)
+                degraded = decision.outcome is Outcome.DEGRADED and as_asked
+                decision = replace(
+                    decision,
+                    outcome=Outcome.PLACED if degraded else decision.outcome,
+                    reasons=(*kept, later) if kept != decision.reasons else kept,
+                    shortage=None,
+                )
+            ledger = ledger.with_entry(replace(entry, decision=decision))
+        return ledger
+
+    def shared_cpus(
+        self, machine: Machine, withheld: CpuSet = CpuSet(), becoming_exclusive: CpuSet = CpuSet()
+    ) -> CpuSet:
+        """The CPUs that no container has to itself, without those *withheld* from all of them, and without
+        those *becoming_exclusive*, which somebody is about to have.
+
+        Never empty, because reserved CPUs never become exclusive: with nothing else left, the withheld ones
+        are shared after all, as an empty cpuset.cpus cannot be written.
+        """
+        shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
+        return shared - withheld or shared
+
+    def telling(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
+        """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus); None for those
+        of whom it is not known what it took."""
+        if not cpus:
+            return self
+        entries, told, apart = dict(self.entries), self.told, self.apart
+        for container_id, told_cpus in cpus.items():
+            told = _counted(told, _told_to_share(entries[container_id]), -1)
+            entry = entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
+            told = _counted(told, _told_to_share(entry), 1)
+            apart = apart | {container_id} if _told_to_share(entry) is None else apart - {container_id}
+        return replace(self, entries=entries, told=told, apart=apart)
+
+    def due_a_look(self, shared: CpuSet) -> Iterable[str]:
+        """The ids of all containers that may not have been told what they should have, *shared* being the
+        CPUs of those without CPUs of their own."""
+        return self.apart if self.told.keys() <= {shared} else self.entries
+
+
+def _added(ledger: Ledger, entry: Entry) -> Ledger:
+    placement = entry.decision.placement
+    return Ledger(
+        entries={**ledger.entries, entry.container_id: entry},
+        booked_bytes=_booked(ledger.booked_bytes, placement, 1),
+        exclusive_cpus=ledger.exclusive_cpus | placement.exclusive_cpus,
+        bound=_counted(ledger.bound, placement.mems, 1),
+        claimed_bytes=_claimed(ledger.claimed_bytes, placement, 1),
+        between=ledger.between,
+        told=_counted(ledger.told, _told_to_share(entry), 1),
+        apart=ledger.apart | {entry.container_id} if _told_to_share(entry) is None else ledger.apart,
+        scored=ledger.scored,
+    )
+
+
+def _settled(ledger: Ledger, key: Key) -> Ledger:
+    """The ledger in which of the containers of *key* everybody claims what its score proves."""
+    order = ledger.scored.get(key, ())
+    requests = [ledger.entries[one].decision.request for one in order]
+    for number, request in enumerate(requests):
+        others = [(other, index > number) for index, other in enumerate(requests) if index != number]
+        ledger = _claiming(ledger, request.container_id, explained=is_explained(request, others))
+    return ledger
+
+
+def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
+    entry = ledger.entries[container_id]
+    placement = entry.decision.placement
+    claim = None if placement.claim is None else settled(placement.claim, explained=explained)
+    if claim == placement.claim:
+        return ledger
+    placement = replace(placement, claim=claim, booked_bytes={})
+    changed = replace(entry, decision=replace(entry.decision, placement=placement))
+    return replace(
+        ledger,
+        entries={**ledger.entries, container_id: changed},
+        claimed_bytes=_claimed(_claimed(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1),
+    )
+
+
+def _removed(ledger: Ledger, gone: Entry) -> Ledger:
+    container_id, placement = gone.container_id, gone.decision.placement
+    entries = dict(ledger.entries)
+    del entries[container_id]
+    return Ledger(
+        entries=entries,
+        booked_bytes=_booked(ledger.booked_bytes, placement, -1),
+        exclusive_cpus=ledger.exclusive_cpus - placement.exclusive_cpus,
+        bound=_counted(ledger.bound, placement.mems, -1),
+        claimed_bytes=_claimed(ledger.claimed_bytes, placement, -1),
+        between=ledger.between,
+        told=_counted(ledger.told, _told_to_share(gone), -1),
+        apart=ledger.apart - {container_id},
+        scored=ledger.scored,
+    )
+
+
+def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
+    """*order* with *entry*: at the end if it is new, but first if it was explained when it was recorded."""
+    if entry.container_id in order:
+        return order
+    claim = entry.decision.placement.claim
+    first = claim is not None and claim.explained_bytes
+    return (entry.container_id, *order) if first else (*order, entry.container_id)
+
+
+def _booked(
+    totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[int, Mapping[str, int]]:
+    """The totals after *placement* came (+1) or went (-1)."""
+    if not placement.booked_bytes or placement.claim is not None:
+        return totals
+    changed = dict(totals)
+    for node, resources in placement.booked_bytes.items():
+        row = dict(changed.get(node, {}))
+        for resource, amount_bytes in resources.items():
+            row[resource] = row.get(resource, 0) + sign * amount_bytes
+        changed[node] = row
+    return changed
+
+
+def _claimed(
+    totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[NodeSet, Mapping[str, int]]:
+    """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
+    claim = placement.claim
+    if claim is None or not claim.amounts_bytes:
+        return totals
+    row = dict(totals.get(claim.nodes, {}))
+    for resource, amount_bytes in claim.amounts_bytes.items():
+        row[resource] = row.get(resource, 0) + sign * amount_bytes
+    changed = dict(totals)
+    if any(row.values()):
+        changed[claim.nodes] = row
+    else:
+        changed.pop(claim.nodes, None)
+    return changed
+
+
+def _told_to_share(entry: Entry) -> CpuSet | None:
+    """What a container without CPUs of its own was told; None for all others, and if it was told nothing."""
+    return None if entry.decision.placement.exclusive_cpus else entry.told_cpus
+
+
+def _counted(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:
+    """The numbers of containers per set after one with *ids*, if it has any, came (+1) or went (-1)."""
+    if ids is None:
+        return counts
+    count = counts.get(ids, 0) + sign
+    rest = {one: others for one, others in counts.items() if one != ids}
+    return {**rest, ids: count} if count else rest

@@ -1,0 +1,185 @@
+"""QoS classes and the numbers that kubelet derives from them, in both directions.
+
+Forwards: oom_score_adj, cpu shares, quota. Backwards: class and memory request from what a runtime shows.
+The formulas are kubelet's (pkg/kubelet/qos/policy.go, pkg/kubelet/cm/helpers_linux.go); every inverse
+returns the whole interval of requests that give the observed value, never a single guess.
+"""
+
+import math
+import re
+from functools import lru_cache
+from typing import Final
+
+from bayplan.model.decision import Interval, QosClass, QosSource
+from bayplan.model.equal_scores import BY_SCORE
+from bayplan.model.workload import Pod, Resources
+from bayplan.quantity import whole_number
+
+GUARANTEED_OOM_SCORE_ADJ: Final = -997
+BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
+MIN_BURSTABLE_OOM_SCORE_ADJ: Final = 3
+MAX_BURSTABLE_OOM_SCORE_ADJ: Final = 999
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262144
+DEFAULT_PERIOD_US: Final = 100_000
+MIN_QUOTA_US: Final = 1000
+
+MEMORY_MIN: Final = "memory.min"
+MEMORY_LOW: Final = "memory.low"
+MEMORY_HIGH: Final = "memory.high"
+OOM_GROUP: Final = "memory.oom.group"
+SWAP_MAX: Final = "memory.swap.max"
+
+_POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
+
+
+@lru_cache(maxsize=1024)  # asked twice about each container, and all of a pod's have one parent
+def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
+    """The class that kubelet's cgroup tree says, or None outside that tree.
+
+    systemd driver: ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice``,
+    cgroupfs driver: ``/kubepods/burstable/pod<uid>``; Guaranteed pods sit directly below ``kubepods``.
+    kubelet's own root (``--cgroup-root``) and kind's ``kubelet.slice`` may come before it.
+    """
+    last = cgroup_parent.rstrip("/").rpartition("/")[2]
+    tokens = (
+        last.removesuffix(".slice").split("-", 3) if last.endswith(".slice") else cgroup_parent.split("/")
+    )
+    if "kubepods" not in tokens:
+        return None
+    below = tokens[tokens.index("kubepods") + 1 :]
+    if below and below[0] == "besteffort":
+        return QosClass.BEST_EFFORT
+    if below and below[0] == "burstable":
+        return QosClass.BURSTABLE
+    return QosClass.GUARANTEED if below and _POD_COMPONENT.match(below[0]) else None
+
+
+def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tuple[QosClass, QosSource]:
+    """The QoS class of a container's pod, and how it is known.
+
+    Inside kubelet's tree the tree decides. Outside of it (plain crictl, podman) an oom_score_adj that only
+    kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class
+    is inferred, container by container, from what is asked for:
+
+    * Guaranteed: a memory limit and a CPU quota, and no CPU shares that ask for less than the quota;
+    * BestEffort: no memory limit, no CPU quota, and no CPU shares above the minimum of 2;
+    * Burstable: everything else.
+    """
+    known = qos_from_cgroup_parent(pod.cgroup_parent)
+    if known is not None:
+        return known, QosSource.CGROUP_PARENT
+    if oom_score_adj == GUARANTEED_OOM_SCORE_ADJ:
+        return QosClass.GUARANTEED, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj == BEST_EFFORT_OOM_SCORE_ADJ:
+        return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj is not None and is_burstable_score(oom_score_adj):
+        return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
+    return _infer(resources), QosSource.INFERRED
+
+
+def has_pod_level_resources(pod: Pod, resources: Resources) -> bool:
+    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``).
+
+    In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
+    protects all of its limit, if anything, and throttles nothing. False says nothing: a container that asks
+    for nothing itself gets the pod's limits and the shares that belong to them. The shortest quota that the
+    kernel takes stands for several requests, and is no evidence.
+    """
+    if qos_from_cgroup_parent(pod.cgroup_parent) is not QosClass.GUARANTEED:
+        return False
+    protected_bytes = whole_number(resources.unified.get("memory.min", ""))
+    if protected_bytes is not None and (
+        "memory.high" in resources.unified or 0 < protected_bytes < (resources.memory_limit_bytes or 0)
+    ):
+        return True
+    quota_us = resources.cpu_quota_us
+    if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
+        return False
+    quota_milli = milli_from_quota(quota_us, resources.cpu_period_us) or 0
+    return resources.cpu_shares < shares_from_milli(quota_milli)
+
+
+def _infer(resources: Resources) -> QosClass:
+    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+    shares = resources.cpu_shares or 0
+    if resources.memory_limit_bytes is not None and quota_milli is not None:
+        asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli)
+        return QosClass.BURSTABLE if asks_less else QosClass.GUARANTEED
+    if resources.memory_limit_bytes is None and quota_milli is None and shares <= MIN_SHARES:
+        return QosClass.BEST_EFFORT
+    return QosClass.BURSTABLE
+
+
+def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int:
+    """Kubelet's GetContainerOOMScoreAdjust for an ordinary container.
+
+    *capacity_bytes* is the machine's MemTotal, not its allocatable part. A negative request, which kubelet
+    computes for pods whose containers request more than the pod (the API server refuses them), gives more
+    than 1000, as in kubelet.
+    """
+    if qos is QosClass.GUARANTEED:
+        return GUARANTEED_OOM_SCORE_ADJ
+    if qos is QosClass.BEST_EFFORT:
+        return BEST_EFFORT_OOM_SCORE_ADJ
+    thousandths = 1000 * abs(request_bytes) // capacity_bytes
+    adjustment = 1000 - thousandths if request_bytes >= 0 else 1000 + thousandths
+    if adjustment == BEST_EFFORT_OOM_SCORE_ADJ:
+        return MAX_BURSTABLE_OOM_SCORE_ADJ
+    return max(adjustment, MIN_BURSTABLE_OOM_SCORE_ADJ)
+
+
+def is_burstable_score(adjustment: int) -> bool:
+    """Whether kubelet gives *adjustment* to Burstable containers, and to no others."""
+    return MIN_BURSTABLE_OOM_SCORE_ADJ <= adjustment <= MAX_BURSTABLE_OOM_SCORE_ADJ
+
+
+def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval | None:
+    """All memory requests with which kubelet gives *adjustment* to a Burstable container.
+
+    The resolution is a thousandth of the machine: 262 MiB on 256 GiB. The clamps of the formula widen both
+    ends: 999 stands for 999 and 1000, 3 for everything from 99.7 % of the machine upwards. None when
+    kubelet never gives that value to a Burstable container.
+
+    kubelet scores two kinds of containers by more than they request themselves: a sidecar by the smallest
+    request of the pod's containers if that is more than its own, and containers in a pod with pod-level
+    requests by a share of what is left of those. A runtime is not told which these are, and each of them can
+    look exactly like an ordinary container. So the interval begins at 0; the low end of what the container
+    counts for is ``usual_low_bytes``.
+    """
+    if not is_burstable_score(adjustment):
+        return None
+    thousandths = 1000 - adjustment
+    low = 0 if adjustment == MAX_BURSTABLE_OOM_SCORE_ADJ else _ceil_div(thousandths * capacity_bytes, 1000)
+    high = _ceil_div((thousandths + 1) * capacity_bytes, 1000) - 1
+    if adjustment == MIN_BURSTABLE_OOM_SCORE_ADJ:
+        high = max(high, capacity_bytes)
+    return Interval(0, high, BY_SCORE, usual_low_bytes=low)
+
+
+def milli_from_shares(shares: int) -> int:
+    """Thousandths of a CPU that kubelet asked for when it wrote *shares*; the minimum of 2 means none."""
+    return 0 if shares <= MIN_SHARES else math.ceil(shares * 1000 / 1024)
+
+
+def shares_from_milli(milli: int) -> int:
+    """Kubelet's MilliCPUToShares."""
+    return MIN_SHARES if milli == 0 else min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def quota_from_milli(milli: int, period_us: int = DEFAULT_PERIOD_US) -> int:
+    """Kubelet's MilliCPUToQuota, in microseconds per period; 0 means no limit. The kernel takes no less
+    than a millisecond."""
+    return 0 if milli == 0 else max(milli * period_us // 1000, MIN_QUOTA_US)
+
+
+def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
+    """Thousandths of a CPU that a CFS quota allows; None when there is no limit."""
+    if quota_us is None or quota_us <= 0:
+        return None
+    return _ceil_div(quota_us * 1000, period_us or DEFAULT_PERIOD_US)
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)

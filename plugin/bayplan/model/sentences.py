@@ -1,0 +1,199 @@
+"""Requests and decisions as people read them. One place, so that logs, `bayplan explain`, what-if, the
+simulator and refusals say the same of the same decision.
+
+The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
+"""
+
+from collections.abc import Mapping
+
+from bayplan.errors import PlacementError
+from bayplan.model.decision import (
+    ROOM_TAKEN,
+    Advantage,
+    Decision,
+    DeviceHint,
+    Interval,
+    MemoryPolicySetting,
+    MemoryPolicyWish,
+    Move,
+    Outcome,
+    Request,
+)
+from bayplan.model.equal_scores import BY_SCORE
+from bayplan.model.machine import MEMORY
+from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
+from bayplan.model.wishes import POLICY_FLAGS
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+_FLAG_WORDS = {name: word for word, name in POLICY_FLAGS.items()}
+
+_HOW_KNOWN = {
+    "limit": "known from its limit",
+    BY_SCORE: "known from its oom_score_adj",
+    BY_ANNOTATION: "given by annotation",
+    "QoS class": "as its class asks for none",
+    "no limit": "as it has no limit",
+    NO_SIGNAL: "as nothing says how much",
+}
+"""The sources of a memory request, as they stand after the amount."""
+
+
+def refusal(decision: Decision) -> PlacementError:
+    """The error that the runtime, and so the user, is given for a refused decision."""
+    return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
+
+
+def asked(request: Request) -> list[str]:
+    """What a container asks for and how that is known, a line for each thing."""
+    lines = [f"{request.qos.value}, known from {_source(request)}"]
+    lines.append(f"memory: {memory_text(request.memory)}")
+    if request.memory_limit_bytes is not None and not _is_limit(request):
+        lines[-1] += f"; limited to {format_bytes(request.memory_limit_bytes)}"
+    lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
+    if request.exclusive_cpus:
+        lines.append(f"CPUs: {request.exclusive_cpus} of its own")
+    elif request.cpu_milli:
+        lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
+    lines += [f"wish: {text}" for text in wishes(request)]
+    if request.pinned_mems is not None or request.pinned_cpus is not None:
+        pins = {"cpuset.cpus": request.pinned_cpus, "cpuset.mems": request.pinned_mems}
+        lines.append("set by somebody else: " + ", ".join(f"{key} {ids}" for key, ids in pins.items() if ids))
+    return lines
+
+
+def wishes(request: Request) -> list[str]:
+    """What it wishes beside the amounts, each as a few words."""
+    found = []
+    if request.opted_out:
+        found.append("to be left alone")
+    if request.nodes is not None:
+        found.append(f"{nodes_text(request.nodes.nodes)} {_firmness(required=request.nodes.required)}")
+    if request.tier is not None:
+        found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
+    if request.memory_policy is not None:
+        found.append(f"memory policy {policy_text(request.memory_policy)}")
+    return found + [_hint(hint) for hint in request.hints]
+
+
+def memory_text(memory: Interval) -> str:
+    """A memory request with its source, as an interval where it is not known exactly."""
+    low, high = format_bytes(memory.likely_low_bytes), format_bytes(memory.high_bytes)
+    amount = high if memory.exact else f"{low} to {high}"
+    if memory.likely_low_bytes != memory.low_bytes:
+        amount += " (less only if it is a sidecar or its pod has requests of its own)"
+    return f"{amount}, {_HOW_KNOWN.get(memory.source, f'known from {memory.source}')}"
+
+
+def policy_text(policy: MemoryPolicyWish | MemoryPolicySetting) -> str:
+    """A memory policy as it is written in an annotation: ``interleave=static:0-1``."""
+    flags = "".join(f"={_FLAG_WORDS.get(flag, flag)}" for flag in policy.flags)
+    return f"{policy.mode.value}{flags}{f':{policy.nodes}' if policy.nodes else ''}"
+
+
+def placed(decision: Decision) -> list[str]:
+    """Where a container is, a line for memory, CPUs and memory policy."""
+    request, placement = decision.request, decision.placement
+    mems = placement.mems if request.pinned_mems is None else request.pinned_mems
+    lines = [f"memory: {_anywhere(mems)}{_witness(placement.booked_bytes)}"]
+    if placement.overlapping:
+        lines[-1] += "; shared in part with other sets of nodes"
+    if placement.home is not None:
+        lines.append(f"placed on {nodes_text(placement.home)} at first, on others since")
+    claim = placement.claim
+    if claim is not None and claim.amounts_bytes and (claim.flexible or claim.nodes != placement.mems):
+        flexible = ", and may move over for others" if claim.flexible else ""
+        lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
+    if claim is not None and claim.short_bytes:
+        lines.append(f"not promised: {_amounts(claim.short_bytes)}")
+    if claim is not None and claim.explained_bytes:
+        lines.append(
+            f"not claimed: {format_bytes(claim.explained_bytes)}, as another container of its pod has the "
+            "same oom_score_adj, which kubelet also gives to sidecars"
+        )
+    lines.append(f"CPUs: {_cpus(decision)}")
+    if placement.memory_policy is not None:
+        lines.append(f"memory policy: {policy_text(placement.memory_policy)}")
+    return lines
+
+
+def advantage(winner: NodeSet | None, found: Advantage) -> str:
+    """Why the winner is better than the runner-up."""
+    mine, other = _anywhere(winner), nodes_text(found.runner_up_nodes)
+    if found.criterion == "id":
+        return f"{mine} before {other}, which would do as well, by the lower id"
+    won = "beat" if winner is not None and len(winner) > 1 else "beats"
+    values = (criterion(found.criterion, value) for value in (found.winner, found.runner_up))
+    return f"{mine} {won} {other} by {found.criterion}: {' against '.join(values)}"
+
+
+def criterion(name: str, value: int) -> str:
+    """A value by which candidates were compared."""
+    return format_bytes(value) if name == ROOM_TAKEN else str(value)
+
+
+def move(one: Move) -> str:
+    """Another container that had to move over."""
+    moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
+    return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
+
+
+def summary(decision: Decision) -> str:
+    """A decision in one line: the outcome, the place, and the reasons."""
+    placement = decision.placement
+    if decision.outcome is Outcome.REFUSED:
+        return f"refused: {decision.explanation()}"
+    mems = decision.request.pinned_mems if placement.mems is None else placement.mems
+    cpus = f", CPUs {placement.exclusive_cpus}" if placement.exclusive_cpus else ""
+    return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
+
+
+def nodes_text(nodes: NodeSet) -> str:
+    """``node 0`` or ``nodes 0-1``."""
+    return f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+
+
+def _anywhere(nodes: NodeSet | None) -> str:
+    return "any node" if nodes is None else nodes_text(nodes)
+
+
+def _cpus(decision: Decision) -> str:
+    request, own = decision.request, decision.placement.exclusive_cpus
+    if request.pinned_cpus is not None:
+        return f"{request.pinned_cpus}, set by somebody else"
+    if request.opted_out:
+        return "as in its spec"
+    return f"{own}, its own" if own else "the shared ones"
+
+
+def _source(request: Request) -> str:
+    words = {"cgroup parent": "its cgroup parent", "oom_score_adj": "its oom_score_adj"}
+    return words.get(request.qos_source.value, "the resources it asks for")
+
+
+def _is_limit(request: Request) -> bool:
+    return request.memory.exact and request.memory.high_bytes == request.memory_limit_bytes
+
+
+def _firmness(*, required: bool) -> str:
+    return "(required)" if required else "(preferred)"
+
+
+def _hint(hint: DeviceHint) -> str:
+    return f"near {hint.device} on {nodes_text(hint.nodes)} {_firmness(required=hint.required)}"
+
+
+def _witness(booked_bytes: Mapping[int, Mapping[str, int]]) -> str:
+    rows = (
+        (node, {name: amount for name, amount in row.items() if amount}) for node, row in booked_bytes.items()
+    )
+    text = ", ".join(f"{_amounts(row)} on node {node}" for node, row in sorted(rows) if row)
+    return f" ({text})" if text else ""
+
+
+def _amounts(amounts_bytes: Mapping[str, int]) -> str:
+    """``2Gi and 64Mi of hugepages-2Mi``."""
+    return " and ".join(
+        format_bytes(amount) + ("" if resource == MEMORY else f" of {resource}")
+        for resource, amount in amounts_bytes.items()
+    )

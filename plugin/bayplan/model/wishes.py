@@ -1,0 +1,226 @@
+"""What a pod asks of bayplan by annotation.
+
+``bayplan.dev/KEY`` holds for every container of the pod, ``CONTAINER.bayplan.dev/KEY`` for one container
+and wins over the other. The container's name goes into the prefix, because the part after the slash is
+limited to 63 characters and a container's name alone may have as many. To add a key: a reader, a row in
+`KEYS`, a field of `Wishes`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.model.decision import (
+    DeviceHint,
+    MemoryPolicyMode,
+    MemoryPolicyWish,
+    NodeWish,
+    TierWish,
+)
+from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import tier_rank
+from bayplan.quantity import parse_bytes, whole_number
+from bayplan.sets import NodeSet
+
+PREFIX: Final = "bayplan.dev"
+WRITTEN: Final = f"{PREFIX}/decision"
+"""Not a wish: what was decided, written into the container by us. A pod that brings it is not listened to."""
+BY_DEFAULT: Final = f"{PREFIX}/cpus-by-default"
+"""The same of the CPUs that a container was given when there was no time for a decision."""
+ALL: Final = "all"
+"""In place of the names of devices: every one."""
+
+MAX_CHARACTERS: Final = 16_384
+"""In one annotation, while the runtime waits; all nodes of the largest machine, one by one, take 5000."""
+
+MAX_PROBLEMS: Final = 20
+"""Beyond so many no more unknown keys are told of one container; they are recorded with its decision."""
+
+_SEPARATOR: Final = ";"
+_HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
+
+POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": "relative_nodes"}
+"""The kernel's words for the flags in a tmpfs ``mpol=`` option, and their names in set_mempolicy(2)."""
+
+
+class Wishes(Struct, frozen=True):
+    """The wishes of one container. ``memory_limit_bytes`` is for a container whose spec has no limit,
+    ``memory_request_bytes`` for one of which nothing else says exactly what it requests.
+
+    ``added_hints`` count beside those of the container's own devices, of which ``ignored_hints`` names the
+    ones that don't count (or ALL); ``replaced_hints`` count instead of everything else.
+    """
+
+    memory_limit_bytes: int | None = None
+    memory_request_bytes: int | None = None
+    added_hints: tuple[DeviceHint, ...] = ()
+    ignored_hints: frozenset[str] = frozenset()
+    replaced_hints: tuple[DeviceHint, ...] | None = None
+    nodes: NodeWish | None = None
+    tier: TierWish | None = None
+    memory_policy: MemoryPolicyWish | None = None
+    opted_out: bool = False
+
+
+class Key(Struct, frozen=True):
+    """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
+    one (raises ParseError)."""
+
+    field: str
+    read: Callable[[str, Machine | None], object]
+
+
+def _positive_bytes(text: str) -> int:
+    amount_bytes = parse_bytes(text)
+    if amount_bytes == 0:
+        raise ParseError("amount of memory", text, "more than 0 bytes")
+    return amount_bytes
+
+
+def _device_hints(text: str) -> tuple[DeviceHint, ...]:
+    """``DEVICE=NODES; ...``; a device's name may hold ``=`` itself, as those of CDI do."""
+    hints: dict[str, DeviceHint] = {}
+    for part in text.split(_SEPARATOR):
+        device, equals, nodes = (word.strip() for word in part.rpartition("="))
+        if not equals or not device or not nodes or device in hints:
+            raise ParseError("device hints", text, _HINTS_EXPECTED)
+        try:
+            hints[device] = DeviceHint(device, NodeSet.parse(nodes))
+        except ParseError as error:
+            raise ParseError("device hints", text, _HINTS_EXPECTED) from error
+    return tuple(hints.values())
+
+
+def _device_names(text: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(_SEPARATOR)]
+    if not all(names) or (ALL in names and len(names) > 1):
+        raise ParseError("devices", text, f"{ALL}, or names of devices separated by ;")
+    return frozenset(names)
+
+
+def _nodes(text: str) -> NodeSet:
+    nodes = NodeSet.parse(text)
+    if not nodes:
+        raise ParseError("NUMA node list", text, "at least one node, such as 0 or 0-1")
+    return nodes
+
+
+def _tier(text: str, machine: Machine | None) -> int:
+    if machine is not None:
+        return tier_rank(machine, text)
+    rank = whole_number(text)
+    if rank is None:
+        raise ParseError("memory tier", text, "a rank: 0 for the fastest tier, 1 for the next one")
+    return rank
+
+
+def _memory_policy(text: str) -> MemoryPolicyWish:
+    """``MODE[=FLAG][:NODES]``, as the kernel writes it in tmpfs' mpol option (``interleave=static:0-3``)."""
+    head, colon, nodes = text.partition(":")
+    mode, equals, flag = head.partition("=")
+    modes = [one.value for one in MemoryPolicyMode]
+    local = mode == MemoryPolicyMode.LOCAL.value
+    if mode not in modes or (equals and flag not in POLICY_FLAGS) or (local and (colon or equals)):
+        expected = f"MODE[=FLAG][:NODES], MODE one of {', '.join(modes)}, FLAG static or relative"
+        raise ParseError("memory policy", text, f"{expected}; local has neither flag nor nodes")
+    return MemoryPolicyWish(
+        MemoryPolicyMode(mode),
+        _nodes(nodes) if colon else None,
+        (POLICY_FLAGS[flag],) if equals else (),
+    )
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ParseError("switch", text, "true or false")
+    return text == "true"
+
+
+def _key(field: str, read: Callable[[str], object]) -> Key:
+    """A key whose text means the same on every machine."""
+    return Key(field, lambda text, _: read(text))
+
+
+KEYS: Final[Mapping[str, Key]] = {
+    "memory-limit": _key("memory_limit_bytes", _positive_bytes),
+    "memory-request": _key("memory_request_bytes", parse_bytes),
+    "preferred-nodes": _key("nodes", lambda text: NodeWish(_nodes(text))),
+    "required-nodes": _key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
+    "preferred-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine))),
+    "required-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine), required=True)),
+    "memory-policy": _key("memory_policy", _memory_policy),
+    "opt-out": _key("opted_out", _yes_or_no),
+    "add-device-hints": _key("added_hints", _device_hints),
+    "ignore-device-hints": _key("ignored_hints", _device_names),
+    "replace-device-hints": _key("replaced_hints", _device_hints),
+}
+
+
+def read_wishes(
+    annotations: Mapping[str, str], container_name: str, machine: Machine | None = None
+) -> Wishes:
+    """The wishes for *container_name* in a pod's *annotations*; other prefixes are none of our business.
+
+    With a *machine* they are held against it too.
+
+    Raises:
+        ConfigError: unknown keys, wrong values and contradictions under our prefix, and nodes and tiers that
+            the machine lacks: all of them, for this container, but not beyond `MAX_PROBLEMS` unknown keys.
+    """
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
+        found: dict[str, str] = {}
+        ours = f"{prefix}/"
+        asked = (
+            one
+            for one in annotations.items()
+            if one[0].startswith(ours) and one[0] not in (WRITTEN, BY_DEFAULT)
+        )
+        for annotation, text in sorted(asked):
+            path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
+            if key is None:
+                known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(KEYS))
+                problems.append(Problem(path, "an unknown key", f"one of {known}"))
+                if len(problems) > MAX_PROBLEMS:
+                    break
+                continue
+            if key.field in found:
+                expected = f"only one of {found[key.field]} and {annotation}"
+                problems.append(Problem(path, "a contradiction", expected))
+                continue
+            found[key.field] = annotation
+            if len(text) > MAX_CHARACTERS:
+                problems.append(Problem(path, repr(excerpt(text)), f"at most {MAX_CHARACTERS} characters"))
+                continue
+            try:
+                values[key.field] = key.read(text, machine)
+            except ParseError as error:
+                problems.append(Problem(path, repr(excerpt(text)), error.expected))
+                continue
+            if machine is not None:
+                problems += _lacking(machine, path, text, values[key.field])
+    if problems:
+        raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
+    return Wishes(**values)
+
+
+def readable_wishes(annotations: Mapping[str, str], container_name: str, machine: Machine) -> Wishes:
+    """The same, or no wishes at all where an annotation is wrong: for containers that exist already."""
+    try:
+        return read_wishes(annotations, container_name, machine)
+    except ConfigError:
+        return Wishes()
+
+
+def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Problem]:
+    """The nodes that *wish* names and *machine* does not have."""
+    if isinstance(wish, tuple) and not all(hint.nodes <= machine.node_ids for hint in wish):
+        return [Problem(path, repr(excerpt(text)), f"nodes of this machine: {machine.node_ids}")]
+    nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
+    if nodes is None or nodes <= machine.memory_nodes:
+        return []
+    expected = f"nodes of this machine with memory: {machine.memory_nodes}"
+    return [Problem(path, repr(excerpt(text)), expected)]

@@ -1,0 +1,122 @@
+"""Pods and containers as the container runtime describes them, and what we answer about them.
+
+The same values whether they came over NRI or from an OCI bundle: nothing here knows a wire format.
+None means "not given". Zero never does: the edges that read the wire turn a runtime's "0 = unset" into None.
+"""
+
+import enum
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from bayplan.model.decision import MemoryPolicySetting
+from bayplan.sets import CpuSet, NodeSet
+
+
+class ContainerState(enum.Enum):
+    """The runtime's view of a container's life. UNKNOWN while it is being created."""
+
+    UNKNOWN = "unknown"
+    CREATED = "created"
+    PAUSED = "paused"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class Resources(Struct, frozen=True):
+    """The resource part of an OCI Linux spec. ``cpu_quota_us`` of -1 is an explicit "unlimited" of the
+    spec; cpusets are None when the spec leaves them empty; ``hugepage_limits_bytes`` maps page sizes."""
+
+    memory_limit_bytes: int | None = None
+    cpu_shares: int | None = None
+    cpu_quota_us: int | None = None
+    cpu_period_us: int | None = None
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    hugepage_limits_bytes: Mapping[int, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+class DeviceType(enum.Enum):
+    """The two kinds of device nodes, by their letters in the OCI spec."""
+
+    CHARACTER = "c"
+    BLOCK = "b"
+
+
+class DeviceNode(Struct, frozen=True):
+    """A device node of the OCI spec; ``path`` is the one in the container."""
+
+    path: str
+    type: DeviceType
+    major: int
+    minor: int
+
+
+class Mount(Struct, frozen=True):
+    """A mount of the OCI spec; ``source`` is a path of the host, ``type`` is ``bind`` or a file system."""
+
+    source: str
+    type: str = "bind"
+
+
+class Pod(Struct, frozen=True):
+    """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl. ``network_namespace`` is the
+    path of its own network namespace, empty for a pod on the host's network."""
+
+    id: str
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    resources: Resources = Resources()
+    network_namespace: str = ""
+
+
+class Container(Struct, frozen=True):
+    """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process.
+
+    ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
+    about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. With ``every_device`` it may use
+    all devices of the machine (a privileged container), and its device nodes are left out here.
+    """
+
+    id: str
+    pod_id: str
+    name: str = ""
+    state: ContainerState = ContainerState.UNKNOWN
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Resources = Resources()
+    oom_score_adj: int | None = None
+    cgroups_path: str = ""
+    pid: int = 0
+    devices: tuple[DeviceNode, ...] = ()
+    device_mounts: tuple[Mount, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    every_device: bool = False
+
+
+class Adjustment(Struct, frozen=True):
+    """What we change in the spec of a container that is being created; None leaves a field as it is."""
+
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    memory_limit_bytes: int | None = None
+    oom_score_adj: int | None = None
+    unified: Mapping[str, str] = field(default_factory=dict)
+    memory_policy: MemoryPolicySetting | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class Update(Struct, frozen=True):
+    """What we change in a container that already exists. Never more than one per container in a reply:
+    NRI treats a second claim of a field as a conflict and fails the whole request."""
+
+    container_id: str
+    cpuset_cpus: CpuSet | None = None
+    cpuset_mems: NodeSet | None = None
+    memory_limit_bytes: int | None = None
+    unified: Mapping[str, str] = field(default_factory=dict)

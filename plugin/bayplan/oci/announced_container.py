@@ -1,0 +1,237 @@
+"""The kernel's side of a container that an OCI hook announces: is it what it claims to be, and making it so.
+
+Everything blocks and belongs into a thread. A container is announced by root, but from outside of this
+process: before anything is written, its process, its cgroup and its bundle must belong together.
+"""
+
+import errno
+import logging
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.errors import ParseError
+from bayplan.host import proc
+from bayplan.host.cgroup_paths import SCOPE, container_path
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.model.origin import Form, Origin
+from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.oci.bundle import CONFIG, read_config, sibling_config
+from bayplan.oci.documents import Spec, State, parse_spec
+from bayplan.oci.errors import OciError
+from bayplan.oci.workloads import (
+    container_from,
+    engine_of,
+    id_in_cgroups_path,
+    is_sandbox,
+    pod_from,
+    sandbox_id,
+)
+
+logger = logging.getLogger(__name__)
+
+_AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
+
+
+class Arrival(Struct, frozen=True):
+    """A container that is about to start. ``pod`` and ``container`` have their annotations; ``origin`` is
+    what the ledger keeps; ``document`` is the text of its spec."""
+
+    pod: Pod
+    container: Container
+    origin: Origin
+    spec: Spec
+    document: bytes
+
+
+def in_bundle(bundle: str, container_id: str) -> Arrival | None:
+    """The container that a runtime is about to create from *bundle*; None for a pod's own container.
+
+    Raises:
+        OciError: the bundle or its spec cannot be used.
+    """
+    return _described(Form.WRAPPER, _read(bundle), container_id, bundle)
+
+
+def in_spec(document: bytes) -> Arrival | None:
+    """The container that podman is about to create from the spec in *document*; None for a pod's own one.
+
+    podman shows its precreate hooks nothing else, so that the id must come from the path of the cgroup.
+
+    Raises:
+        OciError: not a spec of a Linux container, or without an id.
+    """
+    spec = parse_spec(document, "spec")
+    container_id = id_in_cgroups_path(spec)
+    if container_id is None and not is_sandbox(spec):
+        found = spec.linux.cgroups_path if spec.linux is not None else None
+        raise OciError("spec: linux.cgroupsPath", f"found {found!r}, expected the container's id at its end")
+    return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
+
+
+class _Read(Struct, frozen=True):
+    spec: Spec
+    document: bytes
+
+
+def _read(bundle: str) -> _Read:
+    document = read_config(bundle)
+    return _Read(parse_spec(document, f"{bundle}/{CONFIG}"), document)
+
+
+def _described(form: Form, read: _Read, container_id: str, bundle: str, pid: int = 0) -> Arrival | None:
+    spec = read.spec
+    if is_sandbox(spec):
+        return None
+    pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
+    container = container_from(spec, container_id, pid)
+    origin = Origin.of(form, pod, container, bundle, engine_of(spec))
+    return Arrival(pod, container, origin, spec, read.document)
+
+
+def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
+    """The container that a createRuntime hook announces with *state*; None for a pod's own container.
+
+    Raises:
+        OciError: state, bundle, process and cgroup are not those of one container.
+        HostError: the process is gone, or cannot be looked at.
+    """
+    pid = state.pid or 0
+    if pid <= 1:
+        problem = f"found the pid {pid}, expected one above 1: is it announced at createRuntime?"
+        raise OciError(f"state of container {state.id}", problem)
+    arrival = _described(Form.HOOK, _read(state.bundle), state.id, state.bundle, pid)
+    if arrival is None:
+        return None
+    process = proc.identify(pid, hierarchy.root)
+    cgroups = _checked(hierarchy, hierarchy.paths_of_process(pid), pid, arrival)
+    origin = replace(arrival.origin, cgroups=cgroups, start_ticks=process.start_ticks)
+    return replace(arrival, origin=origin)
+
+
+def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
+    """Set what ``origin.applied`` says for a container that has not started, and return what was set.
+
+    Setting oom_score_adj below the present value needs a capability that daemons in containers may lack: that
+    is reported and left out.
+
+    Raises:
+        OciError: the process has moved to another cgroup, or is not alone in it.
+        HostError: the kernel refuses a value; those before it stay.
+    """
+    wanted, pid = origin.applied, origin.container.pid
+    process = proc.Process(pid, origin.start_ticks)
+    with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
+        others = [other for other in cgroup.processes() if other != pid]
+        if hierarchy.paths_of_process(pid) != origin.cgroups or others:
+            problem = (
+                f"holds other processes than {pid}: {others}" if others else f"does not hold {pid} any more"
+            )
+            raise OciError(f"cgroup {cgroup.path}", problem)
+        cgroup.apply(
+            Update(
+                origin.container.id,
+                cpuset_cpus=wanted.cpuset_cpus,
+                cpuset_mems=wanted.cpuset_mems,
+                memory_limit_bytes=wanted.memory_limit_bytes,
+                unified=wanted.unified,
+            )
+        )
+    if wanted.oom_score_adj is None:
+        return wanted
+    try:
+        proc.write_oom_score_adj(process, wanted.oom_score_adj, hierarchy.root)
+    except RefusedError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise
+        extra = {"container_id": origin.container.id, "problem": str(error)}
+        logger.warning("oom_score_adj not set", extra=extra)
+        return replace(wanted, oom_score_adj=None)
+    return wanted
+
+
+def amounts_shown(hierarchy: Hierarchy, origin: Origin) -> Mapping[str, str]:
+    """The amounts that an update by the runtime would set, as the container's cgroup shows them. In cgroup v1
+    those of the CPUs are in another hierarchy.
+
+    Raises:
+        HostError: the cgroup is gone, or cannot be read.
+    """
+    with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
+        return cgroup.texts(_AMOUNTS)
+
+
+def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
+    """Whether the container has a process: its first one, or any in its cgroup.
+
+    Raises:
+        HostError: the kernel does not say.
+    """
+    pid = origin.container.pid
+    if pid > 1 and proc.runs(proc.Process(pid, origin.start_ticks), hierarchy.root):
+        return True
+    try:
+        with _cgroup(hierarchy, origin) as cgroup:
+            return bool(cgroup.processes())
+    except AbsentError:
+        return False
+
+
+def may_come(origin: Origin) -> bool:
+    """Whether a container that has no process may still get one: its bundle is there, if it has one."""
+    return not origin.bundle or Path(origin.bundle).is_dir()
+
+
+def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:
+    if origin.cgroups:
+        return ContainerCgroup(hierarchy, dict(origin.cgroups))
+    container = origin.container
+    try:
+        return ContainerCgroup.find(hierarchy, container.cgroups_path, origin.pod.cgroup_parent, container.id)
+    except ParseError as error:
+        raise AbsentError(f"cgroup of {container.id}", f"is not known: {error}") from error
+
+
+def _checked(hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, arrival: Arrival) -> dict[str, str]:
+    """The *paths* of the process, once it is sure that they are the container's own."""
+    container = arrival.container
+    try:
+        expected = container_path(container.cgroups_path) if container.cgroups_path else None
+    except ParseError:
+        expected = None  # relative to the runtime's own cgroup, which nobody tells
+    for controller in (CPUSET, MEMORY):
+        path = paths[controller]
+        protected = hierarchy.why_protected(path)
+        if protected is not None:
+            raise OciError(f"cgroup {path} of process {pid}", f"will not be changed: {protected}")
+        if not _is_own(path, expected, container.id):
+            shown = container.cgroups_path or f"a path with {container.id} in it"
+            raise OciError(f"cgroup {path} of process {pid}", f"is not the container's, which is {shown}")
+    return dict(paths)
+
+
+def _is_own(path: str, expected: str | None, container_id: str) -> bool:
+    """Whether the cgroup *path* is the container's: the *expected* one, or a child of its scope, which crun
+    makes; where nothing is expected, one that is named after the container."""
+    if expected is not None:
+        return path == expected or (expected.endswith(SCOPE) and posixpath.dirname(path) == expected)
+    names = [name.removesuffix(SCOPE) for name in path.split("/")]
+    return any(name == container_id or name.endswith(f"-{container_id}") for name in names)
+
+
+def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mapping[str, str]:
+    sandbox = sandbox_id(spec)
+    document = sibling_config(bundle, sandbox, container_id) if sandbox and bundle else None
+    if document is None:
+        return {}
+    try:
+        return parse_spec(document, f"config.json of sandbox {sandbox}").annotations or {}
+    except OciError as error:
+        logger.warning("what the pod asks for is unknown", extra={"problem": str(error)})
+        return {}

@@ -1,0 +1,279 @@
+"""What is wrong with how a node's engines reach bayplan: NRI, OCI hook, precreate, runtime wrapper.
+
+Reads the engines' files (`bayplan.oci.engines`), looks at programs and sockets, and judges. It changes
+nothing and asks nobody; what the daemon says of itself is passed in.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from msgspec import Struct
+
+from bayplan.admin_protocol import API_VERSION, DEFAULT_OCI_SOCKET
+from bayplan.files import read_text
+from bayplan.oci.engines import Engine, HookDefinition, read_engines
+from bayplan.oci.wrapper_settings import PATH as WRAPPER_SETTINGS
+from bayplan.oci.wrapper_settings import WrapperSettings, parse_wrapper_settings
+
+NRI_SOCKETS: Final = ("/var/run/nri/nri.sock", "/run/nri/nri.sock")
+"""One place under two names; below another root the link between them may lead out of it."""
+LIBEXEC: Final = "/usr/libexec/bayplan"
+HOOK: Final = "oci-hook"
+WRAPPER: Final = "bayplan-runtime"
+PYTHON: Final = "/usr/bin/python3"
+_PYTHON_FROM: Final = (3, 9)
+"""Enterprise Linux 9 has 3.9 under this name, whatever else is installed."""
+_OUR_STAGES: Final = ("createRuntime", "poststop", "precreate")
+_NRI_NAMES: Final = {"containerd": "containerd", "CRI-O": "cri-o"}
+"""Engines that have NRI, and what they call themselves there."""
+_OCI_STAGES: Final = frozenset(
+    ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+)
+
+
+class Level(Enum):
+    """A WARNING leaves containers as they should be, an ERROR does not, or will not for long."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(Struct, frozen=True):
+    """Something to be mended: ``subject`` is the thing, ``text`` what it is like, ``advice`` what to do."""
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+
+class DaemonState(Struct, frozen=True):
+    """What a daemon that answers says: the runtime that is connected over NRI, "" for none."""
+
+    nri_runtime: str = ""
+
+
+class Forms(Struct, frozen=True):
+    """How one engine reaches us; each is "" or how far it got."""
+
+    engine: str
+    nri: str = ""
+    hook: str = ""
+    precreate: str = ""
+    wrapper: str = ""
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The names of those that decide about each container."""
+        reached = {"NRI": self.nri == "connected", "hook": self.hook, "precreate": self.precreate}
+        reached["wrapper"] = self.wrapper == "default"
+        return tuple(name for name, is_active in reached.items() if is_active)
+
+
+class Examination:
+    """One look at the node below *root*. ``daemon`` is None if none answers."""
+
+    def __init__(self, root: Path, daemon: DaemonState | None) -> None:
+        self._root = root
+        self._daemon = daemon
+        self._engines = read_engines(root)
+        self.forms = tuple(self._forms(engine) for engine in self._engines)
+        findings = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
+        # Two engines may read the same file.
+        self.findings = tuple(dict.fromkeys(findings))
+
+    def view(self) -> dict[str, Any]:
+        """The whole examination, ready for JSON; ``health`` is the worst that was found."""
+        levels = {finding.level for finding in self.findings}
+        worst = next((level.value for level in (Level.ERROR, Level.WARNING) if level in levels), "ok")
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "Examination",
+            "health": worst,
+            "engines": [
+                {
+                    "name": one.engine,
+                    "nri": one.nri,
+                    "hook": one.hook,
+                    "precreate": one.precreate,
+                    "wrapper": one.wrapper,
+                }
+                for one in self.forms
+            ],
+            "findings": [
+                {"level": one.level.value, "subject": one.subject, "text": one.text, "advice": one.advice}
+                for one in self.findings
+            ],
+        }
+
+    def _forms(self, engine: Engine) -> Forms:
+        ours = [hook for hook in engine.hooks if _name(hook.program) == HOOK]
+        wrapped = [name for name, program in engine.runtimes.items() if _name(program) == WRAPPER]
+        return Forms(
+            engine.name,
+            nri=self._nri(engine),
+            hook=_at_stage(ours, "createRuntime"),
+            precreate=_at_stage(ours, "precreate") if engine.name == "podman" else "",
+            wrapper="default" if engine.default in wrapped else ", ".join(sorted(wrapped)),
+        )
+
+    def _nri(self, engine: Engine) -> str:
+        name = _NRI_NAMES.get(engine.name)
+        if name is None:
+            return ""
+        if self._daemon is not None and self._daemon.nri_runtime.lower() == name:
+            return "connected"
+        return "on" if engine.nri is not False and any(map(self._is_socket, NRI_SOCKETS)) else ""
+
+    def _of_engines(self) -> Iterator[Finding]:
+        for engine, forms in zip(self._engines, self.forms, strict=True):
+            for problem in engine.problems:
+                yield Finding(
+                    Level.ERROR, problem.path, f"found {problem.found}, expected {problem.expected}"
+                )
+            if len(forms.active) > 1:
+                both = " and ".join(forms.active)
+                yield Finding(
+                    Level.WARNING,
+                    engine.name,
+                    f"{both} are active at once: the first that sees a container decides, each costs time",
+                    "keep one: NRI where there is NRI, else what docs/oci-hook.md says",
+                )
+            if engine.name == "CRI-O":
+                yield from _unknown_stages(engine)
+
+    def _of_programs(self) -> Iterator[Finding]:
+        if any(forms.hook or forms.precreate or forms.wrapper for forms in self.forms):
+            yield from self._of_interpreter()
+        for engine in self._engines:
+            for hook in engine.hooks:
+                if _name(hook.program) == HOOK:
+                    yield from self._of_program(hook.program, f"named by {hook.path}")
+                    yield from _wrong_stages(hook)
+            for name, program in engine.runtimes.items():
+                if _name(program) != WRAPPER:
+                    continue
+                named = f"the runtime {name} of {engine.name}"
+                yield from self._of_program(program, named)
+                beside = str(PurePosixPath(program).with_name(HOOK))
+                if self._status(program) is not None and self._status(beside) is None:
+                    yield from self._of_program(f"{LIBEXEC}/{HOOK}", f"needed by {named}")
+
+    def _of_interpreter(self) -> Iterator[Finding]:
+        found, needed = self._status(PYTHON), ".".join(map(str, _PYTHON_FROM))
+        if found is None or not found.st_mode & 0o111:
+            text = "oci-hook is run by it, and it is not there"
+            yield Finding(Level.ERROR, PYTHON, text, f"install Python {needed} or later")
+            return
+        # It is a link to a name with the version; starting it would run a program from below the root.
+        version = re.fullmatch(r"python(\d+)\.(\d+)", os.path.realpath(self._at(PYTHON)).rpartition("/")[2])
+        if version is not None and (int(version[1]), int(version[2])) < _PYTHON_FROM:
+            text = f"is Python {version[1]}.{version[2]}, and oci-hook needs {needed}"
+            yield Finding(Level.ERROR, PYTHON, text, f"install Python {needed} or later there")
+
+    def _of_program(self, program: str, named: str) -> Iterator[Finding]:
+        found = self._status(program)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            text = f"{named}, but there is no such program"
+            yield Finding(
+                Level.ERROR, program, text, "install it (packaging/install-hooks), or remove what names it"
+            )
+        elif not found.st_mode & 0o111:
+            yield Finding(Level.ERROR, program, f"{named}, but it is not executable", f"chmod 755 {program}")
+        elif found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
+            text = (
+                f"mode {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others than root can change it"
+            )
+            yield Finding(Level.ERROR, program, text, f"chown root {program}; chmod 755 {program}")
+
+    def _of_wrapper(self) -> Iterator[Finding]:
+        settings = self._wrapper_settings()
+        for problem in settings.problems:
+            yield Finding(Level.ERROR, problem.path, f"found {problem.found}, expected {problem.expected}")
+        runtime = settings.said.get("runtime", "")
+        if not runtime.startswith("/"):
+            return
+        subject = f"{WRAPPER_SETTINGS}: runtime"
+        if _name(runtime) == WRAPPER:
+            yield Finding(Level.ERROR, subject, f"{runtime} is the wrapper itself", "name the real runtime")
+        elif (found := self._status(runtime)) is None or not found.st_mode & 0o111:
+            text = f"{runtime} is no program that can be run"
+            yield Finding(Level.ERROR, subject, text, "name runc, crun or another OCI runtime")
+
+    def _of_daemon(self) -> Iterator[Finding]:
+        if self._daemon is None:
+            advice = "systemctl start bayplan; the journal says why it stopped (journalctl -u bayplan)"
+            yield Finding(Level.ERROR, "baypland", "no daemon answers; nothing is decided", advice)
+        elif not any(forms.active for forms in self.forms):
+            text = "the daemon runs, but no engine asks it"
+            yield Finding(
+                Level.WARNING, "baypland", text, "switch NRI on, or install a form of docs/oci-hook.md"
+            )
+        for forms in self.forms:
+            if forms.nri == "on" and self._daemon is not None:
+                text = f"{NRI_SOCKETS[0]} is there, but the daemon is not connected to {forms.engine}"
+                yield Finding(Level.WARNING, forms.engine, text, "see bayplan status and the daemon's log")
+        if any(forms.hook or forms.precreate or forms.wrapper for forms in self.forms):
+            yield from self._of_socket(self._wrapper_settings().said.get("socket") or str(DEFAULT_OCI_SOCKET))
+
+    def _of_socket(self, path: str) -> Iterator[Finding]:
+        found = self._status(path)
+        if found is None:
+            text = "the daemon's socket for hooks and wrapper is not there"
+            yield Finding(Level.ERROR, path, text, "start the daemon; see ociSocket in docs/configuration.md")
+        elif not stat.S_ISSOCK(found.st_mode):
+            yield Finding(Level.ERROR, path, "is not a socket", "remove it, and restart the daemon")
+        elif found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
+            text = f"mode {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others than root may connect"
+            yield Finding(Level.ERROR, path, text, "restart the daemon, which makes it anew")
+
+    def _wrapper_settings(self) -> WrapperSettings:
+        try:
+            text = read_text(self._at(WRAPPER_SETTINGS), errors="replace")
+        except OSError:
+            return WrapperSettings()
+        return parse_wrapper_settings(text)
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _status(self, path: str) -> os.stat_result | None:
+        try:
+            return self._at(path).stat()
+        except OSError:
+            return None
+
+    def _is_socket(self, path: str) -> bool:
+        found = self._status(path)
+        return found is not None and stat.S_ISSOCK(found.st_mode)
+
+
+def _unknown_stages(crio: Engine) -> Iterator[Finding]:
+    for hook in crio.hooks:
+        for stage in hook.stages:
+            if stage not in _OCI_STAGES:
+                text = (
+                    f"has the stage {stage} in a directory that CRI-O reads, which keeps CRI-O from starting"
+                )
+                advice = "move it to /usr/share/bayplan/podman-hooks.d, which only podman reads"
+                yield Finding(Level.ERROR, hook.path, text, advice)
+
+
+def _wrong_stages(hook: HookDefinition) -> Iterator[Finding]:
+    for stage in hook.stages:
+        if stage not in _OUR_STAGES:
+            text = f"has oci-hook at the stage {stage}, expected one of {', '.join(_OUR_STAGES)}"
+            yield Finding(Level.ERROR, hook.path, text, "install it again (packaging/install-hooks)")
+
+
+def _at_stage(hooks: list[HookDefinition], stage: str) -> str:
+    return "active" if any(stage in hook.stages for hook in hooks) else ""
+
+
+def _name(program: str) -> str:
+    return PurePosixPath(program).name

@@ -1,0 +1,81 @@
+"""Changes to OCI documents that leave everything else as it is, byte for byte.
+
+Only the objects on the way to a changed field are taken apart; the rest stays the text that it was, so that
+unknown fields, numbers beyond 64 bits and Go's spelling of floats survive.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from bayplan.model.decision import MemoryPolicySetting
+from bayplan.model.workload import Adjustment
+from bayplan.oci.documents import Linux, LinuxResources, Spec
+from bayplan.oci.errors import OciError
+
+Patch = Mapping[str, Any]
+"""Values by key; a mapping stands for changes inside of that object."""
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+def merged(document: bytes, patch: Patch, source: str) -> bytes:
+    """*document* with the values of *patch*; objects that it lacks are made. *source* is named in messages.
+
+    Raises:
+        OciError: not JSON, or something else than an object where *patch* has one.
+    """
+    try:
+        fields = _OBJECT.decode(document) or {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise OciError(source, f"cannot be read: {error}") from error
+    for key, value in patch.items():
+        if isinstance(value, Mapping):
+            inner = bytes(fields.get(key, b"null"))
+            fields[key] = msgspec.Raw(merged(inner, value, f"{source}: {key}"))
+        else:
+            fields[key] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(fields)
+
+
+def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
+    """What *adjustment* changes in *spec*; empty for nothing. A spec without a process gets none; a memory
+    policy that somebody else chose stays."""
+    present = spec.linux if spec.linux is not None else Linux()
+    patch: dict[str, Any] = {}
+    linux: dict[str, Any] = {}
+    inner = resources_patch(adjustment, present.resources or LinuxResources())
+    if inner:
+        linux["resources"] = inner
+    if adjustment.memory_policy is not None and present.memory_policy is None:
+        linux["memoryPolicy"] = _memory_policy(adjustment.memory_policy)
+    if linux:
+        patch["linux"] = linux
+    if adjustment.oom_score_adj is not None and spec.process is not None:
+        patch["process"] = {"oomScoreAdj": adjustment.oom_score_adj}
+    return patch
+
+
+def _memory_policy(setting: MemoryPolicySetting) -> Patch:
+    """linux.memoryPolicy of the runtime specification 1.3, whose names are the kernel's."""
+    patch: dict[str, Any] = {"mode": f"MPOL_{setting.mode.value.replace('-', '_').upper()}"}
+    if setting.nodes:
+        patch["nodes"] = str(setting.nodes)
+    if setting.flags:
+        patch["flags"] = [f"MPOL_F_{flag.upper()}" for flag in setting.flags]
+    return patch
+
+
+def resources_patch(adjustment: Adjustment, present: LinuxResources) -> Patch:
+    """What *adjustment* changes in the resources *present*; keys that ``unified`` has already stay."""
+    cpu = {
+        key: str(ids)
+        for key, ids in (("cpus", adjustment.cpuset_cpus), ("mems", adjustment.cpuset_mems))
+        if ids
+    }
+    unified = {key: value for key, value in adjustment.unified.items() if key not in (present.unified or {})}
+    limit_bytes = adjustment.memory_limit_bytes
+    memory = {} if limit_bytes is None else {"limit": limit_bytes}
+    parts: dict[str, Patch] = {"cpu": cpu, "memory": memory, "unified": unified}
+    return {key: part for key, part in parts.items() if part}

@@ -1,0 +1,386 @@
+"""What is done about the requests on the OCI socket: decide, record, apply, answer; and release.
+
+The same controller decides as for NRI, in turn with it. Once a decision is recorded the work is finished,
+also when the client is gone or its time is over: a container that comes to life then has what the ledger
+says, and one that never does is found to be gone. Only what could not be applied is released at once. What
+is written to the kernel is what the ledger says when it is written, not what it said at the decision.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.config.settings import Undecided
+from bayplan.control.controller import Controller
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.threads import WorkThread
+from bayplan.control.transactions import Transaction
+from bayplan.errors import BayplanError, PlacementError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.unix_socket import Peer
+from bayplan.model.ledger import Entry
+from bayplan.model.origin import Origin
+from bayplan.model.workload import Adjustment, Update
+from bayplan.oci import announced_container
+from bayplan.oci.announced_container import Arrival
+from bayplan.oci.bundle import replace_config
+from bayplan.oci.documents import State, check_id, parse_resources, parse_state
+from bayplan.oci.entries import is_same_start, met, origin_of, was_rewritten, without_ours
+from bayplan.oci.errors import OciError
+from bayplan.oci.patches import merged, resources_patch, spec_patch
+from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.oci.runtime_update import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
+from bayplan.oci.workloads import resources_from
+
+logger = logging.getLogger(__name__)
+
+
+_DONE: Final = Answer(Status.OK)
+
+
+class DeskRules(Struct, frozen=True):
+    """``deadline_s`` is how long a client waits at most for its answer; ``end_pauses_s`` are the pauses after
+    which a container that is being deleted is looked for again."""
+
+    deadline_s: float = 1.5
+    undecided: Undecided = Undecided.CLIENT
+    end_pauses_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+class OciDesk:
+    """Answers the requests. ``close`` it when no more are taken in."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        cpusets: Cpusets,
+        verify_soon: Callable[[], None],
+        rules: DeskRules = DeskRules(),
+        persuader: Persuader | None = None,
+    ) -> None:
+        self.rules = rules
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._cpusets = cpusets
+        self._verify_soon = verify_soon
+        # Not the thread that verifies: that one may be at it for a second, and a container waits here.
+        self._thread = WorkThread("oci")
+        self._persuader = persuader or Persuader()
+        self.endings: set[asyncio.Task[None]] = set()
+        """Who waits for the end of a container that is being deleted."""
+        self._migrations: set[asyncio.Future[None]] = set()
+        self._works: set[asyncio.Task[Answer]] = set()
+
+    async def settled(self) -> None:
+        """Finish what was begun, whether or not its client still waits."""
+        await asyncio.gather(*self._works, return_exceptions=True)
+        await asyncio.gather(*self._migrations, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Finish what was begun, and end."""
+        await self.settled()
+        await self._persuader.close()
+        for ending in self.endings:
+            ending.cancel()
+        await asyncio.gather(*self.endings, return_exceptions=True)
+        self._thread.end()
+
+    async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        """The answer to a request, within the deadline; what was begun goes on after it."""
+        work = asyncio.get_running_loop().create_task(self._answer(verb, body, peer))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        try:
+            async with asyncio.timeout(self.rules.deadline_s):
+                return await asyncio.shield(work)
+        except TimeoutError:
+            return self._undecided(verb, body, f"no decision within {self.rules.deadline_s:g} s")
+
+    async def _answer(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        self._controller.counters[f"oci_{verb.value}"] += 1
+        try:
+            match verb:
+                case Verb.CREATE_RUNTIME:
+                    return await self._create_runtime(parse_state(body), peer)
+                case Verb.POSTSTOP:
+                    return await self._ended(parse_state(body).id)
+                case Verb.START | Verb.DELETE:
+                    known = check_id(body.decode("ascii", "backslashreplace"))
+                    return await (self._start(known) if verb is Verb.START else self._ended(known))
+                case Verb.PRECREATE:
+                    return await self._precreate(body)
+                case Verb.CREATE:
+                    return await self._create(body)
+                case Verb.UPDATE:
+                    return await self._update(body)
+        except PlacementError as error:
+            return Answer.saying(Status.REFUSED, str(error))
+        except BayplanError as error:
+            return self._undecided(verb, body, str(error))
+        except Exception:
+            logger.exception("an OCI request failed", extra={"verb": verb.value, "client": peer.pid})
+            return self._undecided(verb, body, "the request failed inside the daemon; its log says why")
+
+    async def _create_runtime(self, state: State, peer: Peer) -> Answer:
+        """Place a container whose process exists and has not started. Body: the state, as hooks get it."""
+        if self._is_of_nri(state.id):
+            return _DONE
+        # Now, as the client may be gone later.
+        runtime = await self._thread.do(partial(runtime_of, peer.pid, self._hierarchy.root))
+        arrival = await self._thread.do(partial(announced_container.announced, self._hierarchy, state))
+        if arrival is None:
+            return _DONE
+        async with self._controller.turn() as transaction:
+            if self._is_of_nri(state.id):
+                return _DONE
+            known = transaction.basis.ledger.entries.get(state.id)
+            if known is not None and was_rewritten(known, arrival.origin):
+                # Its spec has what was decided; now we also know where it is.
+                self._controller.amend(transaction, met(known, arrival.origin))
+                entry = None
+            else:
+                entry, updates = await self._decide(transaction, arrival)
+        if entry is None:
+            await self._controller.settle_start(state.id)
+            return _DONE
+        await self._carry_out(entry, updates)
+        if runtime is not None:
+            self._persuade(runtime, arrival)
+        else:
+            logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
+        return _DONE
+
+    def _persuade(self, runtime: RuntimeCommand, arrival: Arrival) -> None:
+        """Have the runtime itself set what was set, once the container is created."""
+        container_id = arrival.container.id
+        decided = self._controller.ledger.entries.get(container_id)
+
+        def resources() -> bytes | None:
+            # After a resize the spec of its creation is out of date.
+            present = self._controller.ledger.entries.get(container_id)
+            if decided is None or present is None or not is_same_start(decided, present):
+                return None
+            return resources_for(arrival.document, arrival.spec, self._controller.wanted(present))
+
+        if decided is not None and origin_of(decided).applied != Adjustment():
+            amounts = partial(announced_container.amounts_shown, self._hierarchy, origin_of(decided))
+            self._persuader.begin(runtime, container_id, Wanted(resources, amounts))
+
+    async def _precreate(self, body: bytes) -> Answer:
+        """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
+        arrival = await self._thread.do(partial(announced_container.in_spec, body))
+        if arrival is None:
+            return _DONE
+        return Answer(Status.OK, await self._rewrite(arrival) or b"")
+
+    async def _create(self, body: bytes) -> Answer:
+        """Rewrite the spec in the bundle that a runtime is about to read. Body: the bundle, the container's
+        id, the runtime's path and its root, with a zero byte between them."""
+        bundle, container_id, *_ = _texts(body, 4, "BUNDLE, ID, RUNTIME and ROOT")
+        check_id(container_id)
+        if self._is_of_nri(container_id):
+            return _DONE
+        arrival = await self._thread.do(partial(announced_container.in_bundle, bundle, container_id))
+        if arrival is not None:
+            await self._rewrite(arrival, replace_config)
+            entry = self._controller.ledger.entries.get(container_id)
+            if entry is not None and entry.decision.placement.exclusive_cpus:
+                self._cpusets.starts.expect(container_id)
+        return _DONE
+
+    async def _start(self, container_id: str) -> Answer:
+        """What NRI's StartContainer is: the container has its cgroup, by a spec that may be older than the
+        ledger, and starts after the answer. Body: the id."""
+        self._cpusets.starts.forget(container_id)
+        if not self._is_of_nri(container_id):
+            await self._controller.settle_start(container_id)
+        return _DONE
+
+    async def _rewrite(
+        self, arrival: Arrival, write_back: Callable[[str, bytes, bytes], None] | None = None
+    ) -> bytes | None:
+        """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
+        into the bundle. If that fails, the decision is released."""
+        async with self._controller.turn() as transaction:
+            if self._is_of_nri(arrival.container.id):
+                return None
+            entry, updates = await self._decide(transaction, arrival)
+        origin = origin_of(entry)
+        patch = spec_patch(origin.applied, arrival.spec)
+        rewritten = None
+        try:
+            if patch:
+                rewritten = await self._thread.do(partial(merged, arrival.document, patch, "spec"))
+            if rewritten is not None and write_back is not None:
+                await self._thread.do(partial(write_back, origin.bundle, arrival.document, rewritten))
+        except BaseException:
+            await self.release(entry)
+            raise
+        await self._update_others(updates)
+        return rewritten
+
+    async def _update(self, body: bytes) -> Answer:
+        """Merge what was decided into an update, which may change what is asked for. Body: the id, a zero
+        byte, the resources; answer: the merged resources, or nothing."""
+        container_id, document = _id_and_rest(body)
+        entry = self._controller.ledger.entries.get(container_id)
+        if entry is None or entry.origin is None:
+            return _DONE
+        resources = parse_resources(document)
+        async with self._controller.turn() as transaction:
+            entry = transaction.basis.ledger.entries.get(container_id)
+            if entry is None or entry.origin is None:
+                return _DONE
+            change = without_ours(entry, resources_from(resources))
+            pod, container = entry.origin.pod, entry.origin.container
+            updates = await self._controller.change(transaction, pod, container, change)
+            wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])
+        await self._update_others(one for one in updates if one.container_id != container_id)
+        if resources.memory is not None and resources.memory.limit:
+            wanted = replace(wanted, memory_limit_bytes=None)
+        patch = resources_patch(wanted, resources)
+        return Answer(Status.OK, merged(document, patch, "resources of the update") if patch else b"")
+
+    async def _ended(self, container_id: str) -> Answer:
+        """Release what a container held that ended, unless it is still there: a deletion may fail."""
+        entry = self._controller.ledger.entries.get(container_id)
+        if entry is None or entry.origin is None:
+            return _DONE
+        if await self._thread.do(partial(announced_container.is_alive, self._hierarchy, entry.origin)):
+            # The wrapper says so before the runtime kills what is left.
+            task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
+            self.endings.add(task)
+            task.add_done_callback(self.endings.discard)
+            return _DONE
+        await self.release(entry)
+        return _DONE
+
+    async def _await_end(self, entry: Entry, origin: Origin) -> None:
+        """Release what a container holds once it has no process; if that takes long, it is found later."""
+        problem = "it has processes"
+        for pause_s in self.rules.end_pauses_s:
+            await asyncio.sleep(pause_s)
+            try:
+                if not await self._thread.do(partial(announced_container.is_alive, self._hierarchy, origin)):
+                    await self.release(entry)
+                    return
+            except BayplanError as error:
+                # Also what a cgroup shows of itself while it is being removed.
+                problem = str(error)
+        extra = {"container_id": entry.container_id, "problem": problem}
+        logger.info("a container that is to be deleted has not ended yet", extra=extra)
+
+    async def release(self, entry: Entry) -> None:
+        """Release what *entry* holds, if it is still the entry of its container."""
+        async with self._controller.turn() as transaction:
+            if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
+                return
+            updates = self._controller.release(transaction, entry.container_id)
+            self._cpusets.starts.forget(entry.container_id)
+        await self._controller.written()
+        if updates:
+            self._verify_soon()
+
+    async def _decide(self, transaction: Transaction, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
+        """Decide and record; the new entry, and what is due for others."""
+        controller = self._controller
+        container = controller.residents.as_chosen(arrival.container)
+        _, updates = await controller.place(transaction, arrival.pod, container, arrival.origin)
+        return transaction.basis.ledger.entries[container.id], updates
+
+    async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
+        """Make it so in the kernel: for the new container, then for the others. If it fails for the new one,
+        its decision is released."""
+        origin = origin_of(entry)
+        try:
+            oom_score_adj = await self._thread.do(partial(self._place, entry))
+        except BaseException:
+            await self.release(entry)
+            raise
+        await self._update_others(updates)
+        await self._controller.settle_start(entry.container_id)
+        if oom_score_adj == origin.applied.oom_score_adj:
+            return
+        async with self._controller.turn() as transaction:
+            present = transaction.basis.ledger.entries.get(entry.container_id)
+            if present is not None and is_same_start(entry, present):
+                applied = replace(origin.applied, oom_score_adj=oom_score_adj)
+                placed = replace(present, origin=replace(origin, applied=applied))
+                self._controller.amend(transaction, placed)
+
+    def _place(self, entry: Entry) -> int | None:
+        """Set what is decided about a container that has not started, until it is what the ledger says; the
+        oom_score_adj that was set. Blocks."""
+        origin, written = origin_of(entry), None
+        applied = origin.applied
+        while True:
+            present = self._controller.ledger.entries.get(entry.container_id)
+            if present is None or not is_same_start(entry, present):
+                return applied.oom_score_adj
+            wanted = self._controller.wanted(present)
+            if wanted == written:
+                return applied.oom_score_adj
+            applied = announced_container.place(self._hierarchy, replace(origin, applied=wanted))
+            written = wanted
+
+    async def _update_others(self, updates: Iterable[Update]) -> None:
+        """Write what a decision means for the containers of *updates*; what fails is found by verification.
+
+        Their CPUs are waited for. Memory that has to move to other nodes can take long: after half of the
+        client's time it goes on without being waited for.
+        """
+        due = list(updates)
+        cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
+        mems = [one.container_id for one in due if one.cpuset_mems is not None]
+        await self._cpusets.settle(cpus)
+        if mems:
+            moving = asyncio.ensure_future(asyncio.to_thread(self._cpusets.move_memory, mems))
+            self._migrations.add(moving)
+            moving.add_done_callback(self._migrations.discard)
+            await asyncio.wait({moving}, timeout=self.rules.deadline_s / 2)
+
+    def _is_of_nri(self, container_id: str) -> bool:
+        entry = self._controller.ledger.entries.get(container_id)
+        return entry is not None and entry.origin is None
+
+    def _undecided(self, verb: Verb, body: bytes, problem: str) -> Answer:
+        self._controller.counters["oci_undecided"] += 1
+        extra = {"verb": verb.value, "container_id": _subject(verb, body), "problem": problem}
+        logger.error("no decision about a container", extra=extra)
+        if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.rules.undecided is Undecided.CLIENT:
+            return Answer.saying(Status.ERROR, problem)
+        if self.rules.undecided is Undecided.REFUSE:
+            return Answer.saying(Status.REFUSED, problem)
+        return _DONE
+
+
+def _texts(body: bytes, number: int, expected: str) -> list[str]:
+    parts = body.split(b"\0")
+    if len(parts) != number:
+        raise OciError("request", f"has {len(parts)} parts, expected {number}: {expected}")
+    try:
+        return [part.decode() for part in parts]
+    except UnicodeDecodeError as error:
+        raise OciError("request", f"is not UTF-8: {error}") from error
+
+
+def _id_and_rest(body: bytes) -> tuple[str, bytes]:
+    container_id, _, rest = body.partition(b"\0")
+    return check_id(container_id.decode("ascii", "backslashreplace")), rest
+
+
+def _subject(verb: Verb, body: bytes) -> str:
+    """The id of the container that a request is about, for people; empty where it does not say."""
+    try:
+        if verb in (Verb.CREATE_RUNTIME, Verb.POSTSTOP):
+            return parse_state(body).id
+        parts = body.split(b"\0", 2)
+        return "" if verb is Verb.PRECREATE else check_id(parts[1 if verb is Verb.CREATE else 0].decode())
+    except (OciError, IndexError, UnicodeDecodeError):
+        return ""

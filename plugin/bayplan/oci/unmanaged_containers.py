@@ -1,0 +1,162 @@
+"""Containers that run although nobody decided about them: let through while the daemon was away, or could not
+decide. They are entered as they are, so that they are counted and kept off the exclusive CPUs of others.
+
+NRI lists them. podman's, and CRI-O's without NRI, are found in their storage; those of an engine that has
+neither hook nor wrapper are not looked for.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
+from bayplan.control.transactions import Transaction
+from bayplan.errors import BayplanError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.origin import Origin
+from bayplan.oci import announced_container
+from bayplan.oci.announced_container import Arrival
+from bayplan.oci.doctor import Examination
+from bayplan.oci.documents import State
+from bayplan.oci.entries import met
+from bayplan.oci.stale_entries import CRIO
+from bayplan.oci.storage import USERDATA, Started, read_storage, started
+
+logger = logging.getLogger(__name__)
+
+PODMAN: Final = "libpod"
+"""podman's word for itself in its containers' annotations."""
+
+_ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
+
+
+class _Search(Struct, frozen=True):
+    """What one look goes by: the engines whose containers count, and the recorded containers' origins by
+    their ids, None for those that came over NRI."""
+
+    engines: frozenset[str]
+    known: Mapping[str, Origin | None]
+
+
+class Strays:
+    """Finds and enters them."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        verify_soon: Callable[[], None],
+    ) -> None:
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._verify_soon = verify_soon
+        self._passed_over: set[Started] = set()
+        """Those that are not of a container to be entered."""
+        self._installed: frozenset[str] = frozenset()
+        """The engines that are set up to ask us."""
+        self._asked: bool | None = None
+        """Whether anybody had asked when that was looked up."""
+        self._searched: frozenset[str] = frozenset()
+        self._has_nri = True
+        """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
+
+    async def look(self) -> None:
+        """Look once, and enter what runs without a record."""
+        controller = self._controller
+        known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
+        engines = await self._engines({one.engine for one in known.values() if one is not None})
+        if not engines:
+            return
+        search = _Search(engines, known)
+        for arrival in await self._in_thread(partial(self._found, search)):
+            async with controller.turn() as transaction:
+                taken = self._take_in(transaction, arrival, search)
+            if taken:
+                self._verify_soon()
+
+    def _take_in(self, transaction: Transaction, arrival: Arrival, search: _Search) -> bool:
+        """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
+        controller, container = self._controller, arrival.container
+        entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
+        if entry is None and container.id not in search.known:
+            controller.enter(transaction, arrival.pod, container, arrival.origin)
+            return True
+        if entry is None or before is None or entry.origin is not before:
+            return False
+        controller.amend(transaction, met(entry, arrival.origin))
+        if before.container.pid:
+            extra = {"container": entry.decision.request.name, "container_id": container.id}
+            logger.warning("container was started again without us; what was decided holds", extra=extra)
+        return True
+
+    async def _engines(self, recorded: Collection[str]) -> frozenset[str]:
+        """Those whose containers are looked for: not of an engine that is not meant to ask us."""
+        controller = self._controller
+        asked = any(name.startswith("oci_") for name in controller.counters)
+        if self._asked is not asked:
+            # Reading their files takes some milliseconds; what is installed later is heard of when it asks.
+            self._installed = await self._in_thread(partial(_engines_that_ask, self._hierarchy.root))
+            self._asked = asked
+        had_nri, self._has_nri = self._has_nri, controller.runtime is not None
+        engines = self._installed.union(recorded, {CRIO} if asked or recorded else ())
+        if self._has_nri or (had_nri and not asked and not recorded):
+            # NRI tells of CRI-O's, if it is there; it may be about to connect.
+            engines -= {CRIO}
+        return engines & {CRIO, PODMAN}
+
+    def _found(self, search: _Search) -> list[Arrival]:
+        if search.engines != self._searched:
+            self._passed_over.clear()
+            self._searched = search.engines
+        seen, found = set(), []
+        recorded = [one for one in search.known.values() if one is not None and one.engine == CRIO]
+        bundles = [Path(one.bundle) for one in recorded]
+        elsewhere = {one.parent.parent for one in bundles if one.name == USERDATA}
+        for one in started(read_storage(self._hierarchy.root), elsewhere):
+            if not _is_news(one, search.known):
+                continue
+            seen.add(one)
+            if one in self._passed_over:
+                continue
+            arrival = self._arrival(one)
+            if arrival is not None and arrival.origin.engine in search.engines:
+                found.append(arrival)
+            else:
+                self._passed_over.add(one)
+        self._passed_over &= seen
+        return found
+
+    def _arrival(self, one: Started) -> Arrival | None:
+        """The container, if it runs."""
+        try:
+            state = State(one.container_id, str(one.bundle), int(one.pid))
+            arrival = announced_container.announced(self._hierarchy, state)
+            if arrival is not None and not announced_container.is_alive(self._hierarchy, arrival.origin):
+                return None  # a process that ended and whose parent has not asked for it yet
+        except (ValueError, BayplanError) as error:
+            logger.debug("no container", extra={"bundle": str(one.bundle), "problem": str(error)})
+            return None
+        return arrival
+
+
+def _is_news(one: Started, known: Mapping[str, Origin | None]) -> bool:
+    """Whether nothing is recorded of it, or not this process: wrapper and precreate come before there is one,
+    and podman starts a container again under its id."""
+    if one.container_id not in known:
+        return True
+    origin = known[one.container_id]
+    return origin is not None and str(origin.container.pid) != one.pid
+
+
+def _engines_that_ask(root: Path) -> frozenset[str]:
+    """The engines that hook, precreate or wrapper are installed for."""
+    forms = Examination(root, None).forms
+    asking = {one.engine for one in forms if one.hook or one.precreate or one.wrapper}
+    return frozenset(name for engine, name in _ENGINES.items() if engine in asking)

@@ -1,0 +1,160 @@
+"""From a decision to what is rewritten: the container's spec, and the shared CPUs of the others.
+
+Never touches a value that the spec already carries, with one exception: oom_score_adj 0, which runtimes
+write where nobody chose one.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
+from bayplan.model.decision import Decision, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import MemoryQos, Policy
+from bayplan.model.qos import MEMORY_HIGH, OOM_GROUP, oom_score_adj
+from bayplan.model.request import carried_oom_score_adj, changed_resources
+from bayplan.model.workload import Adjustment, Container, Resources, Update
+from bayplan.sets import CpuSet
+
+
+class Ability(Struct, frozen=True):
+    """What can be set at all: by the host (cgroup v2) and by the connected runtime (oom_score_adj)."""
+
+    cgroup_v2: bool = True
+    oom_score_adj: bool = True
+
+
+def wanted_oom_score_adj(request: Request, container: Container, machine: Machine) -> int | None:
+    """The oom_score_adj to set; None when the spec carries one, or the container opted out."""
+    if request.opted_out or carried_oom_score_adj(container) is not None:
+        return None
+    return oom_score_adj(request.qos, request.memory.likely_low_bytes, machine.memory_bytes)
+
+
+def adjustment_for(
+    machine: Machine,
+    policy: Policy,
+    ability: Ability,
+    shared: CpuSet,
+    decision: Decision,
+    container: Container,
+) -> Adjustment:
+    """What to change in the spec of *container*, which is being created.
+
+    *shared* is the shared pool as it will be once the container exists. A container that opted out is left
+    as it is.
+    """
+    request, placement = decision.request, decision.placement
+    if request.opted_out:
+        return Adjustment()
+    limit_bytes = None if container.resources.memory_limit_bytes is not None else request.memory_limit_bytes
+    return Adjustment(
+        cpuset_cpus=cpus_for(decision, shared),
+        cpuset_mems=placement.mems if request.pinned_mems is None else None,
+        memory_limit_bytes=limit_bytes,
+        oom_score_adj=wanted_oom_score_adj(request, container, machine)
+        if ability.oom_score_adj and policy.set_oom_score_adj
+        else None,
+        unified=_unified(machine, policy, request, container.resources.unified) if ability.cgroup_v2 else {},
+        memory_policy=placement.memory_policy,
+    )
+
+
+def resized(
+    machine: Machine, policy: Policy, ability: Ability, shared: CpuSet, entry: Entry, change: Resources
+) -> Entry:
+    """*entry*, decided for a changed spec, with what is now to be set if the container came without NRI."""
+    if entry.origin is None:
+        return entry
+    spec = changed_resources(entry.origin.container.resources, change)
+    container = replace(entry.origin.container, resources=spec)
+    applied = adjustment_for(machine, policy, ability, shared, entry.decision, container)
+    return replace(entry, origin=replace(entry.origin, container=container, applied=applied))
+
+
+def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
+    """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+    applied = Adjustment() if entry.origin is None else entry.origin.applied
+    decision = entry.decision
+    mems = decision.placement.mems if decision.request.pinned_mems is None else None
+    return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+
+
+def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
+    """The cpuset.cpus that a container should have; None when somebody else decides that."""
+    if decision.request.pinned_cpus is not None or decision.request.opted_out:
+        return None
+    return decision.placement.exclusive_cpus or shared
+
+
+def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = CpuSet()) -> list[Update]:
+    """Updates for the containers whose CPUs are not (any more, or not yet) what they should have.
+
+    Comparing with what the runtime was told last makes this self-healing: an update that could not be
+    sent with one reply goes out with the next.
+    """
+    shared = ledger.shared_cpus(machine, withheld)
+    updates = []
+    for container_id in sorted(ledger.due_a_look(shared)):
+        entry = ledger.entries[container_id]
+        cpus = cpus_for(entry.decision, shared)
+        if cpus is not None and cpus != entry.told_cpus:
+            updates.append(Update(container_id, cpuset_cpus=cpus))
+    return updates
+
+
+def nodes_updates(ledger: Ledger, container_ids: Iterable[str]) -> list[Update]:
+    """What containers whose nodes changed must be told; *ledger* has them where they go. Those that are gone,
+    or are not ours to place any more, are passed over."""
+    entries = [ledger.entries[key] for key in container_ids if key in ledger.entries]
+    return [
+        Update(entry.container_id, cpuset_mems=mems)
+        for entry in entries
+        if (mems := entry.decision.placement.mems) is not None
+    ]
+
+
+def merged(memory: Iterable[Update], cpus: Iterable[Update]) -> tuple[Update, ...]:
+    """One update per container: NRI fails a reply that claims a field of a container twice."""
+    by_id = {update.container_id: update for update in memory}
+    for update in cpus:
+        base = by_id.get(update.container_id, update)
+        by_id[update.container_id] = replace(base, cpuset_cpus=update.cpuset_cpus)
+    return tuple(by_id[key] for key in sorted(by_id))
+
+
+def memory_qos_values(
+    qos: MemoryQos, request: Request, limit_bytes: int | None, allocatable_bytes: int
+) -> dict[str, int]:
+    """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
+
+    memory.high is what kubelet sets; None as a limit is none. With TieredReservation a Guaranteed request is
+    protected by memory.min, a Burstable one by memory.low. Where the request is an interval, its usual low
+    end is protected and its high end throttled, so that neither is overdone.
+    """
+    values = memory_protection(qos, request.qos, request.memory.likely_low_bytes)
+    if qos.throttling_factor is not None:
+        high_bytes = memory_high_bytes(
+            request.memory.high_bytes, limit_bytes or 0, allocatable_bytes, qos.throttling_factor
+        )
+        if high_bytes is not None:
+            values[MEMORY_HIGH] = high_bytes
+    return values
+
+
+def _unified(
+    machine: Machine, policy: Policy, request: Request, present: Mapping[str, str]
+) -> dict[str, str]:
+    values: dict[str, str] = {}
+    if policy.memory_qos is not None:
+        reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
+        allocatable = max(0, machine.memory_bytes - reserved_bytes)
+        limit_bytes = request.memory_limit_bytes
+        for key, amount in memory_qos_values(policy.memory_qos, request, limit_bytes, allocatable).items():
+            values[key] = str(amount)
+    if not policy.single_process_oom_kill:
+        values[OOM_GROUP] = "1"
+    return {key: value for key, value in values.items() if key not in present}

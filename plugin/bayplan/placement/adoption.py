@@ -1,0 +1,144 @@
+"""Containers that have no record: what they are taken for, from what their own annotation says, else from
+what they run on. Nothing about them is moved.
+
+What a container says of itself counts only as far as it runs on it: nobody gets an exclusive CPU that its
+cpuset does not have already. Pure.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpus
+from bayplan.model.decision import Claim, Decision, Outcome, Reason
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.model.request import changed_request, derive_request
+from bayplan.model.wishes import readable_wishes
+from bayplan.model.workload import Container, Pod, Resources
+from bayplan.sets import CpuSet
+
+
+def is_carried_out(entry: Entry, container: Container) -> bool:
+    """Whether *container* has what *entry*, its own annotation, says. Both come with one answer: a container
+    without the cpusets did not get the annotation from us."""
+    resources, placement = container.resources, entry.decision.placement
+    if entry.decision.outcome is Outcome.REFUSED:
+        return False
+    if (entry.told_cpus is not None or placement.exclusive_cpus) and resources.cpuset_cpus is None:
+        return False
+    return placement.mems is None or resources.cpuset_mems is not None
+
+
+def caught_up(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    entry: Entry,
+    container: Container,
+    taken: CpuSet,
+    *,
+    alone: bool,
+) -> Entry:
+    """*entry*, which is older than *container*, with what we must have decided since: amounts that changed, a
+    move to more nodes or back, other exclusive CPUs. *taken* are the CPUs that others have to themselves;
+    *alone* says that no other container has the same cpuset.
+
+    What cannot be our doing is left as it was; then it differs from the container, as any other pin does.
+    """
+    decision, resources = entry.decision, container.resources
+    request, placement = changed_request(decision.request, resources, Resources()), decision.placement
+    resized = request != decision.request
+    cpus, mems, claim = resources.cpuset_cpus, resources.cpuset_mems, placement.claim
+    told, own = entry.told_cpus, placement.exclusive_cpus
+    if cpus not in (None, own) and request.pinned_cpus is None:
+        wanted = request.exclusive_cpus
+        if wanted == len(cpus) and alone and cpus.isdisjoint(taken | reserved_cpus(machine, policy)):
+            placement, told = replace(placement, exclusive_cpus=cpus), cpus
+        elif own and not wanted:
+            placement, told = replace(placement, exclusive_cpus=CpuSet()), cpus
+    if claim is not None and placement.mems is not None and mems not in (None, placement.mems):
+        nodes = mems - (placement.mems - claim.nodes)
+        if nodes and (claim.flexible or resized):
+            home = placement.home or claim.nodes
+            # As for a resize: nobody returns to nodes that its CPUs are not near.
+            together = placement.exclusive_cpus <= machine.cpus_of(home)
+            returns = home <= nodes and home != nodes and together
+            claim = replace(claim, nodes=nodes)
+            placement = replace(placement, mems=mems, claim=claim, home=home if returns else None, left=None)
+    if resized:
+        amounts = engine.adopt(machine, policy, ledger, request, placement.mems)
+        placement = replace(placement, booked_bytes=amounts.booked_bytes)
+        if claim is not None and amounts.claim is not None:
+            placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
+    return replace(entry, decision=replace(decision, request=request, placement=placement), told_cpus=told)
+
+
+def _grown(machine: Machine, claim: Claim, wanted_bytes: Mapping[str, int]) -> Claim:
+    """*claim* after a resize that nobody knows the answer to. On some nodes only it was promised whole; on
+    all nodes no more is known to be promised than before, and the rest is made up for."""
+    if claim.nodes != machine.ordinary_nodes:
+        return replace(claim, amounts_bytes=wanted_bytes, short_bytes={})
+    sure = {key: min(amount, claim.amounts_bytes.get(key, 0)) for key, amount in wanted_bytes.items()}
+    rest = {key: amount - sure[key] for key, amount in wanted_bytes.items() if amount > sure[key]}
+    return replace(claim, amounts_bytes=sure, short_bytes=rest)
+
+
+def adopt(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    pod: Pod,
+    container: Container,
+    others: Iterable[CpuSet] = (),
+) -> Entry:
+    """The entry for a container that exists without a decision of ours: nothing about it is moved.
+
+    Its cpusets count as somebody else's. One exception: as many CPUs as an exclusive request asks for, if
+    they could be given to it and are in no other cpuset (*others*), are taken to be its exclusive CPUs: that
+    is what our own looks like after a lost state store. What it claims is promised where its spec lets it go.
+    """
+    wishes = readable_wishes(pod.annotations, container.name, machine)
+    request = derive_request(pod, container, machine.memory_bytes, wishes)
+    cpus, mems = request.pinned_cpus, request.pinned_mems
+    own = (
+        cpus is not None
+        and len(cpus) == request.exclusive_cpus
+        and cpus.isdisjoint(machine.online_cpus - exclusive_candidates(machine, policy, ledger))
+        and all(cpus.isdisjoint(one) for one in (*ledger.told, *others))
+    )
+    if cpus and own:
+        request = replace(request, pinned_cpus=None, pinned_mems=None)
+    placement = engine.adopt(machine, policy, ledger, request, mems)
+    if cpus and own:
+        placement = replace(placement, mems=mems, exclusive_cpus=cpus)
+    reason = Reason("created-without-us", "the runtime created it while no decision could be made")
+    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
+
+
+def shared_pools(
+    machine: Machine, policy: Policy, ledger: Ledger, found: Collection[Entry], *, lost: bool
+) -> frozenset[CpuSet]:
+    """The cpusets that say that a container runs on our shared CPUs: what these are now, what members are
+    known to have been told, and, where all records are *lost*, what most of those *found* have.
+
+    Every pool of ours has the reserved CPUs in it, unless they are withheld.
+    """
+    known = {entry.told_cpus for entry in ledger.entries.values() if _is_shared(entry) and entry.told_cpus}
+    pools = {ledger.shared_cpus(machine, policy.withheld_cpus), *known}
+    pinned = Counter(one for entry in found if (one := entry.decision.request.pinned_cpus))
+    reserved = reserved_cpus(machine, policy) - policy.withheld_cpus
+    for cpus, count in pinned.items():
+        if lost and 2 * count > pinned.total() and reserved <= cpus:
+            pools.add(cpus)
+    return frozenset(pools)
+
+
+def _is_shared(entry: Entry) -> bool:
+    decision = entry.decision
+    pinned = decision.request.pinned_cpus is not None or decision.request.opted_out
+    return not pinned and not decision.placement.exclusive_cpus

@@ -1,0 +1,96 @@
+"""One decision about a container from beginning to end: wishes, request, engine, memory policy.
+
+The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
+"""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
+from bayplan.engines.interface import Engine
+from bayplan.errors import ConfigError
+from bayplan.model.decision import Decision, Outcome, Reason, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
+from bayplan.model.sentences import memory_text
+from bayplan.model.wishes import Wishes, read_wishes
+from bayplan.model.workload import Container, Pod, Resources
+from bayplan.placement.memory_policy import PolicyAbility, with_memory_policy
+from bayplan.quantity import format_bytes
+
+WRONG_ANNOTATION: Final = "wrong-annotation"
+"""Code of the reason that names what is wrong with a pod's annotations."""
+
+
+def decide_creation(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    pod: Pod,
+    container: Container,
+    ability: PolicyAbility,
+    findings: Findings = NOTHING_FOUND,
+) -> Decision:
+    """Where *container*, which is about to be created and is not in *ledger*, goes. *findings* are those
+    about its devices."""
+    wishes, complaint = _wishes(machine, policy, pod, container)
+    hints, notes = settle(findings, wishes, machine.node_ids)
+    request = derive_request(
+        pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
+    )
+    if complaint is not None and policy.refuse_wrong_annotations:
+        return Decision(request, Outcome.REFUSED, reasons=(complaint,))
+    decision = engine.decide(machine, policy, ledger, request)
+    decision = with_memory_policy(machine, ability, decision)
+    notes = (*notes, *_unused_request(wishes, request))
+    said = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
+    return replace(decision, reasons=(*decision.reasons, *said)) if said else decision
+
+
+def decide_change(
+    machine: Machine,
+    policy: Policy,
+    engine: Engine,
+    ledger: Ledger,
+    old: Decision,
+    spec: Resources,
+    change: Resources,
+) -> Decision | None:
+    """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
+    it asks for the same as before."""
+    request = changed_request(old.request, spec, change)
+    if request == old.request:
+        return None
+    current = old.placement
+    decision = engine.decide(machine, policy, ledger, request, current)
+    if decision.outcome is Outcome.REFUSED:
+        return decision
+    # Nobody can change the policy of processes that run.
+    placement = replace(decision.placement, memory_policy=current.memory_policy)
+    if current.mems is not None and placement.mems is None and request.pinned_mems is None:
+        # An empty cpuset means "unchanged" in an update: who may use all memory from now on is told so.
+        placement = replace(placement, mems=machine.memory_nodes)
+    return replace(decision, placement=placement)
+
+
+def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
+    """What came of an annotated memory request that is not the one that counts."""
+    wanted, known = wishes.memory_request_bytes, request.memory
+    if wanted is None or (known.exact and known.high_bytes == wanted):
+        return ()
+    counts = memory_text(replace(known, source="its spec") if known.source == BY_ANNOTATION else known)
+    text = f"the annotated memory request of {format_bytes(wanted)} contradicts its spec; counts: {counts}"
+    return (Reason("memory-request-not-used", text),)
+
+
+def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
+    """What the annotations ask for, and what is wrong with them: then they count for nothing."""
+    try:
+        return read_wishes(pod.annotations, container.name, machine), None
+    except ConfigError as error:
+        ignored = "" if policy.refuse_wrong_annotations else "ignored: "
+        return Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}")

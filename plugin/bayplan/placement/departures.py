@@ -1,0 +1,73 @@
+"""What a departure gives to those who stay: promises that were short, and nodes that had to be left.
+
+Promises come before places: what a container was never promised, it may use all the same. Who goes back to
+its nodes has to bring its pages, which may fail: it stays wide then, and its decision says why.
+"""
+
+from msgspec.structs import replace
+
+from bayplan.engines.interface import Engine
+from bayplan.model.decision import STAYS_WIDE, Move, Reason
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.model.sentences import nodes_text
+
+
+def relieved(
+    machine: Machine, policy: Policy, engine: Engine, left: Ledger
+) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
+    """What becomes of *left*, the ledger after a departure, where no pages have to be moved.
+
+    Returns:
+        The ledger, the moves that it came to, and the ids of the containers that are promised more.
+    """
+    left, _ = opened(machine, policy, engine, left)
+    left, promised = topped_up(machine, policy, engine, left)
+    found, tried = list[Move](), set[str]()
+    while moves := engine.returns(machine, policy, left, tried):
+        left = left.moved(moves)
+        found += moves
+        tried |= {move.container_id for move in moves}
+    return left, tuple(found), promised
+
+
+def opened(
+    machine: Machine, policy: Policy, engine: Engine, ledger: Ledger
+) -> tuple[Ledger, tuple[str, ...]]:
+    """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
+    these as well."""
+    placements = engine.opened(machine, policy, ledger)
+    for container_id, placement in placements.items():
+        entry = ledger.entries[container_id]
+        decision = replace(entry.decision, placement=placement)
+        ledger = ledger.with_entry(replace(entry, decision=decision))
+    return ledger, tuple(sorted(placements))
+
+
+def topped_up(
+    machine: Machine, policy: Policy, engine: Engine, left: Ledger
+) -> tuple[Ledger, tuple[str, ...]]:
+    """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
+    claims = engine.topped_up(machine, policy, left)
+    return left.with_claims(claims), tuple(sorted(claims))
+
+
+def brought_back(ledger: Ledger, move: Move) -> Ledger:
+    """*ledger* after the container of *move* went back."""
+    return _with_reasons(ledger.moved([move]), move.container_id)
+
+
+def staying_wide(ledger: Ledger, move: Move, why: str) -> Ledger:
+    """*ledger* with the reason *why* the container of *move* stays where it is."""
+    there, here = nodes_text(move.after), nodes_text(move.before)
+    text = f"there is room on {there} again, but it stays on {here}: {why}"
+    return _with_reasons(ledger, move.container_id, Reason(STAYS_WIDE, text))
+
+
+def _with_reasons(ledger: Ledger, container_id: str, *more: Reason) -> Ledger:
+    entry = ledger.entries[container_id]
+    kept = tuple(reason for reason in entry.decision.reasons if reason.code != STAYS_WIDE)
+    if (*kept, *more) == entry.decision.reasons:
+        return ledger
+    return ledger.with_entry(replace(entry, decision=replace(entry.decision, reasons=(*kept, *more))))

@@ -1,0 +1,283 @@
+"""The promises held against the pages that lie on the nodes: where memory may run out although all fits.
+
+The kernel fills nodes by first touch, so that pages of containers that may lie anywhere can take what was
+promised to those who may not. For every set of nodes, what is free there, what can be reclaimed at once, and
+pages there that may lie elsewhere (as far as there is room for them) must be at least what is outstanding to
+containers that must stay within the set: promised and not yet used there. That is Hall's condition, and one
+maximum flow answers it for all sets. Pure: nothing here knows how pages are counted or moved.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.exact.flow import Loads
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+_PAGES: Final = 1 << (NodeSet.max_id + 1)
+"""A bit that no node has. In a set of nodes it says that the load is pages that lie there and can be moved,
+not a promise that is still outstanding."""
+
+NAMED: Final = 5
+"""How many containers a `Risk` names."""
+
+
+class NodeMemory(Struct, frozen=True):
+    """What one node can still give: ``free_bytes`` above what the kernel keeps for itself,
+    ``reclaimable_bytes`` of page cache and other memory that the kernel can take back. ``used_bytes`` are
+    everybody's that it cannot. ``low``: less is free than the kernel's low watermark."""
+
+    free_bytes: int
+    reclaimable_bytes: int = 0
+    used_bytes: int = 0
+    low: bool = False
+
+
+class ContainerPages(Struct, frozen=True):
+    """One container, or other processes that may be moved: where its memory may lie (``nodes``), what it was
+    promised there, what it holds on each node that cannot be reclaimed, and how much of that could be moved
+    to others of its nodes. Whoever has the lowest ``rank`` is moved first."""
+
+    container_id: str
+    name: str
+    nodes: NodeSet
+    promised_bytes: int = 0
+    held_bytes: Mapping[int, int] = {}
+    movable_bytes: Mapping[int, int] = {}
+    rank: int = 0
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Promised, and not yet used on its nodes."""
+        used_bytes = sum(amount for node, amount in self.held_bytes.items() if node in self.nodes)
+        return max(0, self.promised_bytes - used_bytes)
+
+
+class PageMove(Struct, frozen=True):
+    """So many bytes of a container that should go from one node to another."""
+
+    container_id: str
+    source: int
+    target: int
+    amount_bytes: int
+
+
+class Risk(Struct, frozen=True):
+    """A set of nodes on which memory can run out, by ``lacking_bytes``: ``outstanding_bytes`` to the
+    ``owners``, who must stay there, are more than the ``room_bytes`` that are free or can be reclaimed.
+    ``occupants`` hold most of what else lies there."""
+
+    nodes: NodeSet
+    outstanding_bytes: int
+    room_bytes: int
+    lacking_bytes: int
+    owners: tuple[str, ...] = ()
+    occupants: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        plural = "s" if len(self.nodes) != 1 else ""
+        text = f"node{plural} {self.nodes}: {format_bytes(self.outstanding_bytes)} of what was promised to "
+        text += (
+            f"{', '.join(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
+        )
+        return f"{text}; {', '.join(self.occupants)} hold memory there" if self.occupants else text
+
+
+class Plan(Struct, frozen=True):
+    """``risks`` are the sets where the kernel would have to kill, were all promises used now; ``moves`` are
+    the pages to be moved so that it need not. ``unmet_bytes`` would have no place wherever pages lie.
+    ``expected_bytes`` is what of the outstanding promises each node will have to give."""
+
+    risks: tuple[Risk, ...] = ()
+    moves: tuple[PageMove, ...] = ()
+    unmet_bytes: int = 0
+    expected_bytes: Mapping[int, int] = {}
+
+
+class LivePages(Struct, frozen=True):
+    """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows."""
+
+    measured_us: int
+    nodes: Mapping[int, NodeMemory]
+    containers: Mapping[str, ContainerPages]
+    plan: Plan
+
+
+def plan(
+    nodes: Mapping[int, NodeMemory],
+    containers: Sequence[ContainerPages],
+    start_bytes: Mapping[int, int],
+    goal_bytes: Mapping[int, int],
+) -> Plan:
+    """What is at risk, and which pages to move.
+
+    A set is at risk if what is outstanding there would leave less than *start_bytes* on its nodes. Then pages
+    are moved until it would leave *goal_bytes*, which are more: so nothing is begun for a few pages, and what
+    was done does not have to be done again at once. Where all that lacks is these bytes, and no page could be
+    moved for them, nothing is at risk: everything is promised, as it may be.
+    """
+    outstanding = _outstanding(containers)
+    loads, lacking = _promises(nodes, outstanding, start_bytes)
+    expected = _expected(loads)
+    if not lacking:
+        return Plan(expected_bytes=expected)
+    risks = tuple(
+        _risk(nodes, containers, reached)
+        for reached in dict.fromkeys(loads.reached(one) for one in sorted(lacking))
+    )
+    loads, lacking = _promises(nodes, outstanding, goal_bytes)
+    before = _with_pages(loads, containers)
+    _push(loads, lacking)
+    _push(loads, _debts(nodes, risks, goal_bytes))
+    moves = _moves(loads, before, containers)
+    loads, lacking = _promises(nodes, outstanding, {})
+    if not (moves or lacking):
+        return Plan(expected_bytes=expected)
+    _with_pages(loads, containers)
+    return Plan(risks, moves, sum(_push(loads, lacking).values()), expected)
+
+
+def _outstanding(containers: Iterable[ContainerPages]) -> dict[int, int]:
+    sums: dict[int, int] = {}
+    for one in containers:
+        if amount := one.outstanding_bytes:
+            sums[one.nodes.mask] = sums.get(one.nodes.mask, 0) + amount
+    return sums
+
+
+def _promises(
+    nodes: Mapping[int, NodeMemory], outstanding: Mapping[int, int], kept_bytes: Mapping[int, int]
+) -> tuple[Loads, dict[int, int]]:
+    """The outstanding promises on what is free or can be reclaimed beside *kept_bytes*, and what does not fit
+    of each set."""
+    room = {
+        1 << node: max(0, one.free_bytes + one.reclaimable_bytes - kept_bytes.get(node, 0))
+        for node, one in nodes.items()
+    }
+    loads = Loads(room, {node: {} for node in room}, {})
+    return loads, _push(loads, outstanding)
+
+
+def _debts(
+    nodes: Mapping[int, NodeMemory], risks: Iterable[Risk], kept_bytes: Mapping[int, int]
+) -> dict[int, int]:
+    """What nodes at risk have less than *kept_bytes*: of what leaves them so much counts for nothing."""
+    found = {}
+    for node in {node for risk in risks for node in risk.nodes} & nodes.keys():
+        one = nodes[node]
+        found[1 << node] = max(0, kept_bytes.get(node, 0) - one.free_bytes - one.reclaimable_bytes)
+    return found
+
+
+def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
+    """Have *loads* carry *amounts* by set, narrow sets first; what does not fit of each."""
+    ordered = sorted(amounts.items(), key=lambda item: (item[0].bit_count(), item[0]))
+    left = {one: amount - loads.push(one, amount) for one, amount in ordered}
+    return {one: amount for one, amount in left.items() if amount}
+
+
+def _with_pages(loads: Loads, containers: Iterable[ContainerPages]) -> dict[int, dict[int, int]]:
+    """Have the nodes of *loads* carry the pages that lie there and can be moved, behind the promises, which
+    cost nothing to be moved; what they carry of them: node -> set -> bytes."""
+    found: dict[int, dict[int, int]] = {node: {} for node in loads.carried}
+    for one in containers:
+        claimant = one.nodes.mask | _PAGES
+        for node, amount in one.movable_bytes.items():
+            row = found.get(1 << node)
+            if row is not None and amount and node in one.nodes:
+                row[claimant] = row.get(claimant, 0) + amount
+    for node, row in found.items():
+        loads.carried[node].update(row)
+    loads.onward.clear()
+    return found
+
+
+def _moves(
+    loads: Loads, before: Mapping[int, Mapping[int, int]], containers: Iterable[ContainerPages]
+) -> tuple[PageMove, ...]:
+    """The moves that lead from *before* to what *loads* carry: for each set, from the nodes that have less of
+    its pages to those that have more."""
+    found: list[PageMove] = []
+    movers = _movers(containers)
+    for claimant in {claimant for row in before.values() for claimant in row}:
+        changes = {
+            node: loads.carried[node].get(claimant, 0) - row.get(claimant, 0) for node, row in before.items()
+        }
+        leaving = [
+            (container_id, _id(node), part)
+            for node, more in sorted(changes.items())
+            for container_id, part in _taken(movers.get((_id(node), claimant), ()), -more)
+        ]
+        coming = [(_id(node), more) for node, more in sorted(changes.items()) if more > 0]
+        found += _paired(leaving, coming)
+    return tuple(sorted(found, key=lambda move: (move.source, move.target, move.container_id)))
+
+
+def _movers(containers: Iterable[ContainerPages]) -> dict[tuple[int, int], list[tuple[str, int]]]:
+    """Who can be moved from a node within a set: ids and bytes, in the order in which they are moved."""
+    found: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
+    for one in containers:
+        for node, amount in one.movable_bytes.items():
+            if amount:
+                found.setdefault((node, one.nodes.mask | _PAGES), []).append(
+                    (one.rank, -amount, one.container_id)
+                )
+    return {key: [(name, -amount) for _, amount, name in sorted(rows)] for key, rows in found.items()}
+
+
+def _taken(movers: Iterable[tuple[str, int]], wanted_bytes: int) -> Iterator[tuple[str, int]]:
+    """*wanted_bytes* of the *movers*, in their order."""
+    for container_id, amount in movers:
+        if wanted_bytes <= 0:
+            return
+        part = min(amount, wanted_bytes)
+        wanted_bytes -= part
+        yield container_id, part
+
+
+def _paired(leaving: Iterable[tuple[str, int, int]], coming: list[tuple[int, int]]) -> Iterator[PageMove]:
+    """What leaves and what comes, which are equally much, as moves."""
+    targets = iter(coming)
+    target, room = 0, 0
+    for container_id, source, amount in leaving:
+        left = amount
+        while left:
+            if not room:
+                target, room = next(targets)
+            part = min(left, room)
+            left, room = left - part, room - part
+            yield PageMove(container_id, source, target, part)
+
+
+def _risk(nodes: Mapping[int, NodeMemory], containers: Sequence[ContainerPages], reached: int) -> Risk:
+    there = NodeSet.of_mask(reached)
+    owners = {
+        one.name: amount for one in containers if one.nodes <= there and (amount := one.outstanding_bytes)
+    }
+    room_bytes = sum(one.free_bytes + one.reclaimable_bytes for node, one in nodes.items() if node in there)
+    occupants: dict[str, int] = {}
+    for one in containers:
+        held = sum(amount for node, amount in one.held_bytes.items() if node in there)
+        foreign = held if not one.nodes <= there else held - one.promised_bytes
+        if foreign > 0:
+            occupants[one.name] = foreign
+    outstanding_bytes = sum(owners.values())
+    lacking_bytes = max(0, outstanding_bytes - room_bytes)
+    return Risk(there, outstanding_bytes, room_bytes, lacking_bytes, _largest(owners), _largest(occupants))
+
+
+def _largest(amounts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(amounts, key=lambda name: (-amounts[name], name))[:NAMED])
+
+
+def _expected(loads: Loads) -> dict[int, int]:
+    return {
+        _id(node): sum(amount for claimant, amount in row.items() if not claimant & _PAGES)
+        for node, row in loads.carried.items()
+    }
+
+
+def _id(node: int) -> int:
+    return node.bit_length() - 1

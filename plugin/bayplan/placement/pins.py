@@ -1,0 +1,77 @@
+"""Who else pins containers: kubelet's own managers, recognised by what they set, or somebody unknown.
+
+kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
+the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed
+containers, in the spec only. Nothing here moves a pin: see `bayplan.engines.kubelet.claims`.
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Iterator
+
+from bayplan.model.decision import QosClass, QosSource, Request
+
+
+class KubeletManager(enum.Enum):
+    """The managers of kubelet that pin containers."""
+
+    CPU = "CPU Manager"
+    MEMORY = "Memory Manager"
+
+
+class Seen(enum.Enum):
+    """How it is known that somebody pins containers."""
+
+    CONFIGURATION = "kubelet's configuration"
+    SPEC = "a spec that already carried a cpuset"
+    UPDATE = "UpdateContainer"
+
+
+def is_pinned(request: Request) -> bool:
+    """Whether somebody else set a cpuset of the container."""
+    return request.pinned_cpus is not None or request.pinned_mems is not None
+
+
+def how_seen(request: Request) -> Seen:
+    """How a pin of a container became known."""
+    return Seen.UPDATE if request.pinned_by_update else Seen.SPEC
+
+
+def kubelets_pins(request: Request) -> tuple[KubeletManager, ...]:
+    """The managers of kubelet that a container's pins come from; none if it was somebody else.
+
+    Only pods in kubelet's cgroup tree are kubelet's. There the CPU Manager gives as many CPUs as a container
+    has to itself, or the shared pool; the Memory Manager leaves alone what is not Guaranteed.
+    """
+    if request.qos_source is not QosSource.CGROUP_PARENT:
+        return ()
+    found = []
+    if request.pinned_cpus is not None and request.exclusive_cpus in (0, len(request.pinned_cpus)):
+        found.append(KubeletManager.CPU)
+    if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
+        found.append(KubeletManager.MEMORY)
+    return tuple(found)
+
+
+def sentences(requests: Iterable[Request], configured: Collection[KubeletManager] = ()) -> Iterator[str]:
+    """What to say of the pins of others, one sentence for each manager of kubelet and one for all others.
+
+    *requests* are those of the containers that exist, *configured* the managers that kubelet's configuration
+    switches on.
+    """
+    pinned = [request for request in requests if is_pinned(request)]
+    strangers = sum(not kubelets_pins(request) for request in pinned)
+    for manager in KubeletManager:
+        its = [request for request in pinned if manager in kubelets_pins(request)]
+        seen = {how_seen(request) for request in its}
+        if manager in configured:
+            seen.add(Seen.CONFIGURATION)
+        if seen:
+            how = " and ".join(way.value for way in Seen if way in seen)
+            yield kubelet_sentence(manager, f"{how}; containers: {len(its)}" if its else how)
+    if strangers:
+        yield f"{strangers} containers are pinned by somebody else; that stays as it is"
+
+
+def kubelet_sentence(manager: KubeletManager, seen: str) -> str:
+    """That a manager of kubelet pins containers, and how that was *seen*."""
+    return f"kubelet's {manager.value} pins containers itself (seen in {seen}); what it sets stays as it is"

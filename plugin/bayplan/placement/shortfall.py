@@ -1,0 +1,95 @@
+"""What was promised and is not there any more: memory and CPUs that left, or that others hold.
+
+Promises are never taken back for it: the engines find no room where more is promised than there is, and the
+operator is told which containers are concerned.
+"""
+
+from msgspec import Struct
+
+from bayplan.engines.exact.books import NAMED_HOLDERS
+from bayplan.engines.exact.witness import shortages
+from bayplan.model.decision import Shortage
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import Policy
+from bayplan.quantity import format_bytes
+from bayplan.sets import CpuSet, NodeSet
+
+
+class Overclaim(Struct, frozen=True):
+    """A set of nodes that was promised more of a resource than containers can have of it now; ``gone`` are
+    those of the nodes that are not there at all."""
+
+    shortage: Shortage
+    gone: NodeSet
+
+    def __str__(self) -> str:
+        found = self.shortage
+        names = ", ".join(holder.name for holder in found.holders)
+        more = f" and {found.more_holders} more" if found.more_holders else ""
+        promised = f"{format_bytes(found.promised_bytes)} {found.resource}"
+        whose = f"are promised to {names}{more}"
+        if found.nodes == self.gone:
+            return f"{_nodes(found.nodes)} {_verb(found.nodes, 'is')} gone, and {promised} there {whose}"
+        missing = f" ({_nodes(self.gone)} {_verb(self.gone, 'is')} gone)" if self.gone else ""
+        left = f"{format_bytes(found.capacity_bytes)} for containers"
+        return (
+            f"{_nodes(found.nodes)}{missing} {_verb(found.nodes, 'has')} {left}, and {promised} {whose}; "
+            "nothing new is placed there"
+        )
+
+
+class LostCpus(Struct, frozen=True):
+    """A container some of whose exclusive CPUs are offline."""
+
+    container_id: str
+    name: str
+    lost: CpuSet
+    left: CpuSet
+
+    def __str__(self) -> str:
+        rest = f"it runs on {self.left}" if self.left else "it runs on the shared CPUs"
+        return f"{self.name} lost its exclusive CPUs {self.lost}, which are offline; {rest}"
+
+
+def overclaims(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Overclaim, ...]:
+    """The smallest sets of nodes that were promised more than containers can have there, by resource."""
+    return tuple(
+        Overclaim(found, found.nodes - machine.node_ids) for found in shortages(machine, policy, ledger)
+    )
+
+
+def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
+    """Every container with exclusive CPUs that are not online, in the order of the names."""
+    if ledger.exclusive_cpus <= machine.online_cpus:
+        return ()
+    found = []
+    for entry in ledger.entries.values():
+        own = entry.decision.placement.exclusive_cpus
+        lost = own - machine.online_cpus
+        if lost:
+            found.append(LostCpus(entry.container_id, entry.decision.request.name, lost, own - lost))
+    return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
+
+
+def claimants(ledger: Ledger, node: int) -> str:
+    """The containers that were promised memory on a set of nodes with *node*, for people: the first few."""
+    names = []
+    for entry in ledger.entries.values():
+        placement = entry.decision.placement
+        if placement.claim is None:
+            holds = placement.booked_bytes.get(node, {}).get(MEMORY, 0) > 0
+        else:
+            holds = node in placement.claim.nodes and placement.claim.amounts_bytes.get(MEMORY, 0) > 0
+        if holds:
+            names.append(entry.decision.request.name)
+    more = len(names) - NAMED_HOLDERS
+    return ", ".join(sorted(names)[:NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nodes(nodes: NodeSet) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {nodes}"
+
+
+def _verb(nodes: NodeSet, singular: str) -> str:
+    return singular if len(nodes) == 1 else {"is": "are", "has": "have"}[singular]

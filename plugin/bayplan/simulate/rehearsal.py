@@ -1,0 +1,97 @@
+"""Decisions that are made and applied to a ledger of their own, and to nothing else.
+
+What-if and the simulator run on this; the rules are the daemon's (`domain.deciding`), and so is the order:
+decide, take the moves over, book.
+"""
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from bayplan.engines.interface import Engine
+from bayplan.model.decision import Decision, Move, Outcome
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.model.request import changed_resources
+from bayplan.model.workload import Container, Pod, Resources
+from bayplan.placement.decide import decide_change, decide_creation
+from bayplan.placement.departures import relieved
+from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.simulate.manifest import PlannedPod
+
+
+class Rehearsal(Struct):
+    """A stage: the *ledger* is replaced by each step, all values in it stay as they are.
+
+    ``returned`` are the containers that went back to fewer nodes since somebody last emptied it, and
+    ``promised`` the names of those that were promised more."""
+
+    machine: Machine
+    policy: Policy
+    engine: Engine
+    ledger: Ledger = Ledger()
+    ability: PolicyAbility = PolicyAbility()
+    containers: dict[str, Container] = field(default_factory=dict)
+    returned: list[Move] = field(default_factory=list)
+    promised: list[str] = field(default_factory=list)
+
+    def admit(self, planned: PlannedPod) -> list[Decision]:
+        """Create a pod's containers, one after the other; init containers that end are gone at the end.
+
+        After a refusal nothing more of the pod is tried, and nothing of it stays.
+        """
+        decisions: list[Decision] = []
+        kept: list[str] = []
+        ended: str | None = None
+        for one in planned.containers:
+            if ended is not None:
+                self.release(ended)
+            decision = self.create(planned.pod, one.container)
+            decisions.append(decision)
+            if decision.outcome is Outcome.REFUSED:
+                for container_id in kept:
+                    self.release(container_id)
+                return decisions
+            ended = one.container.id if one.ends else None
+            kept.append(one.container.id)
+        return decisions
+
+    def create(self, pod: Pod, container: Container) -> Decision:
+        """Decide about a new container, and book it if it was not refused."""
+        base = self.ledger.without(container.id)
+        decision = decide_creation(self.machine, self.policy, self.engine, base, pod, container, self.ability)
+        if decision.outcome is not Outcome.REFUSED:
+            self.ledger = applied(base, Entry(decision))
+            self.containers[container.id] = container
+        return decision
+
+    def resize(self, container_id: str, change: Resources) -> Decision | None:
+        """Decide again about a container; refused, it stays as it was. None if nothing changes."""
+        entry, container = self.ledger.entries[container_id], self.containers[container_id]
+        base = self.ledger.without(container_id)
+        decision = decide_change(
+            self.machine, self.policy, self.engine, base, entry.decision, container.resources, change
+        )
+        if decision is not None and decision.outcome is not Outcome.REFUSED:
+            resized = applied(base, replace(entry, decision=decision))
+            self._relieve(resized)
+            self.containers[container_id] = replace(
+                container, resources=changed_resources(container.resources, change)
+            )
+        return decision
+
+    def release(self, container_id: str) -> None:
+        """A container is gone, and others go back; one that is not there is no error."""
+        left = self.ledger.without(container_id)
+        self._relieve(left)
+        self.containers.pop(container_id, None)
+
+    def _relieve(self, left: Ledger) -> None:
+        self.ledger, moves, promised = relieved(self.machine, self.policy, self.engine, left)
+        self.returned += moves
+        self.promised += [self.ledger.entries[one].decision.request.name for one in promised]
+
+
+def applied(ledger: Ledger, entry: Entry) -> Ledger:
+    """*ledger* with *entry*, and with the containers that its decision moves on their new nodes."""
+    return ledger.moved(entry.decision.moves).with_entry(entry)

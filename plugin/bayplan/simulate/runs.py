@@ -1,0 +1,160 @@
+"""`bayplan simulate` without its command line: settings, machine and trace in, the runs as plain values out.
+
+The engines and policies are the daemon's own, read by the daemon's own rules; there is no daemon.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.admin_protocol import API_VERSION
+from bayplan.config.load import load_settings
+from bayplan.config.managers import engine_of
+from bayplan.config.reservations import reserved_bytes, resolve_policy
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.host.record import record
+from bayplan.model.decision import Move
+from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import with_owners
+from bayplan.model.sentences import summary
+from bayplan.simulate.machine_file import read_topology
+from bayplan.simulate.simulation import Arrival, Departure, Event, Simulation, Step
+from bayplan.simulate.trace_file import read_trace
+
+View = dict[str, Any]
+
+_NOWHERE: Final = Path("/nonexistent")
+"""A simulation reads no configuration that it was not given."""
+
+
+def simulate(
+    topology: Path,
+    trace: Path,
+    engines: Sequence[str] = (),
+    configs: Sequence[Path] = (),
+    keys: Mapping[str, Sequence[str]] | None = None,
+) -> View:
+    """Play *trace* on the machine of *topology*, once for each of *engines* (none: the configured one).
+
+    *configs* and *keys* (texts of flags by key) are read as baypland reads them.
+
+    Raises:
+        ConfigError: a file or a key is wrong, or the machine does not have what they name.
+    """
+    machine = read_topology(topology)
+    events = read_trace(trace, machine)
+    runs = []
+    for engine in engines or ("",):
+        flags = {**(keys or {}), **({"engine": [engine]} if engine else {})}
+        settings = _settings(machine, configs, flags)
+        runs.append(_run(machine, settings, events))
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Simulation",
+        "machine": {
+            "nodes": str(machine.node_ids),
+            "cpus": str(machine.online_cpus),
+            "memoryBytes": machine.memory_bytes,
+        },
+        "events": len(events),
+        "runs": runs,
+    }
+
+
+def recorded_topology(root: Path = Path("/")) -> View:
+    """The recording of the machine below *root*, for ``--topology``.
+
+    Raises:
+        HostError: it can't be read.
+    """
+    return {"apiVersion": API_VERSION, "kind": "Topology", "listing": record(root)}
+
+
+def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]]) -> Settings:
+    """The settings. For kubelet's managers, which start with nothing unsaid, what is not given is what
+    bayplan does by itself: the reservation spread over the nodes, and the lowest CPU reserved."""
+    settings = load_settings(configs, flags, _NOWHERE)
+    if settings.engine != KUBELET:
+        return settings
+    said = dict(flags)
+    if settings.reserved_memory is None:
+        spread = reserved_bytes(settings, machine)
+        rows = (
+            f"{node}:{','.join(f'{name}={amount}' for name, amount in row.items())}"
+            for node, row in spread.items()
+        )
+        said["reservedMemory"] = [";".join(rows)]
+    if not settings.reserved_cpus and "cpu" not in {**settings.kube_reserved, **settings.system_reserved}:
+        said["reservedSystemCPUs"] = [str(next(iter(machine.online_cpus), 0))]
+    return load_settings(configs, said, _NOWHERE)
+
+
+def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> View:
+    machine = with_owners(described, settings.device_memory)
+    policy = resolve_policy(settings, machine)
+    simulation = Simulation(machine, policy, engine_of(settings))
+    steps = [_step(number, step) for number, step in enumerate(simulation.play(events), 1)]
+    quality, room = simulation.quality, simulation.room()
+    return {
+        "engine": settings.engine,
+        "policy": policy.topology.value,
+        "accepted": quality.accepted,
+        "refused": quality.refused,
+        "degraded": quality.degraded,
+        "resized": quality.resized,
+        "resizesRefused": quality.resizes_refused,
+        "moves": quality.moves,
+        "acceptedBytes": quality.accepted_bytes,
+        "refusedBytes": quality.refused_bytes,
+        "meanWidth": round(quality.mean_width, 3),
+        "widths": {str(width): count for width, count in sorted(quality.widths.items())},
+        "totalDistance": quality.distance,
+        "peakPromisedBytes": quality.peak_promised_bytes,
+        "atEnd": {
+            "containers": len(simulation.stage.ledger.entries),
+            "allocatableBytes": room.allocatable_bytes,
+            "promisedBytes": room.promised_bytes,
+            "freeBytes": room.free_bytes,
+            "largestOnOneNodeBytes": room.largest_bytes,
+            "fragmentation": round(room.fragmentation, 3),
+        },
+        "steps": steps,
+    }
+
+
+def _step(number: int, step: Step) -> View:
+    kind = (
+        "arrive"
+        if isinstance(step.event, Arrival)
+        else "depart"
+        if isinstance(step.event, Departure)
+        else "resize"
+    )
+    outcome = "refused" if step.refused else "done" if kind == "depart" else "unchanged"
+    if step.decisions and not step.refused:
+        degraded = any(one.outcome.value == "degraded" for one in step.decisions)
+        outcome = "degraded" if degraded else "placed"
+    return {
+        "step": number,
+        "event": kind,
+        "name": step.event.name,
+        "outcome": outcome,
+        "containers": [
+            {
+                "name": one.request.name,
+                "outcome": one.outcome.value,
+                "mems": None if one.placement.mems is None else str(one.placement.mems),
+                "exclusiveCpus": str(one.placement.exclusive_cpus),
+                "moves": [move.name for move in one.moves],
+                "moved": [_move(move) for move in one.moves],
+                "summary": summary(one),
+            }
+            for one in step.decisions
+        ],
+        "returned": [_move(move) for move in step.returned],
+        "promised": list(step.promised),
+    }
+
+
+def _move(move: Move) -> View:
+    return {"name": move.name, "before": str(move.before), "after": str(move.after)}

@@ -1,0 +1,226 @@
+"""A trace of pods played on an engine: what it decided, and how good that was. Events have no times.
+
+The same decisions as the daemon's (`domain.rehearsal`). A pod is admitted as a whole or not at all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from bayplan.engines.interface import Engine, allocatable_bytes
+from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.workload import Resources
+from bayplan.quantity import MIB
+from bayplan.simulate.manifest import PlannedPod
+from bayplan.simulate.rehearsal import Rehearsal
+
+
+class Arrival(Struct, frozen=True):
+    """A pod comes."""
+
+    pod: PlannedPod
+
+    @property
+    def name(self) -> str:
+        """``namespace/pod``."""
+        return self.pod.name
+
+
+class Departure(Struct, frozen=True):
+    """The pod *name* (``namespace/pod``) goes; one that is not there, because it was refused, is no error."""
+
+    name: str
+
+
+class Resize(Struct, frozen=True):
+    """The container *name* (``namespace/pod/container``) is to have other resources."""
+
+    name: str
+    change: Resources
+
+
+Event = Arrival | Departure | Resize
+
+
+class Step(Struct, frozen=True):
+    """What one event led to. ``decisions`` are empty where there was nothing to decide. ``returned`` are the
+    containers that went back to fewer nodes, ``promised`` the names of those that were promised more."""
+
+    event: Event
+    decisions: tuple[Decision, ...] = ()
+    returned: tuple[Move, ...] = ()
+    promised: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether something was refused."""
+        return any(one.outcome is Outcome.REFUSED for one in self.decisions)
+
+
+class Room(Struct, frozen=True):
+    """What is left for containers. ``largest_bytes`` is the largest Guaranteed request that the engine would
+    still put on one node."""
+
+    allocatable_bytes: int
+    promised_bytes: int
+    largest_bytes: int
+    largest_node_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody was promised."""
+        return max(0, self.allocatable_bytes - self.promised_bytes)
+
+    @property
+    def fragmentation(self) -> float:
+        """0 if as much as is free, or as the largest node has, still fits on one node; 1 if nothing does."""
+        possible = min(self.free_bytes, self.largest_node_bytes)
+        return 0.0 if not possible else max(0.0, 1 - self.largest_bytes / possible)
+
+
+class Quality(Struct, frozen=True):
+    """How good a run was. Pods are counted; bytes are of memory that Guaranteed containers claim.
+
+    ``widths`` counts placements of containers that claim memory by their number of nodes, ``distance`` sums
+    up the distances between these nodes over all ordered pairs.
+    """
+
+    accepted: int = 0
+    refused: int = 0
+    degraded: int = 0
+    resized: int = 0
+    resizes_refused: int = 0
+    moves: int = 0
+    accepted_bytes: int = 0
+    refused_bytes: int = 0
+    widths: Counter[int] = field(default_factory=Counter)
+    distance: int = 0
+    peak_promised_bytes: int = 0
+
+    @property
+    def mean_width(self) -> float:
+        """Nodes per placement."""
+        placed = self.widths.total()
+        return sum(width * count for width, count in self.widths.items()) / placed if placed else 0.0
+
+
+class Simulation:
+    """One run of one engine; `play` is called once."""
+
+    def __init__(self, machine: Machine, policy: Policy, engine: Engine) -> None:
+        self.stage = Rehearsal(machine, policy, engine)
+        self._pods: dict[str, list[str]] = {}
+        self.quality = Quality()
+
+    def play(self, trace: Iterable[Event]) -> Iterator[Step]:
+        """Every event of *trace*, in order, with what it led to."""
+        for event in trace:
+            if isinstance(event, Arrival):
+                step = Step(event, tuple(self._arrive(event)))
+            elif isinstance(event, Departure):
+                for container_id in self._pods.pop(event.name, []):
+                    self.stage.release(container_id)
+                step = Step(event)
+            else:
+                step = Step(event, tuple(self._resize(event)))
+            step = replace(step, returned=tuple(self.stage.returned), promised=tuple(self.stage.promised))
+            self.stage.returned.clear()
+            self.stage.promised.clear()
+            self._judge(step)
+            yield step
+
+    def room(self) -> Room:
+        """What is left now."""
+        machine, policy = self.stage.machine, self.stage.policy
+        nodes = {
+            node: row.get(MEMORY, 0)
+            for node, row in allocatable_bytes(machine, policy).items()
+            if node in machine.ordinary_nodes
+        }
+        whole, largest_node = sum(nodes.values()), max(nodes.values(), default=0)
+        promised = self._promised_bytes()
+        return Room(whole, promised, self._largest(min(largest_node, max(0, whole - promised))), largest_node)
+
+    def _arrive(self, event: Arrival) -> list[Decision]:
+        for container_id in self._pods.pop(event.name, []):
+            self.stage.release(container_id)
+        decisions = self.stage.admit(event.pod)
+        if all(one.outcome is not Outcome.REFUSED for one in decisions):
+            self._pods[event.name] = [one.container.id for one in event.pod.containers]
+        return decisions
+
+    def _resize(self, event: Resize) -> Iterator[Decision]:
+        for container_id, entry in self.stage.ledger.entries.items():
+            if entry.decision.request.name == event.name:
+                decision = self.stage.resize(container_id, event.change)
+                if decision is not None:
+                    yield decision
+                return
+
+    def _judge(self, step: Step) -> None:
+        before = self.quality
+        widths, distance = Counter(before.widths), before.distance
+        machine = self.stage.machine
+        for one in step.decisions:
+            claimed = claimed_bytes(one)
+            if step.refused or not claimed:
+                continue
+            nodes = one.placement.mems or machine.ordinary_nodes
+            widths[len(nodes)] += 1
+            distance += machine.total_distance(nodes)
+        asked = sum(claimed_bytes(one) for one in step.decisions)
+        arrival, decided = isinstance(step.event, Arrival), bool(step.decisions)
+        accepted = decided and not step.refused
+        self.quality = replace(
+            before,
+            accepted=before.accepted + (arrival and accepted),
+            refused=before.refused + (arrival and step.refused),
+            degraded=before.degraded + any(one.outcome is Outcome.DEGRADED for one in step.decisions),
+            resized=before.resized + (not arrival and accepted),
+            resizes_refused=before.resizes_refused + (not arrival and step.refused),
+            moves=before.moves + sum(len(one.moves) for one in step.decisions),
+            accepted_bytes=before.accepted_bytes + (asked if arrival and accepted else 0),
+            refused_bytes=before.refused_bytes + (asked if arrival and step.refused else 0),
+            widths=widths,
+            distance=distance,
+            peak_promised_bytes=max(before.peak_promised_bytes, self._promised_bytes()),
+        )
+
+    def _promised_bytes(self) -> int:
+        entries = self.stage.ledger.entries.values()
+        return sum(promised_bytes(entry.decision.placement) for entry in entries)
+
+    def _largest(self, most_bytes: int) -> int:
+        """By bisection, to the MiB: an engine says only whether something fits."""
+        strict = replace(self.stage.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE)
+        low, high = 0, most_bytes // MIB
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._fits(middle * MIB, strict) else (low, middle - 1)
+        return low * MIB
+
+    def _fits(self, size_bytes: int, strict: Policy) -> bool:
+        probe = Request(
+            "probe", "probe", "probe/probe/probe", QosClass.GUARANTEED, QosSource.INFERRED,
+            Interval(size_bytes, size_bytes, "limit"), size_bytes,
+        )  # fmt: skip
+        stage = self.stage
+        decision = stage.engine.decide(stage.machine, strict, stage.ledger, probe)
+        return decision.outcome is Outcome.PLACED and not decision.moves
+
+
+def claimed_bytes(decision: Decision) -> int:
+    """The memory that a decision was about: what a Guaranteed container is limited to."""
+    request = decision.request
+    return request.memory.high_bytes if request.qos is QosClass.GUARANTEED and request.memory.exact else 0
+
+
+def promised_bytes(placement: Placement) -> int:
+    """The memory that a placement promises: the claim, or what was booked node by node."""
+    if placement.claim is not None:
+        return placement.claim.amounts_bytes.get(MEMORY, 0)
+    return sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())

@@ -1,0 +1,147 @@
+"""A trace of pods from a file, for the simulator: JSON lines, or a YAML list of the same objects."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.config.values import Complaints, Wrong, items, show, unknown_key, unreadable
+from bayplan.config.yaml_text import parse_yaml
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.files import MIB, read_text
+from bayplan.model.decision import QosClass
+from bayplan.model.machine import Machine
+from bayplan.model.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
+from bayplan.model.workload import Resources
+from bayplan.quantity import parse_bytes, parse_milli_cpus
+from bayplan.simulate.manifest import plan_manifest, sizes_manifest
+from bayplan.simulate.simulation import Arrival, Departure, Event, Resize
+
+MAX_TRACE_BYTES: Final = 64 * MIB
+"""About 300,000 pods."""
+
+_SIZES: Final = ("memory", "memoryLimit", "cpus", "hugepages", "qos", "annotations")
+_KINDS: Final = ("arrive", "depart", "resize")
+
+
+def read_trace(path: Path, machine: Machine) -> list[Event]:
+    """The events of the file at *path*, for pods on *machine*; the format is in docs/simulate.md.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    try:
+        content = read_text(path, MAX_TRACE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem("the file", unreadable(error), "a trace of pods")
+        raise ConfigError(str(path), (problem,)) from error
+    complaints = Complaints()
+    events: list[Event] = []
+    with complaints:
+        for where, value in _documents(content, path.suffix):
+            with complaints:
+                events += _events(where, value, machine)
+    if complaints.problems:
+        raise ConfigError(str(path), tuple(complaints.problems))
+    return events
+
+
+def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
+    """The objects of the file, each with where it is."""
+    if suffix in (".yaml", ".yml"):
+        value = parse_yaml(content)
+        if not isinstance(value, list):
+            raise Wrong(Problem("the file", show(value), "a list of events"))
+        yield from ((f"event {number}", one) for number, one in enumerate(value, 1))
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            yield f"line {number}", json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Wrong(Problem(f"line {number}", str(error), "a JSON object")) from error
+
+
+def _events(where: str, value: object, machine: Machine) -> list[Event]:
+    event = dict(items(where, value))
+    kinds = [key for key in _KINDS if key in event]
+    if len(kinds) != 1:
+        raise Wrong(Problem(where, ", ".join(event) or "nothing", f"one of {', '.join(_KINDS)}"))
+    kind = kinds[0]
+    subject = event.pop(kind)
+    if kind == "depart":
+        _no_more(where, event, ())
+        return [Departure(_name(where, subject))]
+    if kind == "resize":
+        _no_more(where, event, ("memory", "cpus"))
+        return [Resize(_container_name(where, subject), _change(where, event))]
+    _no_more(where, event, () if isinstance(subject, Mapping) else _SIZES)
+    manifest = subject if isinstance(subject, Mapping) else _manifest(where, subject, event)
+    try:
+        return [Arrival(pod) for pod in plan_manifest(manifest, machine)]
+    except ConfigError as error:
+        located = [Problem(f"{where}: {one.path}", one.found, one.expected) for one in error.problems]
+        raise Wrong(*located) from error
+
+
+def _manifest(where: str, subject: object, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The manifest of a pod that is given by its sizes."""
+    if not isinstance(subject, str) or not subject:
+        raise Wrong(Problem(where, show(subject), "arrive: a name, or a pod manifest"))
+    qos = sizes.get("qos")
+    if qos is not None and qos not in [one.value for one in QosClass]:
+        raise Wrong(Problem(f"{where}: qos", show(qos), "Guaranteed, Burstable or BestEffort"))
+
+    def amount(key: str) -> str | None:
+        return None if sizes.get(key) is None else str(sizes[key])
+
+    def texts(key: str) -> dict[str, str]:
+        return {name: str(text) for name, text in items(f"{where}: {key}", sizes.get(key, {}))}
+
+    return sizes_manifest(
+        subject,
+        memory=amount("memory"),
+        memory_limit=amount("memoryLimit"),
+        cpus=amount("cpus"),
+        hugepages=texts("hugepages"),
+        qos=qos,
+        annotations=texts("annotations"),
+    )
+
+
+def _change(where: str, event: Mapping[str, Any]) -> Resources:
+    memory_bytes = milli = None
+    try:
+        if "memory" in event:
+            memory_bytes = parse_bytes(str(event["memory"]))
+        if "cpus" in event:
+            milli = parse_milli_cpus(str(event["cpus"]))
+    except ParseError as error:
+        raise Wrong(Problem(where, repr(excerpt(error.found)), error.expected)) from error
+    return Resources(
+        memory_limit_bytes=memory_bytes,
+        cpu_shares=None if milli is None else shares_from_milli(milli),
+        cpu_quota_us=None if milli is None else quota_from_milli(milli),
+        cpu_period_us=None if milli is None else DEFAULT_PERIOD_US,
+    )
+
+
+def _no_more(where: str, event: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in event:
+        if key not in known:
+            raise Wrong(unknown_key(where, key, known or _KINDS))
+
+
+def _name(where: str, value: object) -> str:
+    """``namespace/pod``; the namespace may be left out."""
+    if not isinstance(value, str) or not value:
+        raise Wrong(Problem(where, show(value), "the name of a pod"))
+    parts = value.split("/")
+    return "/".join(parts[:2]) if len(parts) > 1 else f"default/{value}"
+
+
+def _container_name(where: str, value: object) -> str:
+    """``namespace/pod/container``; as for sizes, namespace and container may be left out."""
+    pod = _name(where, value)
+    return f"{pod}/{'/'.join(str(value).split('/')[2:]) or 'main'}"

@@ -1,1 +1,0 @@
-"""What tests need and users may run: checks against recorded answers. Nothing in the daemon imports this."""

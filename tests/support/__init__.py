@@ -1,0 +1,2 @@
+"""What tests and benchmarks need beside the product: runtimes, machines, pods, brute force, a clock. Nothing of it
+ships."""

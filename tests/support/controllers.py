@@ -1,0 +1,178 @@
+"""A controller with a real store on a machine of two nodes, for tests of what is built around it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bayplan.control.controller import Controller, DecideApart
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.expectations import Expectation
+from bayplan.control.recorder import Recorder
+from bayplan.daemon.starts import Starts
+from bayplan.engines.interface import Engine
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.ledger import Ledger
+from bayplan.model.policy import Policy
+from bayplan.model.machine import Machine
+from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.errors import StateError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy
+from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
+from bayplan.state import Step, Store
+from support.machines import machine
+
+Result = TypeVar("Result")
+MACHINE = machine(2, cpus_per_node=4)
+
+
+async def here(work: Callable[[], Result]) -> Result:
+    """Do *work* at once, where the daemon has a thread for it."""
+    return work()
+
+
+async def no_kernel(container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+    """Nothing is to be settled where there are no cgroups."""
+
+
+class Controlled:
+    """The controller, and what it asked of the host."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        policy: Policy,
+        on: Machine,
+        *,
+        cgroup_v2: bool,
+        clock: Clock | None = None,
+        engine: Engine | None = None,
+        decide_apart: DecideApart | None = None,
+    ) -> None:
+        self.oom_score_adj: list[tuple[str, int]] = []
+        self.verifications = 0
+        self.cpusets: Cpusets | None = None
+        self.room_due = asyncio.Event()
+        self.controller = Controller(
+            on,
+            policy,
+            engine or ExactEngine(),
+            recorder,
+            cgroup_v2=cgroup_v2,
+            write_oom_score_adj=self.write_oom_score_adj,
+            settle_cpusets=self.settle_cpusets,
+            verify_soon=self.verify_soon,
+            room_soon=self.room_due.set,
+            clock=clock,
+            decide_apart=decide_apart,
+        )
+
+    async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
+        """Note it."""
+        self.oom_score_adj.append((one.id, value))
+
+    def accept(
+        self, machine: Machine | None = None, policy: Policy | None = None, ledger: Ledger | None = None
+    ) -> None:
+        """Change what the controller decides by."""
+        self.controller.soon(
+            lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
+        )
+
+    async def settle_cpusets(
+        self, container_ids: Collection[str] | None = None, *, mems: bool = False
+    ) -> None:
+        """Do so on the kernel, if there is one."""
+        if self.cpusets is not None:
+            await self.cpusets.settle(container_ids, mems=mems)
+
+    def verify_soon(self) -> None:
+        """Count it."""
+        self.verifications += 1
+
+    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        """What the kernel should have of those containers, of every one if none are named."""
+        return self.controller.expectations(container_ids)
+
+    def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
+        """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
+        self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket))
+        return self.cpusets
+
+
+async def begun(
+    controller: Controller, pod: Pod, container: Container
+) -> tuple[Adjustment, Sequence[Update]]:
+    """Have a container created and started over NRI; what was answered to its creation."""
+    answered = await controller.create_container(pod, container)
+    await controller.state_changed(Event.POST_START_CONTAINER, pod, container)
+    return answered
+
+
+def runtime(nri: str) -> Runtime:
+    """A containerd with the NRI version *nri*."""
+    version = Version.parse(nri)
+    assert version is not None
+    return Runtime("containerd", "any", nri, Capabilities.of(version), frozenset(Event))
+
+
+class _FullDisk:
+    """A store without room, which can still be read."""
+
+    def __init__(self, store: Store) -> None:
+        self.entries, self.history, self.close = store.entries, store.history, store.close
+
+    def commit(self, _: Step) -> None:
+        """Fail."""
+        raise StateError("state.db", "database or disk is full")
+
+    checkpoint = commit
+
+
+@contextmanager
+def full_disk(recorder: Recorder) -> Iterator[None]:
+    """Let the disk be full for everything that is handed over within."""
+    store = recorder.store
+    recorder.store = _FullDisk(store)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        recorder.store = store
+
+
+@asynccontextmanager
+async def controlled(
+    directory: Path,
+    policy: Policy = Policy(),
+    nri: str | None = "0.12.0",
+    on: Machine = MACHINE,
+    *,
+    cgroup_v2: bool = True,
+    clock: Clock | None = None,
+    engine: Engine | None = None,
+    decide_apart: DecideApart | None = None,
+) -> AsyncIterator[Controlled]:
+    """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
+    recorder = await Recorder.open(partial(Store.open, directory))
+    try:
+        made = Controlled(
+            recorder,
+            policy,
+            on,
+            cgroup_v2=cgroup_v2,
+            clock=clock,
+            engine=engine,
+            decide_apart=decide_apart,
+        )
+        await made.controller.restore()
+        if nri is not None:
+            made.controller.connected(runtime(nri))
+        yield made
+    finally:
+        await recorder.close()

@@ -1,0 +1,92 @@
+"""Whose a CPU is and where, counted one by one: the part of the oracle that knows nothing of memory.
+
+Every exclusive CPU has one owner, is not reserved, and lies on its container's nodes unless the decision says
+otherwise. A CPU of a node without memory counts for the nearest node that has some.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from bayplan.model.decision import Decision, Outcome, Placement
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Cpu, Machine
+from bayplan.sets import NodeSet
+from support.exact_errors import WRONG_CPUS, BrokenPromiseError
+
+NONE_LEFT: Final = "no-exclusive-cpus"
+SAYING: Final = frozenset({"apart", NONE_LEFT})
+"""Codes of the reasons which say that CPUs are not on the container's nodes, or that it has none."""
+
+
+class Cpus:
+    """The CPUs of *machine*, the lowest of which is reserved."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._reserved = min(machine.online_cpus)
+        self._node_of = {cpu.id: self._nearest(cpu) for cpu in machine.cpus}
+
+    def _nearest(self, cpu: Cpu) -> int:
+        nodes, own = self._machine.memory_nodes, cpu.node_id or 0
+        if own in nodes:
+            return own
+        return min(nodes, key=lambda node: (self._machine.distance(own, node), node))
+
+    def away(self, placement: Placement) -> list[int]:
+        """The CPUs of its own that are not near the nodes that it claims on."""
+        nodes = NodeSet() if placement.claim is None else placement.claim.nodes
+        return [cpu for cpu in placement.exclusive_cpus if self._node_of[cpu] not in nodes]
+
+    def near(self, mask: int, ledger: Ledger) -> list[int]:
+        """The CPUs near the nodes of *mask* that a container may have which is not in *ledger*."""
+        taken = {cpu for one in ledger.entries.values() for cpu in one.decision.placement.exclusive_cpus}
+        taken.add(self._reserved)
+        return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
+
+    def most_on(self, ground: NodeSet, width: int) -> int:
+        """The most CPUs that *width* nodes of *ground* can give on an empty machine."""
+        counts = Counter(node for cpu, node in self._node_of.items() if cpu != self._reserved)
+        return sum(sorted((counts[node] for node in ground), reverse=True)[:width])
+
+    def check_owners(self, ledger: Ledger, aligned: Collection[str]) -> None:
+        """Every CPU has one owner and is not reserved, and those who were *aligned* (by their ids) still have
+        theirs on their nodes, wherever these are by now.
+
+        Raises:
+            BrokenPromiseError: else.
+        """
+        owner: dict[int, str] = {}
+        for container_id, entry in ledger.entries.items():
+            placement = entry.decision.placement
+            for cpu in placement.exclusive_cpus:
+                if cpu == self._reserved:
+                    raise BrokenPromiseError(WRONG_CPUS, f"reserved CPU {cpu} is of {container_id}")
+                if owner.setdefault(cpu, container_id) != container_id:
+                    raise BrokenPromiseError(WRONG_CPUS, f"CPU {cpu} is of {owner[cpu]} and {container_id}")
+            if container_id in aligned and self.away(placement):
+                text = f"CPUs {self.away(placement)} of {container_id} were left behind"
+                raise BrokenPromiseError(WRONG_CPUS, text)
+
+    def check_decision(self, decision: Decision, current: Placement | None, *, aligning: bool) -> None:
+        """As many CPUs as asked for, where the policy is *aligning* on the container's nodes, or the decision
+        says otherwise; of those it had as many as can stay.
+
+        Raises:
+            BrokenPromiseError: else.
+        """
+        placement, wanted = decision.placement, decision.request.exclusive_cpus
+        codes = {reason.code for reason in decision.reasons}
+        told = codes & SAYING if decision.outcome is Outcome.DEGRADED else frozenset()
+        own, away = placement.exclusive_cpus, self.away(placement)
+        if len(own) != wanted and (own or NONE_LEFT not in told):
+            raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} for {wanted}: {codes}")
+        if away and aligning and not told:
+            raise BrokenPromiseError(WRONG_CPUS, f"CPUs {away} are not on {placement.claim}: {codes}")
+        if current is None or placement.claim is None or not own or (away and aligning):
+            return
+        nodes = placement.claim.nodes
+        kept = current.exclusive_cpus
+        stays = [cpu for cpu in kept if not aligning or self._node_of[cpu] in nodes]
+        if len(kept & own) < min(len(stays), len(own)):
+            raise BrokenPromiseError(WRONG_CPUS, f"{own} instead of {kept} on {nodes}")

@@ -1,0 +1,97 @@
+"""Random machines and requests for trials of the `exact` engine: small, odd, the same for the same seed."""
+
+import random
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.model.decision import Interval, NodeWish, QosClass, QosSource, Request, TierWish
+from bayplan.model.equal_scores import BY_SCORE
+from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.request import BY_ANNOTATION
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+
+PAGES: Final = "hugepages-2Mi"
+
+
+def draw_request(draw: random.Random, machine: Machine, container_id: str) -> Request:
+    """What a new container asks for; some have wishes."""
+    qos = draw.choices(list(QosClass), [6, 3, 1])[0]
+    amount = 0 if qos is QosClass.BEST_EFFORT else draw_amount_bytes(draw, machine)
+    nodes = tier = None
+    cpus = draw.choice([0, 0, 1, 2, 4]) if qos is QosClass.GUARANTEED else 0
+    wish = draw.choices(["none", "nodes", "tier"], [15, 4, 1])[0]
+    if wish == "nodes":
+        chosen = NodeSet(
+            draw.sample(list(machine.memory_nodes), draw.randint(1, min(2, len(machine.memory_nodes))))
+        )
+        nodes = NodeWish(chosen, required=draw.choice([True, True, False]))
+    elif wish == "tier":
+        tier = TierWish(draw.randint(0, 1), required=draw.choice([True, False]))
+    pages = {}
+    if qos is not QosClass.BEST_EFFORT and not draw.randrange(7):
+        pages = {PAGES: draw.randint(1, 6) * 2 * MIB}
+    memory, pod_id, score = Interval(amount, amount, "limit"), f"pod-{container_id}", None
+    if qos is QosClass.BURSTABLE and draw.randrange(2):
+        # Of a few pods whose containers often have the same score.
+        pod_id, score = f"pod-{draw.randrange(3)}", draw.choice([700, 950])
+        memory = draw_scored(draw, machine, score)
+    return Request(
+        container_id,
+        pod_id,
+        container_id,
+        qos,
+        QosSource.INFERRED,
+        memory,
+        amount if qos is QosClass.GUARANTEED else None,
+        cpu_milli=1000 * cpus,
+        exclusive_cpus=cpus,
+        hugepages_bytes=pages,
+        nodes=nodes,
+        tier=tier,
+        score=score,
+    )
+
+
+def draw_scored(draw: random.Random, machine: Machine, score: int) -> Interval:
+    """The request of a container with that oom_score_adj; of some the exact one is known."""
+    whole_bytes = sum(node.memory_bytes for node in machine.nodes)
+    low, high = ((1000 - score + more) * whole_bytes // 1000 for more in (0, 1))
+    kind = draw.choice(["score", "score", "exact", "limited"])
+    if kind == "exact":
+        return Interval(low, low, BY_ANNOTATION)
+    known = Interval(0, high - 1, BY_SCORE, usual_low_bytes=low)
+    return known if kind == "score" else replace(known, high_bytes=low // 2, usual_low_bytes=low // 2)
+
+
+def draw_amount_bytes(draw: random.Random, machine: Machine) -> int:
+    """Mostly small, sometimes more than a node."""
+    largest = max(node.memory_bytes for node in machine.nodes)
+    return max(1, int(draw.choice([0.15, 0.3, 0.6, 1.5]) * draw.random() * largest))
+
+
+def draw_machine(draw: random.Random, count: int) -> Machine:
+    """Nodes with sparse ids, unequal sizes, asymmetric distances, few CPUs in cores of two; some are CPU-less
+    and of a slower tier, one may have CPUs and no memory."""
+    ids = sorted(draw.sample(range(count * 3), count))
+    cpu_less = set(ids[1:]) & set(draw.sample(ids, draw.randint(0, count // 3)))
+    bare = draw.choice(ids[1:]) if not draw.randrange(4) else None
+    distances = {(a, b): 10 if a == b else draw.choice([11, 17, 20, 21, 31]) for a in ids for b in ids}
+    cpus: list[Cpu] = []
+    for node in ids:
+        first = len(cpus)
+        count_here = 0 if node in cpu_less else draw.randint(1, 5)
+        cpus += [Cpu(first + n, first + n // 2 * 2, node, node, node) for n in range(count_here)]
+    nodes = tuple(
+        Node(
+            node,
+            CpuSet(cpu.id for cpu in cpus if cpu.node_id == node),
+            0 if node == bare else draw.choice([64, 100, 128]) * MIB,
+            hugepages_bytes={2 * MIB: 0 if node == bare else draw.choice([0, 4, 10]) * MIB},
+            distances={other: distances[node, other] for other in ids},
+            tier=1 if node in cpu_less else 0,
+        )
+        for node in ids
+    )
+    return Machine(nodes, tuple(cpus))

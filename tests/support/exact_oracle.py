@@ -1,0 +1,413 @@
+"""The promises of the `exact` engine held against brute force: every subset of the nodes, and every CPU,
+after every operation.
+
+Nothing here knows flows or cuts: what fits is counted anew by `support.subsets`, and CPUs one by one.
+Used by the property tests with small runs, and by tests/bench/oracle.py with a million operations.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.reasons import SEARCH_ENDED
+from bayplan.engines.exact.witness import by_node, witness
+from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.sets import NodeSet
+from support.exact_cpus import Cpus
+from support.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
+from support.exact_errors import (
+    OVERCOMMIT,
+    WRONG_CHOICE,
+    WRONG_MOVE,
+    WRONG_PLACE,
+    WRONG_REFUSAL,
+    BrokenPromiseError,
+)
+from support.subsets import Claims, room, rooms_by_subset, slack_by_subset
+
+STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
+
+
+@dataclass
+class Trial:
+    """A random machine under a policy (a random one if none is given), and what happened on it so far. The
+    witness is looked at after every *witness_every* operations."""
+
+    random: random.Random
+    most_nodes: int = 10
+    witness_every: int = 1
+    engine: ExactEngine = field(default_factory=ExactEngine)
+    topology: TopologyPolicy | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        draw = self.random
+        self.machine = draw_machine(draw, draw.randint(2, self.most_nodes))
+        self.policy = Policy(topology=self.topology or draw.choice(list(TopologyPolicy)))
+        self.ledger = Ledger()
+        self.number = 0
+        self.ids = tuple(self.machine.node_ids)
+        self.unmet: dict[str, int] = {}
+        self.cpus = Cpus(self.machine)
+        self.aligned: set[str] = set()
+        self._read_capacity()
+
+    def _read_capacity(self) -> None:
+        self.capacity: dict[str, dict[int, int]] = {}
+        for node, row in allocatable_bytes(self.machine, self.policy).items():
+            for resource, amount in row.items():
+                self.capacity.setdefault(resource, {})[node] = amount
+
+    def step(self) -> None:
+        """One operation and all checks.
+
+        Raises:
+            BrokenPromiseError: promised twice, refused what fits, or moved what must not move.
+        """
+        known = sorted(self.ledger.entries)
+        kinds = {"arrive": 24, "depart": 12, "resize": 12, "capacity": 1, "policy": 1}
+        kind = self.random.choices(list(kinds), list(kinds.values()))[0]
+        if kind == "capacity":
+            self.change_capacity()
+        elif kind == "policy":
+            topology = self.topology or self.random.choice(list(TopologyPolicy))
+            self.policy = replace(self.policy, topology=topology)
+        elif kind == "arrive" or not known:
+            self.arrive()
+        elif kind == "depart":
+            self.depart(self.random.choice(known))
+        else:
+            self.resize(self.random.choice(known))
+        self.check_promises()
+        self.cpus.check_owners(self.ledger, self.aligned)
+        self.counts["operations"] += 1
+
+    def arrive(self) -> None:
+        """A new container."""
+        self.number += 1
+        request = draw_request(self.random, self.machine, f"c{self.number:05}")
+        decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
+        before, self.ledger = self.ledger, self.ledger.awaiting(request)
+        self._answered(request, decision, None)
+        if decision.outcome is Outcome.REFUSED:
+            self.ledger = before
+
+    def resize(self, container_id: str) -> None:
+        """A running container asks for another amount of memory, of CPUs, or of both."""
+        entry = self.ledger.entries[container_id]
+        wanted = draw_amount_bytes(self.random, self.machine)
+        request = entry.decision.request
+        if request.qos is QosClass.BEST_EFFORT:
+            return
+        guaranteed = request.qos is QosClass.GUARANTEED
+        parts = self.random.choice([("memory",), ("memory",), ("cpus",), ("memory", "cpus")])
+        if "memory" in parts or not guaranteed:
+            limit = wanted if guaranteed else None
+            memory = Interval(wanted, wanted, "limit")
+            request = replace(request, memory=memory, memory_limit_bytes=limit, score=None)
+        if "cpus" in parts and guaranteed:
+            cpus = self.random.randint(0, 5)
+            request = replace(request, exclusive_cpus=cpus, cpu_milli=1000 * cpus)
+        base = self.ledger.without(container_id)
+        current = entry.decision.placement
+        decision = self.engine.decide(self.machine, self.policy, base, request, current)
+        before, self.ledger = self.ledger, base.awaiting(request)
+        self._answered(request, decision, current)
+        self.counts["resizes"] += 1
+        if decision.outcome is Outcome.REFUSED:
+            self.ledger = before
+
+    def depart(self, container_id: str) -> None:
+        """A container goes, and others go back to where they were."""
+        self.ledger = self.ledger.without(container_id)
+        claims = self.engine.topped_up(self.machine, self.policy, self.ledger)
+        self.ledger = self.ledger.with_claims(claims)
+        self.counts["topped up"] += len(claims)
+        self._check_short_claims()
+        for move in self.engine.returns(self.machine, self.policy, self.ledger):
+            entry = self.ledger.entries[move.container_id]
+            if move.after != entry.decision.placement.home:
+                raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")
+            self.ledger = self.ledger.moved([move])
+            self.counts["returns"] += 1
+
+    def change_capacity(self) -> None:
+        """A node loses memory to the system, or all nodes have theirs again; promises stay."""
+        reserved: dict[int, dict[str, int]] = {}
+        if not self.policy.reserved_bytes:
+            node = self.random.choice(list(self.machine.memory_nodes))
+            reserved = {node: {MEMORY: self.random.randint(1, self.machine.node_by_id[node].memory_bytes)}}
+        self.policy = replace(self.policy, reserved_bytes=reserved)
+        self._read_capacity()
+        self.counts["capacity changes"] += 1
+        self.unmet = self._unmet()
+
+    def check_promises(self) -> None:
+        """No subset of the nodes is promised more than it holds, and the witness shows how it is kept. What
+        is unmet because capacity went away never becomes more."""
+        unmet, self.unmet = self.unmet, self._unmet()
+        for resource, amount in self.unmet.items():
+            if amount > unmet.get(resource, 0):
+                raise BrokenPromiseError(OVERCOMMIT, f"{resource}: {amount} bytes more than there are")
+        if self.counts["operations"] % self.witness_every == 0:
+            self.check_witness()
+
+    def _unmet(self) -> dict[str, int]:
+        """By resource what cannot be met of the claims: as much as the worst subset of the nodes lacks."""
+        found = {}
+        for resource in (MEMORY, PAGES):
+            claims = self._claims(resource)
+            if claims:
+                slack = slack_by_subset(self._capacity(resource), claims, self.ids)
+                found[resource] = -min(slack.values())
+        return found
+
+    def check_witness(self) -> None:
+        """The witness sums to the claims, on their own nodes, and no node has more than it can."""
+        spreads = witness(self.machine, self.policy, self.ledger)
+        for container_id, entry in self.ledger.entries.items():
+            claim = entry.decision.placement.claim
+            for resource, amount in (claim.amounts_bytes if claim is not None else {}).items():
+                parts = {node: row.get(resource, 0) for node, row in spreads[container_id].items()}
+                whole = sum(parts.values()) == amount or self.unmet.get(resource, 0)
+                if claim is None or not whole or not NodeSet(parts) <= claim.nodes:
+                    raise BrokenPromiseError(
+                        OVERCOMMIT, f"the witness of {container_id} is {parts} for {claim}"
+                    )
+        for node, row in by_node(spreads.values()).items():
+            for resource, amount in row.items():
+                if amount > self._capacity(resource).get(node, 0):
+                    raise BrokenPromiseError(
+                        OVERCOMMIT, f"the witness has {amount} {resource} on node {node}"
+                    )
+
+    def _answered(self, request: Request, decision: Decision, current: Placement | None) -> None:
+        self.counts[decision.outcome.value] += 1
+        self.counts["moves"] += len(decision.moves)
+        self.counts["overlapping"] += decision.placement.overlapping
+        asked = _amounts(request)
+        by_ground = [list(masks) for masks in self._allowed(request)]
+        allowed = [mask for masks in by_ground for mask in masks]
+        # A search that was given up says so, and then what it says of all sets is not held against it.
+        given_up = any(reason.code == SEARCH_ENDED for reason in decision.reasons)
+        self.counts["given up"] += given_up
+        if decision.outcome is Outcome.REFUSED:
+            if not given_up:
+                self._check_refusal(request, asked, allowed, current)
+            return
+        claim = decision.placement.claim
+        if claim is None:
+            raise BrokenPromiseError(WRONG_PLACE, "a placement without a claim")
+        if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
+            raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
+        self._check_place(request, decision, claim, current, allowed)
+        aligning = self.policy.topology is not TopologyPolicy.NONE
+        self.cpus.check_decision(decision, current, aligning=aligning)
+        if claim.short_bytes:
+            self._check_shortfall(claim, asked)
+        elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED and not given_up:
+            self._check_choice(request, claim, asked, by_ground)
+        for move in decision.moves:
+            moved = self.ledger.entries[move.container_id].decision.placement.claim
+            if moved is None or not moved.flexible or not moved.nodes <= move.after:
+                raise BrokenPromiseError(WRONG_MOVE, f"{move} of {moved}")
+        self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
+        self.aligned.discard(request.container_id)
+        if aligning and not self.cpus.away(decision.placement):
+            self.aligned.add(request.container_id)
+
+    def _check_place(
+        self,
+        request: Request,
+        decision: Decision,
+        claim: Claim,
+        current: Placement | None,
+        allowed: list[int],
+    ) -> None:
+        """On a set that is allowed, or where it is already, as long as it fits there."""
+        had = None if current is None or current.claim is None else current.claim.nodes
+        if decision.outcome is Outcome.PLACED and claim.nodes != had and claim.nodes.mask not in allowed:
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
+        if had is not None and claim.nodes != had and len(allowed) > 1 and self._fits(request, had.mask):
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} fits on {had} and went to {claim.nodes}")
+
+    def _has_cpus(self, request: Request, mask: int) -> bool:
+        """Whether *request* can have its CPUs near the nodes of *mask*, if that matters."""
+        if self.policy.topology is TopologyPolicy.NONE:
+            return True
+        return len(self.cpus.near(mask, self.ledger)) >= request.exclusive_cpus
+
+    def _fits(self, request: Request, mask: int) -> bool:
+        """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
+        return self._has_cpus(request, mask) and all(
+            room(slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), mask) >= amount
+            for resource, amount in _amounts(request).items()
+        )
+
+    def _check_refusal(
+        self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Placement | None
+    ) -> None:
+        """A refusal is wrong if the policy or the request's wish does not call for it, or if the request fits
+        on an allowed set once all that may become wider are."""
+        had = None if current is None else current.claim
+        if had is not None and all(
+            amount <= had.amounts_bytes.get(resource, 0) for resource, amount in asked.items()
+        ):
+            own_cpus = () if current is None else current.exclusive_cpus
+            if request.exclusive_cpus <= len(own_cpus):
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
+        strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
+        if not strict and not _required(request):
+            raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
+        # Nobody is moved about where promises cannot be kept as it is.
+        widened = not any(self.unmet.values())
+        slacks = {
+            resource: slack_by_subset(
+                self._capacity(resource), self._claims(resource, widened=widened), self.ids
+            )
+            for resource in asked
+        }
+        fits = [
+            mask
+            for mask in [*allowed, *([had.nodes.mask] if had is not None else [])]
+            if self._has_cpus(request, mask)
+            and all(room(slacks[resource], mask) >= amount for resource, amount in asked.items())
+        ]
+        if fits:
+            raise BrokenPromiseError(
+                WRONG_REFUSAL, f"{request} fits on {NodeSet.of_mask(fits[0])} and was refused"
+            )
+
+    def _check_choice(
+        self, request: Request, claim: Claim, asked: Mapping[str, int], by_ground: list[list[int]]
+    ) -> None:
+        """No set that fits, on the first ground that has one, crosses fewer, is narrower or nearer."""
+        rooms = {
+            resource: rooms_by_subset(
+                slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), self.ids
+            )
+            for resource in asked
+        }
+        claimed = {mask for resource in (MEMORY, PAGES) for mask, _ in self._claims(resource)}
+        fitting = [
+            [
+                mask
+                for mask in masks
+                if self._has_cpus(request, mask)
+                and all(rooms[resource][mask] >= amount for resource, amount in asked.items())
+            ]
+            for masks in by_ground
+        ]
+        first = next((masks for masks in fitting if masks), None)
+        if first is None:
+            return  # promised twice, which is found next
+        best = min(self._rank(mask, claimed) for mask in first)
+        if self._rank(claim.nodes.mask, claimed) > best:
+            raise BrokenPromiseError(
+                WRONG_CHOICE, f"{claim.nodes} with {self._rank(claim.nodes.mask, claimed)}, best is {best}"
+            )
+        self.counts["choices"] += 1
+
+    def _rank(self, mask: int, claimed: set[int]) -> tuple[int, int, int]:
+        """How many of *claimed* the set crosses, its width, and its total distance."""
+        crossed = sum(1 for other in claimed if mask & other not in (0, mask, other))
+        nodes = NodeSet.of_mask(mask)
+        return crossed, len(nodes), self.machine.total_distance(nodes)
+
+    def _check_shortfall(self, claim: Claim, asked: Mapping[str, int]) -> None:
+        """What is promised in part fits in full nowhere, and is as much as fits."""
+        for resource, amount in asked.items():
+            slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
+            possible = min(amount, room(slack, claim.nodes.mask))
+            if claim.amounts_bytes.get(resource, 0) != possible:
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{claim}, although {possible} {resource} fit")
+
+    def _check_short_claims(self) -> None:
+        """Whoever is still promised less than asked for cannot be promised more."""
+        short = [entry.decision.placement.claim for entry in self.ledger.entries.values()]
+        for claim in short:
+            for resource in claim.short_bytes if claim is not None else ():
+                slack = slack_by_subset(self._capacity(resource), self._claims(resource), self.ids)
+                if claim is not None and room(slack, claim.nodes.mask):
+                    raise BrokenPromiseError(WRONG_REFUSAL, f"{claim} could be promised more {resource}")
+
+    def _allowed(self, request: Request) -> Iterator[Iterator[int]]:
+        """Every set that the request may be claimed on, by the rules for operators: for each ground in the
+        order of trying."""
+        grounds = [self.machine.ordinary_nodes]
+        exactly = False
+        if request.nodes is not None:
+            exactly = True
+            grounds = [request.nodes.nodes, *([] if request.nodes.required else grounds)]
+        elif request.tier is not None:
+            tier = NodeSet(node.id for node in self.machine.nodes if node.tier == request.tier.tier)
+            grounds = [tier & self.machine.memory_nodes, *([] if request.tier.required else grounds)]
+        for ground in grounds:
+            wished = ground is grounds[0] and (request.nodes is not None or request.tier is not None)
+            if request.qos is QosClass.GUARANTEED or wished:
+                yield self._sets_on(ground, self._widest(request, ground), exactly=exactly and wished)
+            else:
+                yield iter([ground.mask])
+
+    def _sets_on(self, ground: NodeSet, widest: int, *, exactly: bool) -> Iterator[int]:
+        """The sets of at most *widest* nodes of *ground*; only all of it if it was named and may be had."""
+        if exactly and len(ground) <= widest:
+            yield ground.mask
+            return
+        mask = ground.mask
+        while mask:
+            if mask.bit_count() <= widest:
+                yield mask
+            mask = (mask - 1) & ground.mask
+
+    def _widest(self, request: Request, ground: NodeSet) -> int:
+        if self.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE:
+            return 1
+        if self.policy.topology is not TopologyPolicy.RESTRICTED:
+            return len(ground)
+        for width in range(1, len(ground) + 1):
+            if (
+                all(
+                    sum(
+                        sorted((self._capacity(resource).get(node, 0) for node in ground), reverse=True)[
+                            :width
+                        ]
+                    )
+                    >= amount
+                    for resource, amount in _amounts(request).items()
+                )
+                and self.cpus.most_on(ground, width) >= request.exclusive_cpus
+            ):
+                return width
+        return len(ground)
+
+    def _capacity(self, resource: str) -> dict[int, int]:
+        return self.capacity.get(resource, {})
+
+    def _claims(self, resource: str, *, widened: bool = False) -> Claims:
+        found: Claims = []
+        for entry in self.ledger.entries.values():
+            claim = entry.decision.placement.claim
+            if claim is None or not claim.amounts_bytes.get(resource):
+                continue
+            wide = self.machine.ordinary_nodes if widened and claim.flexible else NodeSet()
+            found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
+        return found
+
+
+def _amounts(request: Request) -> dict[str, int]:
+    amounts = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in amounts.items() if amount}
+
+
+def _required(request: Request) -> bool:
+    return any(wish is not None and wish.required for wish in (request.nodes, request.tier))

@@ -1,0 +1,194 @@
+"""One life of the daemon, from its start until it is killed: its parts as `bayplan.daemon.app` puts them
+together, on the disk, the kernel and the clock of the node.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from bayplan.config.load import engine_of
+from bayplan.config.settings import Settings
+from bayplan.control.controller import Controller
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.expectations import Expectation
+from bayplan.control.narrowing import Narrowing
+from bayplan.control.recorder import Recorder
+from bayplan.control.session_handler import SessionHandler
+from bayplan.control.verify import Verifier
+from bayplan.daemon.hardware import Hardware, Host, Measurement
+from bayplan.errors import UnavailableError
+from bayplan.host.evacuation import Bounds, Evacuation
+from bayplan.model.machine import Machine
+from bayplan.model.workload import Container, Pod
+from bayplan.nri.exchange import Exchange
+from bayplan.nri.lane import Lane
+from bayplan.nri.operations import Operation, Synchronize
+from bayplan.nri.wire import Response
+from bayplan.oci.request_handler import DeskRules, OciDesk
+from bayplan.oci.stale_entries import Residue
+from bayplan.quantity import GIB
+from support.clock import ManualClock
+from support.controllers import runtime
+from support.interleaving.kernel import Kernel
+from support.interleaving.steps import Disk, DiskStore, SteppedExecutor, SteppedStoreThread
+
+DEADLINE_S = 1.0
+Result = TypeVar("Result")
+
+
+class Life:
+    """The parts, and the tasks that are under way. ``held_bytes`` is what a measurement finds by node."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        kernel: Kernel,
+        clock: ManualClock,
+        settings: Settings,
+        machine: Callable[[], Machine],
+    ) -> None:
+        self.alive = True
+        self._machine = machine
+        self._before = asyncio.all_tasks()
+        self.synchronized = self.synchronization_due = False
+        self.verification_due = False
+        self.room_due = False
+        self.obstacle = ""
+        self.held_bytes: dict[int, int] = {}
+        self.thread, self.executor = SteppedStoreThread(), SteppedExecutor()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._pending: dict[int, Callable[[Response | None], None]] = {}
+        self._asked = 0
+        self._lane = Lane(clock)
+        self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
+        self.cpusets = Cpusets(kernel.hierarchy, self.expectations, self.do)
+        self.controller = Controller(
+            self.hardware.machine,
+            self.hardware.policy,
+            engine_of(settings),
+            Recorder(self.thread, DiskStore(disk)),
+            cgroup_v2=True,
+            write_oom_score_adj=_nothing,
+            settle_cpusets=self.cpusets.settle,
+            verify_soon=self.verify_soon,
+            room_soon=self._room_soon,
+            clock=clock,
+        )
+        controller, hierarchy = self.controller, kernel.hierarchy
+        self.hardware.serve(controller, self.verify_soon)
+        self.desk = OciDesk(controller, hierarchy, self.cpusets, self.verify_soon, DeskRules(deadline_s=1e9))
+        self.desk._thread._executor = self.executor
+        asyncio.get_running_loop().set_default_executor(self.executor)
+        self.narrowing = Narrowing(
+            controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
+        )
+        self.residue = Residue(controller, hierarchy, self.do, self.desk.release, _no_crio)
+        self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
+        self._handler = SessionHandler(controller, self.verify_soon)
+
+    async def start(self) -> None:
+        """Read the disk, and accept the runtime's connection."""
+        self.thread.quick = True
+        restoring = self.begin(self.controller.restore())
+        while not restoring.done():
+            while self.thread.waiting:
+                self.thread.step()
+            await asyncio.sleep(0)
+        restoring.result()
+        self.thread.quick = False
+        self.begin(self._lane.run())
+        self._handler.connected(runtime("0.12.0"))
+
+    async def kill(self) -> None:
+        """End it where it is: nothing of what is under way reaches disk, kernel or runtime any more."""
+        self.alive = self.thread.quick = False
+        # Also what its parts have begun by themselves, and what they do about being cancelled.
+        while tasks := asyncio.all_tasks() - self._before:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0)
+        pending, self._pending = self._pending, {}
+        for answered in pending.values():
+            answered(None)
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Begin something that the daemon does beside everything else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
+        """A request of the runtime, which it waits for no longer than a deadline."""
+        self._asked += 1
+        number = self._asked
+        self._pending[number] = answered
+
+        def send(response: Response) -> bool:
+            if not self.alive:
+                return False
+            self._pending.pop(number)(response)
+            return True
+
+        is_first = isinstance(operation, Synchronize)
+
+        def concluded(well: bool) -> None:
+            self.synchronized = well
+            self.synchronization_due = not well
+
+        exchange = Exchange(
+            operation,
+            number,
+            self._handler,
+            send,
+            lambda: is_first or self.synchronized,
+            concluded if is_first else None,
+        )
+        self._lane.put(exchange, DEADLINE_S)
+
+    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        """The controller's."""
+        return self.controller.expectations(container_ids)
+
+    def verify_soon(self) -> None:
+        """Note it."""
+        self.verification_due = True
+
+    async def verify(self, *, at_once: bool) -> None:
+        """Compare the kernel with the ledger, and repair."""
+        self.verification_due = False
+        await self.verifier.verify(at_once=at_once)
+
+    async def relieve(self) -> None:
+        """Bring back who can go back."""
+        self.room_due = False
+        await self.narrowing.relieve()
+
+    async def do(self, work: Callable[[], Result]) -> Result:
+        """What may block is a step of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way but to wait for requests."""
+        return not (self.thread.waiting or self.executor.waiting or self._lane.busy or len(self.tasks) > 1)
+
+    def _room_soon(self) -> None:
+        self.room_due = True
+
+    def _measured(self, _: Iterable[tuple[Pod, Container]], nodes: Iterable[int]) -> Measurement:
+        wanted = list(nodes)
+        held_bytes = {node: self.held_bytes.get(node, 0) for node in wanted}
+        total_bytes = {node.id: node.memory_bytes for node in self._machine().nodes if node.id in wanted}
+        return Measurement(held_bytes, {node: {} for node in wanted}, total_bytes)
+
+    def _evacuated(self, *_: object) -> Evacuation:
+        return Evacuation(obstacle=self.obstacle)
+
+
+async def _nothing(_: Pod, __: Container, ___: int) -> None:
+    """The score of a process is not what is tested here."""
+
+
+def _no_crio() -> dict[str, bool]:
+    raise UnavailableError("CRI-O", "is not here")

@@ -1,0 +1,216 @@
+"""Random schedules on a `World`: what happens, and which step under way is taken next, by one seed."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from bayplan.config.settings import KUBELET, Settings
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import TopologyPolicy
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet
+from support.interleaving.life import DEADLINE_S
+from support.interleaving.world import MACHINE, PLAIN, BrokenPromiseError, World
+from support.oci_node import guaranteed
+from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED
+
+LENGTH: Final = 30
+"""Things that happen in one schedule. Twice as many find nothing that this does not find."""
+
+MOST_CONTAINERS: Final = 9
+SOMETIMES: Final = 0.3
+HALF: Final = 0.5
+RESERVED_CPUS: Final = (CpuSet([0]), CpuSet([0, 4]))
+KUBELETS_SUMS: Final[dict[str, Any]] = {
+    "engine": KUBELET,
+    "reserved_memory": {0: {MEMORY: 64 * MIB}},
+    "kube_reserved": {MEMORY: 64 * MIB},
+}
+
+
+class Schedule:
+    """One of them. ``trace`` says what happened."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.trace: list[str] = []
+        self._choice = random.Random(seed)
+        self.world = World(directory)
+        self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
+            (8, self.create),
+            (4, self.resize),
+            (5, self.stop),
+            (3, self.hook),
+            (2, self.end_hooked),
+            (1, self.reload),
+            (1, self.change_machine),
+            (1, self.measure),
+            (2, self.stall),
+            (1, self.fill_disk),
+            (2, self.deadline),
+            (2, self.verify),
+            (1, self.relieve),
+            (1, self.kill),
+        ]
+
+    async def play(self, length: int = LENGTH) -> None:
+        """Let it happen.
+
+        Raises:
+            BrokenPromiseError: something does not hold; it says after what.
+        """
+        world = self.world
+        try:
+            await world.begin()
+            weights = [weight for weight, _ in self._events]
+            for _ in range(length):
+                _, event = self._choice.choices(self._events, weights)[0]
+                self.trace.append(event.__name__)
+                outcome = event()
+                if outcome is not None:
+                    await outcome
+                await self._go_on()
+            self.trace.append("rest")
+            await world.rest()
+        except BrokenPromiseError as error:
+            raise BrokenPromiseError(f"{error}, after: {'; '.join(self.trace)}") from error
+        finally:
+            await world.life.kill()
+            world.close()
+
+    async def _go_on(self) -> None:
+        """Take some of the steps that are possible."""
+        await self.world.breathe(self._choice.randrange(4))
+        for _ in range(self._choice.randrange(6)):
+            possible = self.world.steps()
+            if not possible:
+                return
+            step = self._choice.choice(possible)
+            self.trace.append(step)
+            self.world.step(step)
+            await self.world.breathe(self._choice.randrange(4))
+
+    # ---- What happens ----------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """A pod of one container over NRI."""
+        if len(self.world.runtime.containers) >= MOST_CONTAINERS:
+            return
+        kind = self._choice.choice(["cpus", "cpus", "memory", "bound", BEST_EFFORT, BEST_EFFORT, BURSTABLE])
+        self.trace[-1] += f" {kind}"
+        self.world.create(
+            self.world.new_id()[-12:],
+            qos=kind if kind in (BEST_EFFORT, BURSTABLE) else GUARANTEED,
+            cpus=self._choice.randint(1, 3) if kind == "cpus" else 0,
+            memory_bytes=self._amount(),
+            node=self._choice.choice("01") if kind == "bound" else None,
+        )
+
+    def resize(self) -> None:
+        """A container is to have another amount of memory, or other CPUs."""
+        container_id = self._one_of(self.world.runtime.containers)
+        if container_id is not None:
+            cpus = self._choice.randint(1, 3) if self._choice.random() < SOMETIMES else 0
+            self.world.resize(container_id, self._amount(), cpus)
+
+    def stop(self) -> None:
+        """A container of NRI ends."""
+        container_id = self._one_of(self.world.runtime.containers)
+        if container_id is not None:
+            self.world.runtime.stop(container_id)
+
+    def hook(self) -> None:
+        """A container comes by the hook."""
+        if len(self.world.hooked) < MOST_CONTAINERS // 2:
+            cpus = self._choice.randrange(3)
+            resources = guaranteed(cpus, self._amount()) if cpus else {}
+            self.world.life.begin(self.world.hook(resources))
+
+    def end_hooked(self) -> None:
+        """A container of the hook ends, perhaps without a word."""
+        container_id = self._one_of(self.world.hooked)
+        if container_id is not None:
+            self.world.end_hooked(container_id, told=self._choice.random() > SOMETIMES)
+
+    def reload(self) -> None:
+        """Another engine or policy; settings that do not fit the machine change nothing."""
+        self.world.reload(self._settings())
+
+    def change_machine(self) -> None:
+        """Memory or a CPU comes or goes."""
+        self.world.replace_machine(self._machine())
+
+    def measure(self) -> None:
+        """What others hold is measured."""
+        self.world.life.held_bytes = {node: self._choice.choice([0, 50, 200, 600]) * MIB for node in (0, 1)}
+        self.world.life.begin(self.world.life.hardware.measure_once())
+
+    def stall(self) -> None:
+        """The disk stalls, or goes on; now and then it is so quick that nobody can get between."""
+        self.world.stalled = not self.world.stalled
+        self.world.life.thread.quick = not self.world.stalled and self._choice.random() < HALF
+
+    def fill_disk(self) -> None:
+        """The disk becomes full, or has room again."""
+        self.world.disk.full = not self.world.disk.full
+
+    def deadline(self) -> None:
+        """Time passes."""
+        self.world.clock.advance(DEADLINE_S)
+
+    def verify(self) -> None:
+        """The kernel is compared, if somebody asked for it."""
+        life = self.world.life
+        life.begin(life.verify(at_once=life.verification_due))
+
+    def relieve(self) -> None:
+        """Who became wider goes back, if there is room and its pages can be moved."""
+        life = self.world.life
+        life.obstacle = self._choice.choice(["", "", "its pages cannot be moved"])
+        life.begin(life.relieve())
+
+    async def kill(self) -> None:
+        """The daemon is killed, and starts again."""
+        await self.world.kill()
+
+    # ---- Choices ---------------------------------------------------------------------------------------
+
+    def _one_of(self, containers: Collection[str]) -> str | None:
+        return self._choice.choice(sorted(containers)) if containers else None
+
+    def _amount(self) -> int:
+        return self._choice.choice([100, 300, 600, 900]) * MIB
+
+    def _settings(self) -> Settings:
+        topology = self._choice.choice(list(TopologyPolicy))
+        exact = replace(PLAIN, topology=topology, reserved_cpus=self._choice.choice(RESERVED_CPUS))
+        return self._choice.choice([exact, exact, replace(exact, **KUBELETS_SUMS)])
+
+    def _machine(self) -> Machine:
+        nodes = list(MACHINE.nodes)
+        if self._choice.random() < HALF:
+            nodes[0] = replace(nodes[0], memory_bytes=nodes[0].memory_bytes * self._choice.choice([1, 2]))
+        cpus = list(MACHINE.cpus)
+        if self._choice.random() < HALF:
+            gone = self._choice.choice([3, 7])
+            cpus[gone] = replace(cpus[gone], online=False)
+            node = gone // 4
+            nodes[node] = replace(nodes[node], cpus=nodes[node].cpus - CpuSet([gone]))
+        return Machine(tuple(nodes), tuple(cpus))
+
+
+def play(seed: int) -> list[str]:
+    """Play the schedule of *seed*; what happened.
+
+    Raises:
+        BrokenPromiseError: something does not hold.
+    """
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as directory:
+        schedule = Schedule(seed, Path(directory) / "root")
+        asyncio.run(schedule.play())
+        return schedule.trace

@@ -1,0 +1,146 @@
+"""What takes steps only when it is told to: a disk, the store's thread, and the threads that may block.
+
+Nothing here runs by itself. What was handed over and not yet done is lost when a daemon is killed; what the
+disk has stays.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from bayplan.control.threads import Errand, StoreThread
+from bayplan.errors import StateError
+from bayplan.model.ledger import Entry
+from bayplan.sets import CpuSet
+from bayplan.state import HistoryItem, Step, Store
+from bayplan.state.codec import decode_entry
+
+Result = TypeVar("Result")
+
+
+class Disk:
+    """What is durable: the entry of each container, by its id. ``full``: it takes no write."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.full = False
+        self.writes = 0
+
+    def write(self, step: Step) -> None:
+        """Take *step* whole, or not at all.
+
+        Raises:
+            StateError: there is no room.
+        """
+        if self.full:
+            raise StateError("disk", "database or disk is full")
+        self.writes += 1
+        entries = {key: one for key, one in self.entries.items() if step.kept is None or key in step.kept}
+        for container_id in step.gone:
+            entries.pop(container_id, None)
+        for container_id, _, document in (*step.decided, *step.told):
+            entries[container_id] = decode_entry(document)
+        self.entries = entries
+
+    def shared_exclusives(self) -> CpuSet:
+        """The CPUs that two containers have to themselves: none, at any moment."""
+        taken, twice = CpuSet(), CpuSet()
+        for entry in self.entries.values():
+            if not entry.ended:
+                twice |= taken & entry.decision.placement.exclusive_cpus
+                taken |= entry.decision.placement.exclusive_cpus
+        return twice
+
+
+class DiskStore(Store):
+    """The store on a `Disk`, without a history."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def entries(self) -> list[Entry]:
+        """Everything that is recorded."""
+        return [self._disk.entries[key] for key in sorted(self._disk.entries)]
+
+    def commit(self, step: Step) -> bool:
+        """Write *step*."""
+        self._disk.write(step)
+        return True
+
+    def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
+        """There is none."""
+        return []
+
+    def checkpoint(self) -> None:
+        """There is nothing to tidy up."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class SteppedStoreThread(StoreThread):
+    """The store's thread, which does one thing for each `step`; all at once as long as it is ``quick``."""
+
+    def __init__(self) -> None:
+        self._errands: deque[Errand[Any]] = deque()  # type: ignore[assignment]
+        self.quick = False
+
+    def hand_over(self, work: Callable[[], Result]) -> Errand[Result]:
+        """Have *work* done by a later step."""
+        errand = Errand(work)
+        self._errands.append(errand)
+        return errand
+
+    def attend(self, work: Callable[[], Result], timeout_s: float) -> Errand[Result]:
+        """Have *work* done, at once if the thread is quick."""
+        errand = self.hand_over(work)
+        while self.quick and self.waiting:
+            self.step()
+        return errand
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._errands)
+
+    def step(self) -> None:
+        """Do the next thing."""
+        self._errands.popleft().run()
+
+    def spread(self) -> None:
+        """It has no CPU."""
+
+    def end(self) -> None:
+        """It never began."""
+
+
+class SteppedExecutor(ThreadPoolExecutor):
+    """Threads that may block: each `step` does the first thing of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._work: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        """Have it done by a later step."""
+        future: Future[Result] = Future()
+        self._work.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._work)
+
+    def step(self) -> None:
+        """Do the next thing."""
+        future, work = self._work.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -1,0 +1,313 @@
+"""A node with a daemon, a runtime over NRI and one with hooks, and what must hold on it.
+
+At any moment: no CPU is exclusive to two containers, in the ledger or on the disk, none of them is reserved,
+and no promise exceeds what a set of nodes has but by what was taken from the machine. At rest: disk, ledger,
+runtimes and kernel say the same.
+"""
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain, combinations
+from pathlib import Path
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.config.load import engine_of
+from bayplan.config.settings import Settings
+from bayplan.control.transactions import RETRY_S, Basis
+from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.errors import BayplanError
+from bayplan.host.unix_socket import Peer
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.nri.operations import Operation
+from bayplan.nri.wire import Response
+from bayplan.oci.protocol import Status, Verb
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.clock import ManualClock
+from support.interleaving.kernel import Kernel
+from support.interleaving.life import Life
+from support.interleaving.runtime import NriRuntime
+from support.interleaving.steps import Disk
+from support.machines import machine
+from support.oci_node import state
+from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
+
+MACHINE = machine(2, cpus_per_node=4)
+PLAIN = Settings(eviction_hard={"memory.available": None})
+ROUNDS = 400
+"""More than anything takes that comes to an end."""
+
+
+class BrokenPromiseError(AssertionError):
+    """Something does not hold that must."""
+
+
+class World:
+    """``stalled``: the disk does nothing. ``machine`` is what sysfs shows, ``settings`` what files say."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock, self.disk, self.kernel = ManualClock(), Disk(), Kernel(directory)
+        self.machine, self.settings = MACHINE, PLAIN
+        self.stalled = False
+        self.runtime = NriRuntime(self.kernel, self._ask)
+        self.hooked: dict[str, tuple[str, int]] = {}
+        """Containers of the hook by id: their cgroups' paths and their processes."""
+        self._checked: Basis | None = None
+        self._excess: Counter[NodeSet] = Counter()
+        self._numbers = 0
+
+    async def begin(self) -> None:
+        """Start the daemon; the runtime lists what it has."""
+        self.life = Life(self.disk, self.kernel, self.clock, self.settings, lambda: self.machine)
+        self._checked = None
+        await self.life.start()
+        self.runtime.synchronize()
+
+    async def kill(self) -> None:
+        """Kill the daemon and start it again."""
+        await self.life.kill()
+        await self.begin()
+
+    def close(self) -> None:
+        """Remove what the kernel had."""
+        shutil.rmtree(self.kernel.root, ignore_errors=True)
+
+    def _ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
+        self.life.ask(operation, answered)
+
+    def create(
+        self,
+        name: str,
+        *,
+        qos: str = GUARANTEED,
+        cpus: int = 0,
+        memory_bytes: int = 100 * MIB,
+        node: str | None = None,
+    ) -> str:
+        """Begin to create a pod of one container over NRI, bound to a *node* if one is given; its id."""
+        pod = make_pod(
+            name, qos=qos, annotations=None if node is None else {"bayplan.dev/required-nodes": node}
+        )
+        if qos == GUARANTEED:
+            spec = make_container(
+                pod,
+                memory_limit_bytes=memory_bytes,
+                cpu_shares=1024 * cpus or 512,
+                cpu_quota_us=100_000 * cpus or 50_000,
+                oom_score_adj=-997,
+            )
+        else:
+            shares, score = (2, 1000) if qos == BEST_EFFORT else (256, 900)
+            spec = make_container(pod, cpu_shares=shares, oom_score_adj=score)
+        spec.linux.cgroups_path = f"/kubepods/pod{name}/{spec.id}"
+        self.runtime.create(pod, spec)
+        return spec.id
+
+    def resize(self, container_id: str, memory_bytes: int, cpus: int = 0) -> None:
+        """Begin to give a container another amount of memory, and other CPUs if it is to have some."""
+        change = pb.LinuxResources()
+        change.memory.limit.value = memory_bytes
+        if cpus:
+            cpu = change.cpu
+            cpu.shares.value, cpu.quota.value, cpu.period.value = 1024 * cpus, 100_000 * cpus, 100_000
+        self.runtime.update(container_id, change)
+
+    def reload(self, settings: Settings) -> None:
+        """Take over *settings*, if they fit the machine."""
+        life = self.life
+        try:
+            life.hardware.policy_for(settings)
+        except BayplanError:
+            return
+        self.settings = settings
+        life.hardware.take_settings(settings)
+        life.controller.take_engine(engine_of(settings))
+
+    def replace_machine(self, machine: Machine) -> None:
+        """Memory or CPUs come or go, and the kernel says so."""
+        self.machine = machine
+        self.life.begin(self.life.hardware.reread(frozenset({"memory"})))
+
+    def new_id(self) -> str:
+        """An id that nobody had."""
+        self._numbers += 1
+        return f"{self._numbers:064x}"
+
+    async def hook(self, resources: dict[str, object]) -> None:
+        """A container comes by the hook; without an answer, or against one, it does not start."""
+        container_id, life = self.new_id(), self.life
+        path = f"/kubepods/pod{container_id}/crio-{container_id}"
+        pid, announced = self.kernel.announce(container_id, path, resources)
+        try:
+            answer = await life.desk.serve(Verb.CREATE_RUNTIME, announced, Peer(1, 0))
+        except asyncio.CancelledError:
+            self.kernel.end(pid)
+            raise
+        if answer.status is Status.OK:
+            self.hooked[container_id] = path, pid
+        else:
+            self.kernel.end(pid)
+
+    def end_hooked(self, container_id: str, *, told: bool) -> None:
+        """A container of the hook ends; *told*: poststop runs."""
+        _, pid = self.hooked.pop(container_id)
+        self.kernel.end(pid)
+        if told:
+            body = state(container_id, "/gone", 0, status="stopped")
+            self.life.begin(self.life.desk.serve(Verb.POSTSTOP, body, Peer(1, 0)))
+
+    # ---- Time ------------------------------------------------------------------------------------------
+
+    async def breathe(self, rounds: int) -> None:
+        """Let the loop go round, and check."""
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+            self.check()
+        if self.life.synchronization_due:
+            # The session connects again.
+            self.life.synchronization_due = False
+            self.runtime.synchronize()
+
+    def steps(self) -> list[str]:
+        """What could be done next: the disk, a thread, or the runtime about one of its answers."""
+        possible = ["disk"] if self.life.thread.waiting and not self.stalled else []
+        possible += ["thread"] if self.life.executor.waiting else []
+        return possible + [f"runtime {number}" for number in range(len(self.runtime.busy))]
+
+    def step(self, name: str) -> None:
+        """Do one of `steps`."""
+        kind, _, number = name.partition(" ")
+        if kind == "disk":
+            self.life.thread.step()
+            if twice := self.disk.shared_exclusives():
+                raise BrokenPromiseError(f"the disk says of CPUs {twice} that two containers own them")
+        elif kind == "thread":
+            self.life.executor.step()
+        else:
+            self.runtime.step(int(number))
+
+    async def rest(self) -> None:
+        """Let everything come to its end, with a disk that does its part."""
+        self.stalled = self.disk.full = False
+        await self._drain()
+        self.clock.advance(RETRY_S)
+        await self._drain()
+        for work in (self.life.residue.look, self.life.relieve):
+            self.life.begin(work())
+            await self._drain()
+        for _ in range(2):
+            self.life.begin(self.life.verify(at_once=False))
+            await self._drain()
+        self.check_agreement()
+
+    async def _drain(self) -> None:
+        for _ in range(ROUNDS):
+            while possible := self.steps():
+                self.step(possible[0])
+                await self.breathe(1)
+            await self.breathe(8)
+            if self.life.idle and not self.steps():
+                return
+        raise BrokenPromiseError("it does not come to rest")
+
+    # ---- What must hold --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What holds at any moment."""
+        basis = self.life.controller.basis
+        if basis is self._checked:
+            return
+        before, self._checked = self._checked, basis
+        owners: Counter[int] = Counter(
+            chain.from_iterable(
+                entry.decision.placement.exclusive_cpus for entry in basis.ledger.entries.values()
+            )
+        )
+        twice = CpuSet(cpu for cpu, number in owners.items() if number > 1)
+        if twice:
+            raise BrokenPromiseError(f"two containers own CPUs {twice}")
+        if CpuSet(owners) != basis.ledger.exclusive_cpus:
+            raise BrokenPromiseError("the ledger's exclusive CPUs are not those of its entries")
+        same = before is not None and before[:3] == basis[:3]
+        fresh = CpuSet(owners) - before.ledger.exclusive_cpus if before is not None and same else CpuSet()
+        if fresh & reserved_cpus(basis.machine, basis.policy):
+            raise BrokenPromiseError("a reserved CPU became exclusive")
+        if not basis.shared_cpus:
+            raise BrokenPromiseError("no CPU is shared")
+        excess = Counter(dict(_excess_bytes(basis)))
+        if before is not None and same and not _found(before.ledger, basis.ledger):
+            for nodes, more_bytes in excess.items():
+                if more_bytes > self._excess[nodes]:
+                    raise BrokenPromiseError(f"nodes {nodes} lack {more_bytes} bytes of what is promised")
+        self._excess = excess
+
+    def check_agreement(self) -> None:
+        """What holds at rest."""
+        self.check()
+        controller = self.life.controller
+        ledger = controller.ledger
+        between = {entry.container_id: entry for entry in ledger.between.values()}
+        if self.disk.entries != {**between, **ledger.entries}:
+            raise BrokenPromiseError(
+                f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}"
+            )
+        alive = self.runtime.containers.keys() | self.hooked.keys()
+        if ledger.entries.keys() != alive:
+            raise BrokenPromiseError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
+        for one in controller.expectations():
+            path = self._path(one.container.id)
+            cpus, mems = self.kernel.shown(path, "cpuset.cpus", "cpuset.mems")
+            wanted = (str(one.cpus or cpus), str(one.mems or mems))
+            if (cpus, mems) != wanted:
+                raise BrokenPromiseError(
+                    f"{one.container.id} has {(cpus, mems)}, and the ledger says {wanted}"
+                )
+        for container_id, entry in ledger.entries.items():
+            for other in alive - {container_id}:
+                (cpus,) = self.kernel.shown(self._path(other), "cpuset.cpus")
+                both = (
+                    CpuSet.parse(cpus)
+                    & entry.decision.placement.exclusive_cpus
+                    & controller.machine.online_cpus
+                )
+                if both:
+                    raise BrokenPromiseError(f"{other} may run on CPUs {both} of {container_id}")
+
+    def _path(self, container_id: str) -> str:
+        if container_id in self.hooked:
+            return self.hooked[container_id][0]
+        return self.runtime.containers[container_id].spec.linux.cgroups_path
+
+
+def _found(before: Ledger, after: Ledger) -> bool:
+    """Whether a container was found running: what it has is a fact, which may exceed what there is."""
+    return any(
+        entry.decision.outcome is Outcome.ADOPTED and before.entries.get(key) is not entry
+        for key, entry in after.entries.items()
+    )
+
+
+def _excess_bytes(basis: Basis) -> Iterator[tuple[NodeSet, int]]:
+    """For each set of nodes what is promised within it beyond what it has, which Hall's condition forbids."""
+    promised: Counter[NodeSet] = Counter()
+    for entry in basis.ledger.entries.values():
+        placement = entry.decision.placement
+        if placement.claim is not None:
+            promised[placement.claim.nodes] += placement.claim.amounts_bytes.get(MEMORY, 0)
+        else:
+            for node, row in placement.booked_bytes.items():
+                promised[NodeSet([node])] += row.get(MEMORY, 0)
+    rooms = {node: row.get(MEMORY, 0) for node, row in allocatable_bytes(basis.machine, basis.policy).items()}
+    nodes = sorted(rooms.keys() | set(chain.from_iterable(promised)))
+    for size in range(1, len(nodes) + 1):
+        for chosen in map(NodeSet, combinations(nodes, size)):
+            within = sum(amount for where, amount in promised.items() if where <= chosen)
+            yield chosen, max(0, within - sum(rooms.get(node, 0) for node in chosen))
+
+
+def _shown(entries: dict[str, Entry]) -> str:
+    return str({key: (str(one.decision.placement.mems), str(one.told_cpus)) for key, one in entries.items()})

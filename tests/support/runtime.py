@@ -1,0 +1,434 @@
+"""A container runtime without containers: it speaks NRI as containerd does, byte for byte.
+
+    runtime = FakeRuntime(CONTAINERD_2_2)
+    await runtime.listen(path)                     # or connect a session to MemoryEndpoint(runtime)
+    await runtime.synchronized()
+    reply = await runtime.create_container(pod, container)
+
+It keeps the specs of what it "runs", applies to them what plugins answer, lists them to plugins that come
+later, and treats plugins as a real runtime does: 2 s for an answer, one event at a time, fail-open; updates
+of containers that it does not know (yet) are dropped without a word. With a ``kernel`` it writes the cpusets
+of specs when and where real ones do. Creation, start and update can be taken apart into the steps between
+which those let go of their lock.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.errors import UnavailableError
+from bayplan.nri import Clock, Event
+from bayplan.nri.wire import Code, Request, Response
+from support.flavors import CONTAINERD_2_2, Flavor
+from support.memory_transport import MemoryTransport, pair
+from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError
+from support.reception import Reception
+from support.spec import adjust, claims, merge, shown
+
+Answer = TypeVar("Answer", bound=Message)
+
+_PodEvent: TypeAlias = type[
+    pb.RunPodSandboxRequest
+    | pb.StopPodSandboxRequest
+    | pb.RemovePodSandboxRequest
+    | pb.PostUpdatePodSandboxRequest
+]
+_ContainerEvent: TypeAlias = type[
+    pb.PostCreateContainerRequest
+    | pb.StartContainerRequest
+    | pb.PostStartContainerRequest
+    | pb.PostUpdateContainerRequest
+    | pb.RemoveContainerRequest
+]
+_POD_EVENTS: Final[dict[Event, tuple[str, _PodEvent]]] = {
+    Event.RUN_POD_SANDBOX: ("RunPodSandbox", pb.RunPodSandboxRequest),
+    Event.STOP_POD_SANDBOX: ("StopPodSandbox", pb.StopPodSandboxRequest),
+    Event.REMOVE_POD_SANDBOX: ("RemovePodSandbox", pb.RemovePodSandboxRequest),
+}
+_CONTAINER_EVENTS: Final[dict[Event, tuple[str, _ContainerEvent]]] = {
+    Event.POST_CREATE_CONTAINER: ("PostCreateContainer", pb.PostCreateContainerRequest),
+    Event.START_CONTAINER: ("StartContainer", pb.StartContainerRequest),
+    Event.POST_START_CONTAINER: ("PostStartContainer", pb.PostStartContainerRequest),
+    Event.POST_UPDATE_CONTAINER: ("PostUpdateContainer", pb.PostUpdateContainerRequest),
+    Event.REMOVE_CONTAINER: ("RemoveContainer", pb.RemoveContainerRequest),
+}
+_FATAL: Final = {Event.RUN_POD_SANDBOX, Event.START_CONTAINER}
+"""Events that fail when a plugin answers with an error; elsewhere the error is logged."""
+
+_UNHURRIED_S: Final = 61.0
+"""Longer than a plugin of the tests takes for an answer by its own deadline."""
+
+
+class OperationError(Exception):
+    """The runtime could not do what its user asked for. The text is what the user sees."""
+
+
+class Kernel(Protocol):
+    """The cgroups of the containers."""
+
+    def write(self, container: pb.Container) -> None:
+        """An OCI runtime writes the cpusets of a spec, to a new cgroup if there is none."""
+
+
+class FakeRuntime(Reception):
+    """One runtime, with any number of plugins. Restart it with `stop` and `listen`; it remembers what runs.
+
+    *clock* measures its timeouts, NRI's own unless others are given. On the real clock they are so long that
+    a busy machine keeps to them. *objects_per_message* cuts a Synchronize smaller than its size asks for;
+    with *reply_late* the reply to a registration comes after Configure. ``deadlocked`` becomes true when a
+    plugin did what freezes this flavor for good.
+    """
+
+    def __init__(
+        self,
+        flavor: Flavor = CONTAINERD_2_2,
+        *,
+        clock: Clock | None = None,
+        request_timeout_s: float | None = None,
+        registration_timeout_s: float | None = None,
+        objects_per_message: int | None = None,
+        reply_late: bool = False,
+        kernel: Kernel | None = None,
+    ) -> None:
+        super().__init__(
+            flavor,
+            clock,
+            request_timeout_s or (2.0 if clock is not None else _UNHURRIED_S),
+            registration_timeout_s or (5.0 if clock is not None else _UNHURRIED_S),
+            objects_per_message,
+            reply_late=reply_late,
+        )
+        self.pods: dict[str, pb.PodSandbox] = {}
+        self.containers: dict[str, pb.Container] = {}
+        self.deadlocked = False
+        self._kernel = kernel
+        self._unknown: dict[str, pb.Container] = {}
+        self._with_cgroup: set[str] = set()
+        self._own_updates: dict[str, list[pb.LinuxResources]] = {}
+
+    # ---- Pods ----------------------------------------------------------------------------------------
+
+    async def run_pod(self, pod: pb.PodSandbox) -> None:
+        """Create a pod sandbox.
+
+        Raises:
+            OperationError: a plugin answered with an error.
+        """
+        await self._notify_of_pod(Event.RUN_POD_SANDBOX, pod)
+        self.pods[pod.id] = pod
+
+    async def stop_pod(self, pod_id: str) -> None:
+        """Stop a pod and its containers."""
+        for container in self._containers_of(pod_id):
+            await self.stop_container(container.id)
+        await self._notify_of_pod(Event.STOP_POD_SANDBOX, self.pods[pod_id])
+
+    async def remove_pod(self, pod_id: str) -> None:
+        """Remove a pod and its containers."""
+        for container in self._containers_of(pod_id):
+            await self.remove_container(container.id)
+        await self._notify_of_pod(Event.REMOVE_POD_SANDBOX, self.pods[pod_id])
+        del self.pods[pod_id]
+
+    # ---- Containers ----------------------------------------------------------------------------------
+
+    async def create_container(
+        self, pod: pb.PodSandbox, container: pb.Container
+    ) -> pb.CreateContainerResponse:
+        """Create a container; what the plugins answered, together. ``containers`` has the resulting spec.
+
+        Raises:
+            OperationError: a plugin refused it, or two of them want to set the same field.
+        """
+        answered = await self.ask_for_creation(pod, container)
+        if self.flavor.makes_cgroup_at_creation:
+            self.make_cgroup(container.id)
+        await self.finish_creation(container.id)
+        return answered
+
+    async def ask_for_creation(
+        self, pod: pb.PodSandbox, container: pb.Container
+    ) -> pb.CreateContainerResponse:
+        """The first step of `create_container`: the spec is made, and the container is not known yet."""
+        self.pods.setdefault(pod.id, pod)
+        asked = pb.CreateContainerRequest(pod=pod, container=shown(container, self.flavor))
+        answered = pb.CreateContainerResponse()
+        created = pb.Container()
+        created.CopyFrom(container)
+        owners: dict[str, str] = {}
+        async with self._lock:
+            for plugin in self._subscribers(Event.CREATE_CONTAINER):
+                reply = await self._ask(plugin, "CreateContainer", asked, pb.CreateContainerResponse)
+                if any(update.container_id == container.id for update in reply.update):
+                    raise OperationError(
+                        f'plugin "{plugin}" asked update of "{container.id}" during creation'
+                    )
+                _claim(owners, plugin, claims(reply.adjust, container.id))
+                _claim_updates(owners, plugin, reply.update)
+                adjust(asked.container, reply.adjust, self.flavor)
+                answered.MergeFrom(reply)
+            adjust(created, answered.adjust, self.flavor)
+            self._unknown[created.id] = created
+            self._apply(answered.update)
+        return answered
+
+    def make_cgroup(self, container_id: str) -> None:
+        """The OCI runtime makes the container from its spec: CRI-O's between the steps of `create_container`,
+        containerd's before those of `start_container`."""
+        self._with_cgroup.add(container_id)
+        self._write(self._unknown.get(container_id) or self.containers[container_id])
+
+    async def finish_creation(self, container_id: str) -> None:
+        """The last step of `create_container`: it is known, and the plugins hear of that."""
+        created = self.containers[container_id] = self._unknown.pop(container_id)
+        created.state = pb.CONTAINER_CREATED
+        await self._notify_of_container(Event.POST_CREATE_CONTAINER, created)
+
+    async def undo_create_container(self, container: pb.Container) -> None:
+        """A creation has failed after the plugins were asked: they hear of a stop and a removal."""
+        self.containers.setdefault(container.id, self._unknown.pop(container.id, container))
+        await self.remove_container(container.id)
+
+    async def start_container(self, container_id: str, pid: int = 4242) -> None:
+        """Start a created container.
+
+        Raises:
+            OperationError: a plugin answered with an error.
+        """
+        if not self.flavor.makes_cgroup_at_creation:
+            self.make_cgroup(container_id)
+        await self.begin_start(container_id, pid)
+        await self.finish_start(container_id)
+
+    async def begin_start(self, container_id: str, pid: int = 4242) -> None:
+        """The step of `start_container` after which its process runs.
+
+        Raises:
+            OperationError: a plugin answered with an error.
+        """
+        self.containers[container_id].pid = pid
+        await self._notify_of_container(Event.START_CONTAINER, self.containers[container_id])
+
+    async def finish_start(self, container_id: str) -> None:
+        """The last step of `start_container`: the runtime takes note that it runs, and says so."""
+        container = self.containers[container_id]
+        container.state = pb.CONTAINER_RUNNING
+        await self._notify_of_container(Event.POST_START_CONTAINER, container)
+
+    async def update_container(
+        self, container_id: str, resources: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """Change a container's resources, as kubelet does; what the plugins answered.
+
+        Raises:
+            OperationError: a plugin refused it.
+        """
+        answered = await self.ask_for_update(container_id, resources)
+        await self.carry_out_update(container_id)
+        return answered
+
+    async def ask_for_update(
+        self, container_id: str, resources: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """The first step of `update_container`: others have what the plugins answered, itself not yet."""
+        container = self.containers[container_id]
+        asked = pb.UpdateContainerRequest(
+            pod=self._pod_of(container),
+            container=shown(container, self.flavor),
+            linux_resources=resources,
+        )
+        answered = pb.UpdateContainerResponse()
+        owners: dict[str, str] = {}
+        async with self._lock:
+            for plugin in self._subscribers(Event.UPDATE_CONTAINER):
+                reply = await self._ask(plugin, "UpdateContainer", asked, pb.UpdateContainerResponse)
+                _claim_updates(owners, plugin, reply.update)
+                answered.MergeFrom(reply)
+            own = [one for one in answered.update if one.container_id == container_id]
+            self._apply(one for one in answered.update if one.container_id != container_id)
+            self._own_updates[container_id] = [resources, *(one.linux.resources for one in own)]
+        return answered
+
+    async def carry_out_update(self, container_id: str) -> None:
+        """The last step of `update_container`: without the lock, and after that the plugins hear of it."""
+        container = self.containers[container_id]
+        for resources in self._own_updates.pop(container_id):
+            merge(container.linux.resources, resources)
+        self._write_if_due(container)
+        await self._notify_of_container(Event.POST_UPDATE_CONTAINER, container)
+
+    async def stop_container(self, container_id: str) -> pb.StopContainerResponse:
+        """A container's process has ended; the plugins hear of it once."""
+        container = self.containers[container_id]
+        answered = pb.StopContainerResponse()
+        if container.state == pb.CONTAINER_STOPPED:
+            return answered
+        container.state = pb.CONTAINER_STOPPED
+        asked = pb.StopContainerRequest(pod=self._pod_of(container), container=container)
+        async with self._lock:
+            for plugin in self._subscribers(Event.STOP_CONTAINER):
+                try:
+                    reply = await self._ask(plugin, "StopContainer", asked, pb.StopContainerResponse)
+                except OperationError as error:
+                    self.logged.append(str(error))
+                else:
+                    answered.MergeFrom(reply)
+            self._apply(answered.update)
+        return answered
+
+    async def remove_container(self, container_id: str) -> None:
+        """Forget a container, stopping it first."""
+        await self.stop_container(container_id)
+        self._with_cgroup.discard(container_id)
+        await self._notify_of_container(Event.REMOVE_CONTAINER, self.containers.pop(container_id))
+
+    # ---- Talking to plugins --------------------------------------------------------------------------
+
+    async def _ask(
+        self, plugin: PluginConnection, method: str, asked: Message, answer: type[Answer]
+    ) -> Answer:
+        """A plugin's answer; an empty one from a plugin that is gone: the operation goes on without it."""
+        try:
+            return await plugin.call(method, asked, answer, self.request_timeout_s)
+        except PluginGoneError as error:
+            self.logged.append(f"closing plugin {plugin}, failed to handle {method}: {error}")
+            return answer()
+        except PluginRefusedError as error:
+            raise OperationError(f"plugin {plugin}: {method}: {error}") from error
+
+    async def _notify_of_pod(self, event: Event, pod: pb.PodSandbox) -> None:
+        method, kind = _POD_EVENTS[event]
+        await self._notify(event, method, kind(pod=pod), _state_change(event, pod))
+
+    async def _notify_of_container(self, event: Event, container: pb.Container) -> None:
+        method, kind = _CONTAINER_EVENTS[event]
+        pod, seen = self._pod_of(container), shown(container, self.flavor)
+        await self._notify(
+            event,
+            method,
+            kind(pod=pod, container=seen),
+            _state_change(event, pod, seen),
+        )
+
+    async def _notify(self, event: Event, method: str, new: Message, old: pb.StateChangeEvent) -> None:
+        """Tell the plugins, in the style of this runtime."""
+        async with self._lock:
+            for plugin in self._subscribers(event):
+                try:
+                    if not self.flavor.one_rpc_per_event or not await self._implemented(plugin, method, new):
+                        await self._ask(plugin, "StateChange", old, pb.Empty)
+                except OperationError as error:
+                    if event in _FATAL:
+                        raise
+                    self.logged.append(str(error))
+
+    async def _implemented(self, plugin: PluginConnection, method: str, asked: Message) -> bool:
+        try:
+            await plugin.call(method, asked, pb.Empty, self.request_timeout_s)
+        except PluginGoneError as error:
+            self.logged.append(f"closing plugin {plugin}, failed to handle {method}: {error}")
+        except PluginRefusedError as error:
+            if error.code is Code.UNIMPLEMENTED:
+                return False
+            raise OperationError(f"plugin {plugin}: {method}: {error}") from error
+        return True
+
+    def _unasked(self, plugin: PluginConnection, request: Request) -> None:
+        if self._lock.locked() and not self.flavor.survives_updates:
+            self.deadlocked = True
+            return
+        self._spawn(self._update_unasked(plugin, request))
+
+    async def _update_unasked(self, plugin: PluginConnection, request: Request) -> None:
+        async with self._lock:
+            self._apply(pb.UpdateContainersRequest.FromString(request.payload).update)
+        plugin.link.send(Response(request.stream_id))
+
+    # ---- What there is -------------------------------------------------------------------------------
+
+    def _listed(self) -> tuple[list[pb.PodSandbox], list[pb.Container]]:
+        unlisted = {pb.CONTAINER_STOPPED, pb.CONTAINER_UNKNOWN}
+        containers = [one for one in self.containers.values() if one.state not in unlisted]
+        return list(self.pods.values()), [shown(one, self.flavor) for one in containers]
+
+    def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
+        for update in updates:
+            if update.container_id in self.containers:
+                container = self.containers[update.container_id]
+                merge(container.linux.resources, update.linux.resources)
+                self._write_if_due(container)
+
+    def _write_if_due(self, container: pb.Container) -> None:
+        """Updates of a container that does not run reach containerd's spec of it, and CRI-O's cgroup."""
+        runs = container.state == pb.CONTAINER_RUNNING
+        created = container.state == pb.CONTAINER_CREATED and self.flavor.makes_cgroup_at_creation
+        if container.id in self._with_cgroup and (runs or created):
+            self._write(container)
+
+    def _write(self, container: pb.Container) -> None:
+        if self._kernel is not None:
+            self._kernel.write(container)
+
+    def _containers_of(self, pod_id: str) -> list[pb.Container]:
+        return [one for one in self.containers.values() if one.pod_sandbox_id == pod_id]
+
+    def _pod_of(self, container: pb.Container) -> pb.PodSandbox:
+        return self.pods.get(container.pod_sandbox_id, pb.PodSandbox(id=container.pod_sandbox_id))
+
+    def _subscribers(self, event: Event) -> list[PluginConnection]:
+        return [plugin for plugin in self.plugins if plugin.subscribed(event)]
+
+
+class MemoryEndpoint:
+    """A way to a fake runtime without a socket; *piece_bytes* cuts what is sent in either direction."""
+
+    def __init__(self, runtime: FakeRuntime, piece_bytes: int | None = None, *, again: bool = True) -> None:
+        self.runtime = runtime
+        self.refusing = False
+        self.attempts = 0
+        self.plugin_side: list[MemoryTransport] = []
+        self.runtime_side: list[MemoryTransport] = []
+        self._piece_bytes = piece_bytes
+        self._again = again
+
+    @property
+    def again(self) -> bool:
+        """Whether to connect again."""
+        return self._again
+
+    async def connect(self, protocol: asyncio.Protocol) -> None:
+        """Connect to the runtime, unless it is ``refusing``."""
+        self.attempts += 1
+        if self.refusing:
+            raise UnavailableError("memory", "nobody listens")
+        mine, theirs = pair(protocol, self.runtime.accept(), self._piece_bytes)
+        self.plugin_side.append(mine)
+        self.runtime_side.append(theirs)
+
+
+def _state_change(
+    event: Event, pod: pb.PodSandbox, container: pb.Container | None = None
+) -> pb.StateChangeEvent:
+    return pb.StateChangeEvent(event=pb.Event.Value(event.name), pod=pod, container=container)
+
+
+def _claim(owners: dict[str, str], plugin: PluginConnection, fields: Iterable[str]) -> None:
+    for field in fields:
+        if field in owners:
+            raise OperationError(f'plugins "{owners[field]}" and "{plugin}" both tried to set {field}')
+        owners[field] = str(plugin)
+
+
+def _claim_updates(
+    owners: dict[str, str], plugin: PluginConnection, updates: Iterable[pb.ContainerUpdate]
+) -> None:
+    """A conflict fails the request unless the update may fail."""
+    for update in updates:
+        try:
+            _claim(owners, plugin, claims(update.linux.resources, update.container_id))
+        except OperationError:
+            if not update.ignore_failure:
+                raise

@@ -1,0 +1,231 @@
+"""explain and what-if over a real admin socket, beside a controller that serves a runtime's events."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayplan.admin.questions import explaining, rehearsing
+from bayplan.admin.server import AdminServer
+from bayplan.admin.snapshot import snapshot_of
+from bayplan.cli.main import main
+from bayplan.control.controller import Controller
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.errors import PlacementError
+from bayplan.model.decision import QosClass
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.quantity import GIB, MIB
+from support.controllers import controlled
+from support.machines import container, pod
+
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+STRICT = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+Capture = pytest.CaptureFixture[str]
+Bayplan = Callable[..., Awaitable[int]]
+
+
+async def serving(
+    directory: Path, policy: Policy, scenario: Callable[[Controller, Bayplan], Awaitable[None]]
+) -> None:
+    """Run *scenario* with a controller and the `bayplan` command against its admin socket."""
+    async with controlled(directory, policy) as rig:
+        controller = rig.controller
+        path = directory / "admin.sock"
+        server = AdminServer(
+            path,
+            lambda: snapshot_of(controller, 0, ()),
+            lambda level: level or "info",
+            questions={
+                "explain": explaining(controller.recorder.history),
+                "what-if": rehearsing(ExactEngine, controller.policy_ability),
+            },
+        )
+        await server.start()
+
+        async def bayplan(*words: str) -> int:
+            return await asyncio.to_thread(main, [*words, "--admin-socket", str(path)])
+
+        try:
+            await scenario(controller, bayplan)
+        finally:
+            await server.close()
+
+
+def run(
+    directory: Path, scenario: Callable[[Controller, Bayplan], Awaitable[None]], policy: Policy = STRICT
+) -> None:
+    asyncio.run(serving(directory, policy, scenario))
+
+
+def test_explain_tells_of_what_runs_what_left_and_what_was_refused(tmp_path: Path, capsys: Capture) -> None:
+    async def scenario(controller: Controller, bayplan: Bayplan) -> None:
+        for name in ("stays", "leaves"):
+            one = container(name, GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+            await controller.create_container(GUARANTEED, one)
+        await controller.stop_container(GUARANTEED, container("leaves", GUARANTEED))
+        large = container("large", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
+        with pytest.raises(PlacementError) as refused:
+            await controller.create_container(GUARANTEED, large)
+        assert await bayplan("explain", "g", "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+        states = {one["name"]: one["state"] for one in said["containers"]}
+        assert states == {
+            "default/g/large-name": "refused",
+            "default/g/leaves-name": "departed",
+            "default/g/stays-name": "current",
+        }
+        large_view = said["containers"][0]
+        assert large_view["refusal"] == str(refused.value)
+        for subject in ("default/g/large-name", "g/large-name", "large"):
+            assert await bayplan("explain", subject) == 0
+            assert f"  error:      {refused.value}\n" in capsys.readouterr().out
+        assert await bayplan("explain", "nobody") == 1
+        assert "no decision about 'nobody' is recorded" in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+def test_an_explanation_reads_well(tmp_path: Path, capsys: Capture) -> None:
+    async def scenario(controller: Controller, bayplan: Bayplan) -> None:
+        one = container("c", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        await controller.create_container(GUARANTEED, one)
+        assert await bayplan("explain", "default/g") == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first.startswith("default/g/c-name (current, decided 20")
+        assert lines[:8] == [
+            "  asked:      Guaranteed, known from its cgroup parent",
+            "              memory: 512Mi, known from its limit",
+            "              CPUs: 2 of its own",
+            "  outcome:    placed",
+            "  placed:     memory: node 0 (512Mi on node 0)",
+            "              CPUs: 1-2, its own",
+            "  why:        node 0 is the best set with room",
+            "  won:        node 0 before node 1, which would do as well, by the lower id",
+        ]
+        assert lines[8] == ""
+        assert lines[9].split()[:3] == ["CANDIDATE", "OVERLAPPING", "SETS"]
+        assert [line.split()[0] for line in lines[10:]] == ["0", "1"]
+
+    run(tmp_path, scenario)
+
+
+def test_earlier_decisions_about_a_name_are_listed(tmp_path: Path, capsys: Capture) -> None:
+    async def scenario(controller: Controller, bayplan: Bayplan) -> None:
+        for size in (2 * GIB, GIB // 2):
+            one = container("c", GUARANTEED, memory_bytes=size, milli_cpus=500)
+            try:
+                await controller.create_container(GUARANTEED, one)
+            except PlacementError:
+                continue
+        assert await bayplan("explain", "c", "--output", "json") == 0
+        (one_view,) = json.loads(capsys.readouterr().out)["containers"]
+        assert (one_view["state"], one_view["outcome"]) == ("current", "placed")
+        assert [(item["id"], item["outcome"]) for item in one_view["earlier"]] == [("c", "refused")]
+
+    run(tmp_path, scenario)
+
+
+def test_what_if_decides_as_the_daemon_will(tmp_path: Path, capsys: Capture) -> None:
+    async def scenario(controller: Controller, bayplan: Bayplan) -> None:
+        one = container("c", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+        await controller.create_container(GUARANTEED, one)
+        await asyncio.sleep(0)  # it is counted after the reply
+        before = (controller.ledger, dict(controller.counters), controller.machine, controller.policy)
+        sizes = ("--memory", "600Mi", "--cpus", "500m", "--count", "2", "--name", "n/p/c", "--json")
+        assert await bayplan("what-if", *sizes) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert [(pod["name"], pod["admitted"]) for pod in said["pods"]] == [("n/p-1", True), ("n/p-2", False)]
+        assert said["pods"][0]["containers"][0]["placement"]["mems"] == "1"
+        assert (controller.ledger, dict(controller.counters), controller.machine, controller.policy) == before
+        assert controller.ledger is before[0]
+        assert await bayplan("explain", "n/p/c") == 1
+        later = container("d", GUARANTEED, memory_bytes=600 * MIB, milli_cpus=500)
+        adjustment, _ = await controller.create_container(GUARANTEED, later)
+        assert str(adjustment.cpuset_mems) == "1"
+
+    run(tmp_path, scenario)
+
+
+def test_what_if_of_manifests_in_a_file(tmp_path: Path, capsys: Capture) -> None:
+    manifest = tmp_path / "pods.yaml"
+    manifest.write_text(
+        """\
+apiVersion: v1
+kind: Pod
+metadata: {name: a, managedFields: [{manager: kubectl}]}
+spec:
+  initContainers:
+  - {name: first, resources: {limits: {memory: 900Mi, cpu: 1}}}
+  - {name: second, resources: {limits: {memory: 900Mi, cpu: 1}}}
+  containers:
+  - {name: main, resources: {limits: {memory: 900Mi, cpu: 1}}}
+---
+kind: Service
+metadata: {name: a}
+spec: {ports: [{port: 80}]}
+---
+{"kind": "Pod", "metadata": {"name": "b"}, "spec": {"containers": [{"name": "main"}]}}
+"""
+    )
+
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("what-if", str(manifest), "--json") == 0
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert [(one["name"], one["admitted"]) for one in said["pods"]] == [
+            ("default/a", True),
+            ("default/b", True),
+        ]
+        # Each init container is gone before the next container comes.
+        places = [one["placement"]["mems"] for one in said["pods"][0]["containers"]]
+        assert places == ["0", "0", "0"]
+        assert await bayplan("what-if", str(manifest)) == 0
+        assert "default/b/main (would be)\n  asked:      BestEffort" in capsys.readouterr().out
+        manifest.write_text('{"kind": "List", "items": [{"kind": "Service"}]}')
+        assert await bayplan("what-if", str(manifest)) != 0
+        assert "pods: found none, expected a Pod, or a kind with a pod template" in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "a manifest, or sizes such as --memory 4Gi --cpus 2"),
+        (("--memory", "lots"), "found 'lots', expected a Kubernetes quantity"),
+        (("--hugepages", "2Mi"), "found '2Mi', expected SIZE=AMOUNT"),
+        (("/nowhere/pod.yaml",), "expected pod manifests in YAML or JSON"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_what_is_wrong(
+    tmp_path: Path, capsys: Capture, words: tuple[str, ...], problem: str
+) -> None:
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("what-if", *words) != 0
+        assert problem in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+def test_more_pods_than_are_rehearsed_at_once(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text("metadata: {name: one}\nspec: {containers: [{name: main}]}\n")
+
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("what-if", "--memory", "1Mi", "--count", "200", str(path)) == 1
+        assert "pods: found 201, expected at most 200" in capsys.readouterr().err
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("subject", ["", "\udcff", "no/such/one"])
+def test_a_subject_that_nobody_has_is_one_sentence(tmp_path: Path, capsys: Capture, subject: str) -> None:
+    async def scenario(_: Controller, bayplan: Bayplan) -> None:
+        assert await bayplan("explain", subject) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "expected" in said
+
+    run(tmp_path, scenario)

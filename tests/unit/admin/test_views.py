@@ -1,0 +1,230 @@
+"""Views say what the ledger says, in plain values, and nothing that JSON cannot hold."""
+
+import json
+
+from msgspec.structs import replace
+
+from bayplan import __version__
+from bayplan.model.ledger import Ledger
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
+from bayplan.model.machine import Machine, Node, Performance
+from bayplan.admin.metrics import metrics_view
+from bayplan.admin.views import MemoryReservation, Snapshot, nodes_view, ping_view, status_view
+from bayplan.sets import CpuSet, NodeSet
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def test_every_view_is_versioned_plain_json(snapshot: Snapshot) -> None:
+    for view, kind in ((ping_view, "Pong"), (status_view, "Status"), (nodes_view, "Nodes")):
+        shown = view(snapshot)
+        assert (shown["apiVersion"], shown["kind"]) == ("bayplan/v1", kind)
+        assert json.loads(json.dumps(shown)) == shown
+        assert shown["daemon"]["version"] == __version__
+        assert shown["daemon"]["startedAt"] == "2023-11-14T22:13:20Z"
+        assert shown["daemon"]["uptimeSeconds"] == 100
+
+
+def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["aaa"]
+    assert container == {
+        "id": "aaa",
+        "podId": "pod-a",
+        "name": "default/web-0/nginx",
+        "qosClass": "Guaranteed",
+        "qosSource": "cgroup parent",
+        "qosInferred": False,
+        "outcome": "placed",
+        "origin": "nri",
+        "mems": "0",
+        "memsPinnedByOthers": False,
+        "cpus": "2-3",
+        "cpusExclusive": True,
+        "cpusPinnedByOthers": False,
+        "cpuMilli": 2000,
+        "memory": {
+            "requestLowBytes": GIB,
+            "requestUsualLowBytes": GIB,
+            "requestHighBytes": GIB,
+            "requestExact": True,
+            "requestSource": "limit",
+            "limitBytes": GIB,
+        },
+        "hugepagesBytes": {"hugepages-2Mi": 4 * MIB},
+        "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
+        "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
+        "oomScoreAdj": -997,
+        "oomScoreAdjWanted": -997,
+        "reasons": [{"code": "best-set", "text": "one node has room for all of it"}],
+    }
+
+
+def test_oom_score_adj_is_the_kernels_beside_what_it_was_to_be(snapshot: Snapshot) -> None:
+    refused = replace(snapshot, kernel_oom_score_adj={"aaa": 0, "bbb": 985})
+    containers = {one["id"]: one for one in status_view(refused)["containers"]}
+    scores = {key: (one["oomScoreAdj"], one["oomScoreAdjWanted"]) for key, one in containers.items()}
+    assert (scores["aaa"], scores["bbb"]) == ((0, -997), (985, None))
+
+
+def test_status_of_a_shared_container_with_an_inferred_class(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["bbb"]
+    assert (container["qosClass"], container["qosInferred"]) == ("Burstable", True)
+    assert (container["cpus"], container["cpusExclusive"]) == ("0-1,4-7", False)
+    assert container["mems"] is None
+    assert container["oomScoreAdj"] is None
+    assert container["memory"]["requestExact"] is False
+    assert container["outcome"] == "degraded"
+
+
+def test_status_of_a_container_pinned_by_others(snapshot: Snapshot) -> None:
+    container = {one["id"]: one for one in status_view(snapshot)["containers"]}["ccc"]
+    assert (container["cpus"], container["cpusPinnedByOthers"]) == ("7", True)
+    assert (container["mems"], container["memsPinnedByOthers"]) == ("1", True)
+
+
+def test_status_of_a_container_that_opted_out_has_no_cpus_of_ours(snapshot: Snapshot) -> None:
+    entries = snapshot.ledger.entries
+    request = replace(entries["bbb"].decision.request, opted_out=True)
+    left_alone = replace(entries["bbb"], decision=replace(entries["bbb"].decision, request=request))
+    status = status_view(replace(snapshot, ledger=snapshot.ledger.with_entry(left_alone)))
+    assert {one["id"]: one["cpus"] for one in status["containers"]} == {"aaa": "2-3", "bbb": None, "ccc": "7"}
+
+
+def test_status_is_ordered_by_name_whatever_the_order_of_the_ledger(snapshot: Snapshot) -> None:
+    other = replace(snapshot, ledger=Ledger.of(reversed(list(snapshot.ledger.entries.values()))))
+    assert status_view(other) == status_view(snapshot)
+    assert [one["name"] for one in status_view(snapshot)["containers"]] == [
+        "default/job/worker",
+        "default/web-0/nginx",
+        "kube-system/agent/agent",
+    ]
+
+
+def test_status_of_everything_around(snapshot: Snapshot) -> None:
+    status = status_view(snapshot)
+    assert status["sharedCpus"] == "0-1,4-7"
+    assert status["runtime"] == {
+        "connected": True,
+        "name": "containerd",
+        "version": "v2.1.0",
+        "nriVersion": "0.8.0",
+        "capabilities": {"memory_policy": False, "oom_score_adj": True},
+    }
+    assert status["policy"]["topologyManagerPolicy"] == "best-effort"
+    assert status["policy"]["memoryQoS"] == {"memoryThrottlingFactor": 0.9, "memoryReservationPolicy": "None"}
+    assert status["unmanaged"] == [{"id": "ccc", "name": "kube-system/agent/agent"}]
+    assert status["drift"][0]["difference"] == "mems is 0-1, decided was 0"
+    assert status["problems"] == ["the state store cannot record"]
+    assert status["counters"] == {"connections": 1, "decisions_placed": 3}
+    assert status_view(replace(snapshot, runtime=None))["runtime"] == {"connected": False}
+
+
+def test_nodes(snapshot: Snapshot) -> None:
+    first, second = nodes_view(snapshot)["nodes"]
+    assert first["id"] == 0
+    assert first["memTotalBytes"] == 4 * GIB
+    assert first["resources"] == {
+        "memory": {
+            "totalBytes": 4 * GIB - 64 * MIB,
+            "reservedBytes": GIB,
+            "allocatableBytes": 3 * GIB - 64 * MIB,
+            "bookedBytes": GIB,
+            "freeBytes": 2 * GIB - 64 * MIB,
+            "safeBytes": 2 * GIB - 64 * MIB,
+        },
+        "hugepages-2Mi": {
+            "totalBytes": 64 * MIB,
+            "reservedBytes": 0,
+            "allocatableBytes": 64 * MIB,
+            "bookedBytes": 4 * MIB,
+            "freeBytes": 60 * MIB,
+            "safeBytes": 60 * MIB,
+        },
+    }
+    assert next(iter(first["resources"])) == "memory"
+    assert first["cpus"] == {"all": "0-3", "exclusive": "2-3", "shared": "0-1", "reserved": "0"}
+    assert first["distances"] == {"0": 10, "1": 21}
+    assert [one["id"] for one in first["containers"]] == ["aaa"]
+    assert first["containers"][0]["exclusiveCpus"] == "2-3"
+    assert first["containers"][0]["devices"] == ["/dev/vdb"]
+    assert second["distances"] == {"0": 31, "1": 10}
+    assert [one["id"] for one in second["containers"]] == ["ccc"]
+    assert second["resources"]["memory"]["freeBytes"] == 4 * GIB
+
+
+def test_what_is_safe_to_ask_for_leaves_room_for_the_next_rise(snapshot: Snapshot) -> None:
+    measured = {
+        0: MemoryReservation(0, 1, 1, margin_bytes=100 * MIB + 1),
+        1: MemoryReservation(margin_bytes=9 * GIB),
+    }
+    first, second = nodes_view(replace(snapshot, reservations=measured))["nodes"]
+    assert first["resources"]["memory"]["safeBytes"] == (2 * 1024 - 64 - 101) * MIB  # whole MiB
+    assert first["resources"]["hugepages-2Mi"]["safeBytes"] == 60 * MIB
+    assert second["resources"]["memory"]["safeBytes"] == 0
+
+
+def test_kinds_of_memory_and_how_a_reservation_is_known(snapshot: Snapshot) -> None:
+    performance = Performance(250, 260, 30_000, 20_000)
+    fast, slow = snapshot.machine.nodes
+    nodes = (
+        replace(fast, tier=0, initiators=NodeSet([0])),
+        replace(slow, cpus=CpuSet(), tier=1, performance=performance),
+        Node(9, CpuSet(), GIB, owner="0009:01:00.0"),
+    )
+    held = MemoryReservation(512 * MIB, 900 * MIB, 1_700_000_050_000_000)
+    shown = nodes_view(
+        replace(snapshot, machine=Machine(nodes, snapshot.machine.cpus), reservations={0: held})
+    )["nodes"]
+    assert [one["kind"]["ordinary"] for one in shown] == [True, False, False]
+    assert [one["kind"]["tierNames"] for one in shown] == [["0", "dram"], ["1", "slow", "cxl"], []]
+    assert [one["kind"]["owner"] for one in shown] == [None, None, "0009:01:00.0"]
+    assert shown[0]["kind"]["initiators"] == "0"
+    assert shown[1]["kind"]["rated"] == {
+        "readLatencyNs": 250,
+        "writeLatencyNs": 260,
+        "readBandwidthMiBPerSecond": 30_000,
+        "writeBandwidthMiBPerSecond": 20_000,
+    }
+    assert shown[0]["reservation"] == {
+        "source": "measured",
+        "configuredBytes": 512 * MIB,
+        "heldOutsideBytes": 900 * MIB,
+        "measuredAt": "2023-11-14T22:14:10Z",
+    }
+    assert shown[1]["reservation"] == {
+        "source": "configured",
+        "configuredBytes": 0,
+        "heldOutsideBytes": None,
+        "measuredAt": None,
+    }
+
+
+def test_a_nodes_memory_as_it_was_seen_last(snapshot: Snapshot) -> None:
+    (bound, *_) = snapshot.ledger.entries
+    live = LivePages(
+        1_700_000_000_000_000,
+        {0: NodeMemory(5 * MIB, 6 * MIB, 40 * MIB, low=True)},
+        {
+            bound: ContainerPages(bound, "a", NodeSet([0]), GIB, {0: 10 * MIB}),
+            "free": ContainerPages("free", "b", NodeSet([0, 1]), 0, {0: 9 * MIB, 1: MIB}, {0: 8 * MIB}),
+        },
+        Plan(expected_bytes={0: 3 * MIB}),
+    )
+    first, second = nodes_view(replace(snapshot, live=live))["nodes"]
+    assert first["live"] == {
+        "measuredAt": "2023-11-14T22:13:20Z",
+        "freeBytes": 5 * MIB,
+        "reclaimableBytes": 6 * MIB,
+        "outstandingBytes": 3 * MIB,
+        "usedByOwnersBytes": 11 * MIB,
+        "movableBytes": 8 * MIB,
+        "heldOutsideBytes": 21 * MIB,
+        "belowLowWatermark": True,
+    }
+    assert second["live"] is None
+    assert {one["id"]: one["heldBytes"] for one in first["containers"]}[bound] == 10 * MIB
+    assert nodes_view(snapshot)["nodes"][0]["live"] is None
+    assert (
+        'bayplan_node_live_bytes{node="0",state="outstanding"} 3145728'
+        in metrics_view(replace(snapshot, live=live))["text"]
+    )

@@ -1,0 +1,330 @@
+"""Every configuration that the documentation of kubelet's managers warns of has an error of its own.
+
+One row for each warning on the pages about the Memory Manager, the CPU Manager (node resource managers), the
+Topology Manager and reserved resources. "Drain the node first" is about kubelet's state files, which this
+program does not start from; reading such a file checks it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bayplan.config.load import load_settings
+from bayplan.config.managers import remarks_on_machine
+from bayplan.config.reservations import resolve_policy
+from bayplan.errors import ConfigError
+from bayplan.model.policy import TopologyPolicy
+from bayplan.quantity import GIB, MIB
+from support.machines import machine
+
+GOOD = {
+    "kind": "KubeletConfiguration",
+    "memoryManagerPolicy": "Static",
+    "cpuManagerPolicy": "static",
+    "topologyManagerPolicy": "restricted",
+    "reservedSystemCPUs": '"0"',
+    "systemReserved": "{memory: 924Mi}",
+    "reservedMemory": "[{numaNode: 0, limits: {memory: 512Mi}}, {numaNode: 1, limits: {memory: 512Mi}}]",
+}
+ALPHA = "{CPUManagerPolicyAlphaOptions: true}"
+MACHINE = machine(2, 4, memory_bytes=2 * GIB, hugepages_bytes={2 * MIB: 64 * MIB})
+
+
+def on_node_0(limits: str) -> str:
+    return f"[{{numaNode: 0, limits: {limits}}}, {{numaNode: 1, limits: {{memory: 512Mi}}}}]"
+
+
+def options(*names: str) -> str:
+    return "{" + ", ".join(f'{name}: "true"' for name in names) + "}"
+
+
+ROWS = [
+    # --- Memory Manager: reserved memory ---
+    pytest.param(
+        {"reservedMemory": None},
+        "you should specify the system reserved memory|is not equal to the value",
+        id="static needs reserved memory",
+    ),
+    pytest.param(
+        {"reservedMemory": on_node_0("{memory: 412Mi}")},
+        'the total amount "924Mi" of type "memory" is not equal to the value "1Gi"',
+        id="the default eviction threshold of 100Mi forgotten",
+    ),
+    pytest.param(
+        {
+            "reservedMemory": on_node_0("{memory: 512Mi}")[:-1] + ", {numaNode: 0, limits: {memory: 256Mi}}]",
+        },
+        'the reserved memory has a duplicate value for NUMA node 0 and resource "memory"',
+        id="one node and type twice",
+    ),
+    pytest.param(
+        {"reservedMemory": on_node_0("{memory: 512Mi, hugepages-2Mi: 0}")},
+        'reserved memory may not be zero for NUMA node 0 and resource "hugepages-2Mi"',
+        id="a limit of zero",
+    ),
+    pytest.param(
+        {
+            "reservedMemory": on_node_0("{memory: 512Mi}").replace("numaNode: 1", "numaNode: 7"),
+        },
+        "references a NUMA node 7 that does not exist on this machine",
+        id="a node that the machine lacks",
+    ),
+    pytest.param(
+        {"reservedMemory": on_node_0("{memory: 512Mi, disk: 1Gi}")},
+        'the limit type "disk" for NUMA node 0 is not supported, only [memory hugepages-<HugePageSize>]',
+        id="a type that is neither memory nor huge pages",
+    ),
+    pytest.param(
+        {
+            "reservedMemory": on_node_0("{memory: 512Mi, hugepages-1Gi: 1Gi}"),
+            "kubeReserved": "{hugepages-1Gi: 1Gi}",
+        },
+        "reservedMemory: found hugepages-1Gi on NUMA node 0, expected what it has: hugepages-2Mi",
+        id="a huge page size that the machine lacks",
+    ),
+    pytest.param(
+        {"reservedMemory": on_node_0("{memory: 512Mi, hugepages-2Mi: 2Mi}")},
+        '"2Mi" of type "hugepages-2Mi" is not equal to the value "0" determined by Node Allocatable',
+        id="the sum of huge pages",
+    ),
+    pytest.param(
+        {"memoryManagerPolicy": "Statical"},
+        "memoryManagerPolicy: found 'Statical', expected None or Static or BestEffort",
+        id="an unknown memory policy",
+    ),
+    # --- CPU Manager ---
+    pytest.param(
+        {"reservedSystemCPUs": None},
+        "unable to determine reserved CPU resources for static policy",
+        id="static needs reserved CPUs",
+    ),
+    pytest.param(
+        {"reservedSystemCPUs": None, "kubeReserved": "{cpu: 0}"},
+        "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero",
+        id="a CPU reservation of zero",
+    ),
+    pytest.param(
+        {"reservedSystemCPUs": '"0,99"'},
+        "reservedSystemCPUs: found 0,99 (no CPU 99)",
+        id="reserved CPUs that the machine lacks",
+    ),
+    pytest.param(
+        {"systemReservedCgroup": "/system", "enforceNodeAllocatable": "[pods, system-reserved]"},
+        "reservedSystemCPUs: found '0' beside systemReservedCgroup",
+        id="an explicit list of CPUs with a cgroup for the system",
+    ),
+    pytest.param(
+        {"cpuManagerPolicy": "dynamic"},
+        "cpuManagerPolicy: found 'dynamic', expected static or none",
+        id="an unknown CPU policy",
+    ),
+    pytest.param(
+        {"cpuManagerPolicy": "none", "cpuManagerPolicyOptions": options("full-pcpus-only")},
+        "None policy: received unsupported options",
+        id="options without the static policy",
+    ),
+    pytest.param(
+        {"cpuManagerPolicyOptions": options("full-cores-only")},
+        "cpuManagerPolicyOptions.full-cores-only: found an unknown key",
+        id="an unknown CPU option",
+    ),
+    pytest.param(
+        {"cpuManagerPolicyOptions": '{full-pcpus-only: "yes"}'},
+        'bad value for option "full-pcpus-only"',
+        id="a CPU option that is neither true nor false",
+    ),
+    pytest.param(
+        {"cpuManagerPolicyOptions": options("align-by-socket")},
+        'CPU Manager Policy Alpha-level Options not enabled, but option "align-by-socket" provided',
+        id="an alpha option behind its gate",
+    ),
+    pytest.param(
+        {
+            "cpuManagerPolicyOptions": options("distribute-cpus-across-numa"),
+            "featureGates": "{CPUManagerPolicyBetaOptions: false}",
+        },
+        "CPU Manager Policy Beta-level Options not enabled",
+        id="a beta option behind its gate",
+    ),
+    *(
+        pytest.param(
+            {"cpuManagerPolicyOptions": options(first, second), "featureGates": ALPHA},
+            f"static policy options {first} and {second} can not be used at the same time",
+            id=f"{first} with {second}",
+        )
+        for first, second in (
+            ("full-pcpus-only", "distribute-cpus-across-cores"),
+            ("distribute-cpus-across-numa", "distribute-cpus-across-cores"),
+            ("prefer-align-cpus-by-uncorecache", "distribute-cpus-across-cores"),
+            ("prefer-align-cpus-by-uncorecache", "distribute-cpus-across-numa"),
+        )
+    ),
+    pytest.param(
+        {
+            "cpuManagerPolicyOptions": options("align-by-socket"),
+            "featureGates": ALPHA,
+            "topologyManagerPolicy": "single-numa-node",
+        },
+        "single-numa-node policy is incompatible with CPUManager align-by-socket",
+        id="align-by-socket with single-numa-node",
+    ),
+    # --- Topology Manager ---
+    pytest.param(
+        {"topologyManagerPolicy": "strict"},
+        "topologyManagerPolicy: found 'strict'",
+        id="an unknown topology policy",
+    ),
+    pytest.param(
+        {"topologyManagerScope": "node"},
+        "topologyManagerScope: found 'node', expected container or pod",
+        id="an unknown scope",
+    ),
+    pytest.param(
+        {"topologyManagerPolicyOptions": options("prefer-near-numa-nodes")},
+        "topologyManagerPolicyOptions.prefer-near-numa-nodes: found an unknown key",
+        id="an unknown topology option",
+    ),
+    pytest.param(
+        {"topologyManagerPolicyOptions": '{max-allowable-numa-nodes: "4"}'},
+        'the minimum value of "max-allowable-numa-nodes" should not be less than 8',
+        id="fewer allowable nodes than eight",
+    ),
+    pytest.param(
+        {"topologyManagerPolicyOptions": '{max-allowable-numa-nodes: "many"}'},
+        'unable to convert policy option to integer "max-allowable-numa-nodes"',
+        id="allowable nodes that are no number",
+    ),
+    # --- reserved resources ---
+    pytest.param(
+        {"evictionHard": "{memory.available: '0'}"},
+        "eviction threshold memory.available must be positive: 0",
+        id="an eviction threshold of zero",
+    ),
+    pytest.param(
+        {"evictionHard": "{memory.available: '120%'}"},
+        "evictionHard.\"memory.available\": found '120%', expected a percentage from 0% to 100%",
+        id="an eviction threshold above 100%",
+    ),
+    pytest.param(
+        {"evictionHard": "{memory.free: 1Gi}"},
+        'evictionHard."memory.free": found an unknown key',
+        id="an unknown eviction signal",
+    ),
+    pytest.param(
+        {"evictionSoft": "{memory.available: 1Gi}"},
+        "grace period must be specified for the soft eviction threshold memory.available",
+        id="a soft eviction threshold without a grace period",
+    ),
+    pytest.param(
+        {"evictionSoftGracePeriod": "{memory.available: -30s}"},
+        "invalid eviction grace period specified: -30s, must be a positive value",
+        id="a negative grace period",
+    ),
+    pytest.param(
+        {"evictionMinimumReclaim": "{memory.available: -300Mi}"},
+        "negative eviction minimum reclaim specified for memory.available",
+        id="a negative minimum to reclaim",
+    ),
+    pytest.param(
+        {"systemReserved": "{memory: '-1Gi'}"},
+        "systemReserved.memory: found '-1Gi'",
+        id="a negative reservation",
+    ),
+]
+
+Problems = Callable[[dict[str, str | None]], list[str]]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Problems:
+    """What is wrong with kubelet's own file that differs from a good one in some keys, on MACHINE."""
+
+    def found(changes: dict[str, str | None]) -> list[str]:
+        path = tmp_path / "kubelet.yaml"
+        lines = [f"{key}: {value}" for key, value in {**GOOD, **changes}.items() if value is not None]
+        path.write_text("\n".join(lines) + "\n")
+        try:
+            resolve_policy(load_settings([path], {"engine": ["kubelet"]}), MACHINE)
+        except ConfigError as error:
+            return [str(problem) for problem in error.problems]
+        return []
+
+    return found
+
+
+def test_the_file_that_the_rows_change_is_good(problems: Problems) -> None:
+    assert problems({}) == []
+
+
+@pytest.mark.parametrize(("changes", "expected"), ROWS)
+def test_a_configuration_to_avoid_has_its_own_error(
+    problems: Problems, changes: dict[str, str | None], expected: str
+) -> None:
+    (problem,) = problems(changes)
+    assert any(words in problem for words in expected.split("|")), problem
+
+
+def test_no_two_of_them_share_an_error(problems: Problems) -> None:
+    said = [problems(row.values[0])[0] for row in ROWS]  # type: ignore[arg-type]
+    assert len(set(said)) == len(said)
+
+
+def test_all_of_them_at_once_are_reported_at_once(problems: Problems) -> None:
+    changes = {
+        "reservedSystemCPUs": None,
+        "reservedMemory": on_node_0("{memory: 1Gi}"),
+        "topologyManagerPolicyOptions": options("prefer-closest-numa-nodes"),
+    }
+    assert len(problems(changes)) == 2
+
+
+@pytest.mark.parametrize(
+    ("threshold", "node_0"), [("0%", "412Mi"), ("100%", "412Mi"), ("50%", "2460Mi"), ("200Mi", "612Mi")]
+)
+def test_thresholds_count_as_in_kubelet(problems: Problems, threshold: str, node_0: str) -> None:
+    """0% and 100% are no threshold: 924Mi remain to be reserved. Half of 4Gi is 2Gi."""
+    changes = {"evictionHard": f"{{memory.available: '{threshold}'}}"}
+    if threshold == "50%":
+        changes["reservedMemory"] = (
+            "[{numaNode: 0, limits: {memory: 1486Mi}}, {numaNode: 1, limits: {memory: 1486Mi}}]"
+        )
+    else:
+        changes["reservedMemory"] = on_node_0(f"{{memory: {node_0}}}")
+    assert problems(changes) == []
+
+
+@pytest.mark.parametrize(("merge", "node_0"), [("false", "412Mi"), ("true", "512Mi")])
+def test_other_thresholds_switch_the_one_for_memory_off_unless_merged(
+    problems: Problems, merge: str, node_0: str
+) -> None:
+    changes = {
+        "evictionHard": "{nodefs.available: 10%}",
+        "mergeDefaultEvictionSettings": merge,
+        "reservedMemory": on_node_0(f"{{memory: {node_0}}}"),
+    }
+    assert problems(changes) == []
+
+
+def test_more_nodes_than_kubelet_takes_are_worth_a_remark(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.yaml"
+    many = machine(9, 2, memory_bytes=GIB)
+
+    def remarks(policy: str, options: str = "{}", engine: str = "kubelet") -> tuple[str, ...]:
+        path.write_text(
+            "kind: KubeletConfiguration\n"
+            f"topologyManagerPolicy: {policy}\ntopologyManagerPolicyOptions: {options}\n"
+        )
+        return remarks_on_machine(load_settings([path], {"engine": [engine]}), many)
+
+    assert remarks("restricted") == (
+        (
+            "kubelet would not start with topologyManagerPolicy restricted on this machine's 9 NUMA nodes "
+            "(unsupported on machines with more than 8 NUMA Nodes, see max-allowable-numa-nodes); "
+            "bayplan decides here all the same"
+        ),
+    )
+    assert remarks("restricted", '{max-allowable-numa-nodes: "9"}') == ()
+    assert remarks(TopologyPolicy.NONE.value) == ()
+    assert remarks("restricted", engine="exact") == ()
+    assert remarks_on_machine(load_settings([path], {"engine": ["kubelet"]}), MACHINE) == ()

@@ -1,0 +1,235 @@
+"""kubelet's file and its directory of drop-ins: read and merged as kubelet does it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bayplan.config.load import load_settings
+from bayplan.config.managers import eviction_bytes
+from bayplan.config.settings import Settings
+from bayplan.errors import ConfigError
+from bayplan.model.policy import TopologyPolicy
+from bayplan.placement.pins import KubeletManager
+from bayplan.sets import CpuSet
+
+GIB, MIB = 1 << 30, 1 << 20
+HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+Files = Callable[..., list[Path]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """Writes kubelet's file, if there is one, and drop-ins by name; the paths to be given to --config."""
+
+    def write(base: str | None, **drop_ins: str) -> list[Path]:
+        directory = tmp_path / "kubelet.conf.d"
+        directory.mkdir()
+        for name, text in drop_ins.items():
+            path = directory / name.replace("__", "/").replace("_", "-")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(f"{path.name}.conf").write_text(HEAD + text)
+        if base is None:
+            return [directory]
+        (tmp_path / "config.yaml").write_text(HEAD + base)
+        return [tmp_path / "config.yaml", directory]
+
+    return write
+
+
+def load(paths: list[Path]) -> Settings:
+    return load_settings(paths, {"engine": ["kubelet"]})
+
+
+def problems_of(paths: list[Path]) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(paths)
+    return [str(problem) for problem in raised.value.problems]
+
+
+def kept_mib(paths: list[Path]) -> int:
+    return eviction_bytes(load(paths), 4 * GIB) // MIB
+
+
+@pytest.mark.parametrize(
+    ("base", "drop_ins", "expected_mib"),
+    [
+        # A table of a drop-in is merged into that of the file.
+        ("evictionHard: {memory.available: 500Mi}", {"a": "evictionHard: {nodefs.available: 10%}"}, 500),
+        ("evictionHard: {memory.available: 500Mi}", {"a": "evictionHard: {memory.available: 1Gi}"}, 1024),
+        # The file without the table has kubelet's default, which is there before the first drop-in.
+        ("", {"a": "evictionHard: {nodefs.available: 5%}"}, 100),
+        ("evictionHard: null", {"a": "evictionHard: {nodefs.available: 5%}"}, 100),
+        # A file with the table has no default beside it, unless it says so; a drop-in says so too late.
+        ("evictionHard: {nodefs.available: 5%}", {"a": "evictionHard: {pid.available: 5%}"}, 0),
+        ("evictionHard: {}", {"a": "evictionHard: {pid.available: 5%}"}, 0),
+        (
+            "mergeDefaultEvictionSettings: true\nevictionHard: {nodefs.available: 5%}",
+            {"a": "evictionHard: {pid.available: 5%}"},
+            100,
+        ),
+        ("evictionHard: {nodefs.available: 5%}", {"a": "mergeDefaultEvictionSettings: true"}, 0),
+        # null takes away what was there, and nothing comes in its place.
+        ("evictionHard: {memory.available: 500Mi}", {"a": "evictionHard: null"}, 0),
+        ("evictionHard: {memory.available: 500Mi}", {"a": "evictionHard: {memory.available: null}"}, 0),
+        ("", {"a": "evictionHard: {memory.available: null}"}, 0),
+        (
+            "evictionHard: {memory.available: 500Mi}",
+            {"a": "evictionHard: null", "b": "evictionHard: {memory.available: 1Mi, pid.available: null}"},
+            1,
+        ),
+        # Drop-ins alone start from nothing.
+        (None, {"a": "evictionHard: {nodefs.available: 5%}"}, 0),
+        (None, {"a": "evictionHard: {memory.available: 7Mi}", "b": "evictionHard: {pid.available: 5%}"}, 7),
+        # What nobody sets has bayplan's default.
+        (None, {"a": "podPidsLimit: 5"}, 100),
+        ("", {"a": "podPidsLimit: 5"}, 100),
+    ],
+)
+def test_eviction_is_what_it_is_to_kubelet(
+    files: Files, base: str | None, drop_ins: dict[str, str], expected_mib: int
+) -> None:
+    assert kept_mib(files(base, **drop_ins)) == expected_mib
+
+
+def test_tables_are_merged_lists_and_texts_replaced(files: Files) -> None:
+    paths = files(
+        "kubeReserved: {memory: 1Gi, cpu: 500m}\n"
+        "featureGates: {MemoryQoS: true, CPUManagerPolicyAlphaOptions: true}\n"
+        "reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n"
+        "reservedSystemCPUs: 0-1\n"
+        "topologyManagerPolicy: restricted\n",
+        a="kubeReserved: {memory: 2Gi}\nfeatureGates: {CPUManagerPolicyAlphaOptions: false}\n",
+        b="reservedMemory: [{numaNode: 1, limits: {memory: 2Gi}}]\ntopologyManagerPolicy: single-numa-node\n",
+        c="reservedSystemCPUs: null\n",
+    )
+    settings = load(paths)
+    assert settings.kube_reserved == {"memory": 2 * GIB, "cpu": 500}
+    assert settings.feature_gates == {"MemoryQoS": True, "CPUManagerPolicyAlphaOptions": False}
+    assert settings.reserved_memory == {1: {"memory": 2 * GIB}}
+    assert settings.topology is TopologyPolicy.SINGLE_NUMA_NODE
+    assert settings.reserved_cpus == CpuSet()
+    assert [Path(source).name for source in settings.sources] == ["config.yaml", "a.conf", "b.conf", "c.conf"]
+
+
+def test_an_empty_text_in_a_drop_in_is_the_default_again(files: Files) -> None:
+    settings = load(files("topologyManagerPolicy: restricted", a="topologyManagerPolicy: ''"))
+    assert settings.topology is Settings().topology
+
+
+def test_the_order_is_that_of_kubelets_walk(files: Files) -> None:
+    """Directories stand among the files by their names; only .conf counts, also where the name begins so."""
+    paths = files(None, **{"05__9": "systemReserved: {memory: 5Mi}", "10": "systemReserved: {memory: 10Mi}"})
+    (directory,) = paths
+    for name in ("04.conf", "1", "99.conf.bak", "99.yml.off", "README"):
+        (directory / name).write_text(HEAD + "systemReserved: {memory: 1Mi}")
+    (directory / ".conf").write_text(HEAD + "kubeReserved: {memory: 3Mi}")
+    (directory / "..data").symlink_to(directory / "05")
+    (directory / "20.conf").symlink_to(directory / "04.conf")
+    settings = load(paths)
+    names = [os.path.relpath(source, directory) for source in settings.sources]
+    assert names == [".conf", "04.conf", "05/9.conf", "10.conf", "20.conf"]
+    assert settings.system_reserved == {"memory": MIB}
+    assert settings.kube_reserved == {"memory": 3 * MIB}
+
+
+def test_drop_ins_that_are_named_one_by_one_are_merged_too(files: Files) -> None:
+    base, directory = files("evictionHard: {memory.available: 1Gi}", a="evictionHard: {pid.available: 5%}")
+    assert kept_mib([base, directory / "a.conf"]) == 1024
+
+
+def test_our_own_files_replace_as_ever_and_stand_where_they_are_named(files: Files, tmp_path: Path) -> None:
+    base, directory = files("evictionHard: {memory.available: 1Gi}", a="evictionHard: {pid.available: 5%}")
+    ours = tmp_path / "ours.toml"
+    ours.write_text('evictionHard = { "memory.available" = "3Mi" }')
+    assert kept_mib([base, directory, ours]) == 3
+    assert kept_mib([ours, base, directory]) == 1024
+    assert kept_mib([base, ours, directory]) == 1024
+
+
+def test_what_pins_is_named_by_the_file_that_says_so(files: Files) -> None:
+    base, directory = files(
+        "cpuManagerPolicy: static\nmemoryManagerPolicy: Static", a="memoryManagerPolicy: None\nx: 1", b="y: 1"
+    )
+    settings = load_settings([base, directory])
+    assert settings.kubelet_managers == {KubeletManager.CPU: str(base)}
+
+
+def test_problems_are_named_by_the_file_that_is_to_be_changed(files: Files) -> None:
+    base, directory = files(
+        "evictionHard: {memory.available: 1Gi}\nkubeReserved: {memory: much}",
+        a="evictionHard: {memory.available: lots}\nreservedSystemCPUs: 0-1\n",
+        b="kubeReservedCgroup: /kube\n",
+    )
+    found = problems_of([base, directory])
+    assert [line.partition(": found")[0] for line in found] == [
+        f"{base}: kubeReserved.memory",
+        f'{directory}/a.conf: evictionHard."memory.available"',
+        f"{directory}/b.conf: reservedSystemCPUs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["apiVersion: found nothing, expected 'kubelet.config.k8s.io/v1beta1'", "kind: found nothing"]),
+        ("kind: KubeletConfiguration", ["apiVersion: found nothing"]),
+        (HEAD.replace("v1beta1", "v2"), ["apiVersion: found 'kubelet.config.k8s.io/v2'"]),
+        ("apiVersion: v1\nkind: Config", ["apiVersion: found 'v1'", "kind: found 'Config'"]),
+        ("- a", ["the file: found a list"]),
+        ("a: {", ["the file: found expected the node content"]),
+    ],
+)
+def test_a_drop_in_that_kubelet_would_not_take(files: Files, text: str, words: list[str]) -> None:
+    (directory,) = files(None)
+    (directory / "10.conf").write_text(text)
+    found = problems_of([directory])
+    assert len(found) == len(words)
+    for problem, begin in zip(found, words, strict=True):
+        assert problem.startswith(begin)
+
+
+@pytest.mark.parametrize("names", [[], ["a.json", "README"], [".hidden.toml"], ["a.conf.bak"]])
+def test_a_directory_in_which_nothing_is_read_is_an_error(files: Files, names: list[str]) -> None:
+    (directory,) = files(None)
+    for name in names:
+        (directory / name).write_text("{}")
+    (problem,) = problems_of([directory])
+    seen = f"only {', '.join(sorted(names))}" if names else "no file"
+    assert problem.startswith(f"the directory: found {seen}, expected files that end in .toml, .yaml, .yml")
+
+
+def test_a_directory_with_files_of_both_kinds_is_an_error(files: Files) -> None:
+    (directory,) = files(None, a="evictionHard: {pid.available: 5%}")
+    (directory / "ours.toml").write_text("")
+    (problem,) = problems_of([directory])
+    assert problem.startswith(
+        "the directory: found ours.toml beside kubelet's a.conf, expected files of one kind"
+    )
+
+
+def test_other_peoples_conf_files_do_not_matter_beside_ours(files: Files) -> None:
+    """/etc/bayplan itself may be named; the wrapper's settings are in it."""
+    (directory,) = files(None)
+    (directory / "bayplan.toml").write_text("logLevel = 'debug'")
+    (directory / "oci-runtime.conf").write_text("runtime = /usr/bin/runc\n")
+    assert load_settings([directory]).log_level == "debug"
+
+
+def test_the_usual_directory_may_be_empty_and_says_what_it_does_not_read(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    assert load_settings(default_directory=tmp_path) == Settings()
+    (tmp_path / "conf.d" / "10-mine.json").touch()
+    (notice,) = load_settings(default_directory=tmp_path).notices
+    assert notice.startswith(f"{tmp_path}/conf.d: the directory: found only 10-mine.json")
+
+
+def test_a_directory_of_no_end_is_not_walked_to_its_end(files: Files) -> None:
+    (directory,) = files(None)
+    (directory / "many").mkdir()
+    for number in range(10_001):
+        (directory / "many" / str(number)).touch()
+    (problem,) = problems_of([directory])
+    assert "more than 10000 entries" in problem

@@ -1,0 +1,642 @@
+"""Files and flags: what they come to, and that everything wrong in them is said at once, by its path."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.config.load import load_settings
+from bayplan.config.keys import KEYS
+from bayplan.config.managers import eviction_bytes
+from bayplan.config.settings import MemoryPressure, Settings, Undecided
+from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.placement.pins import KubeletManager
+from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.errors import ConfigError
+from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.placement.pins import KubeletManager
+from bayplan.sets import CpuSet
+
+GIB, MIB = 1 << 30, 1 << 20
+
+FULL_TOML = """
+engine = "kubelet"
+topologyManagerPolicy = "single-numa-node"
+topologyManagerScope = "pod"
+topologyManagerPolicyOptions = { prefer-closest-numa-nodes = "true", max-allowable-numa-nodes = 16 }
+memoryManagerPolicy = "BestEffort"
+cpuManagerPolicy = "static"
+cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-numa = "false" }
+reservedSystemCPUs = "0-1,8"
+kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
+systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
+evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
+evictionSoft = { "memory.available" = "0%", "pid.available" = 200 }
+evictionSoftGracePeriod = { "pid.available" = "1m30s" }
+evictionMinimumReclaim = { "memory.available" = "0" }
+mergeDefaultEvictionSettings = true
+measuredReservation = false
+deviceMemory = { "1,3" = "0009:01:00.0", "8" = "none" }
+featureGates = { MemoryQoS = true }
+memoryThrottlingFactor = 0.8
+memoryReservationPolicy = "TieredReservation"
+singleProcessOOMKill = true
+setOomScoreAdj = false
+defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
+annotationErrors = "refuse"
+nriSocket = "/run/other/nri.sock"
+pluginName = "bay-2"
+pluginIndex = "07"
+requestDeadline = "750ms"
+ociSocket = "/run/b/oci.sock"
+ociDeadline = "900ms"
+returnDeadline = "1m"
+returnMaxMove = "2Gi"
+crioSocket = "/run/b/crio.sock"
+ociUndecided = "refuse"
+stateDirectory = "/srv/bayplan"
+adminSocket = "/run/b/admin.sock"
+logLevel = "debug"
+memoryPressure = "off"
+logFormat = "json"
+
+[[reservedMemory]]
+numaNode = 0
+limits = { memory = "1Gi", "hugepages-1Gi" = "1Gi" }
+
+[[reservedMemory]]
+numaNode = 7
+limits = { memory = "2148Mi" }
+"""
+FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
+FULL = Settings(
+    memory_pressure=MemoryPressure.OFF,
+    engine="kubelet",
+    topology=TopologyPolicy.SINGLE_NUMA_NODE,
+    topology_scope=Scope.POD,
+    topology_options={"prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16"},
+    memory_manager=MemoryPolicy.BEST_EFFORT,
+    cpu_options={"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
+    reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
+    reserved_cpus=CpuSet([0, 1, 8]),
+    kube_reserved={"cpu": 100, "memory": 500 * MIB},
+    system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
+    eviction_hard={
+        "memory.available": ThresholdValue(share=FIVE),
+        "nodefs.available": ThresholdValue(share=TEN),
+    },
+    eviction_soft={"memory.available": None, "pid.available": ThresholdValue(200)},
+    eviction_grace_ns={"pid.available": 90_000_000_000},
+    eviction_min_reclaim={"memory.available": ThresholdValue(0)},
+    merge_default_eviction=True,
+    measured_reservation=False,
+    device_memory={1: "0009:01:00.0", 3: "0009:01:00.0", 8: ""},
+    feature_gates={"MemoryQoS": True},
+    memory_throttling_factor=0.8,
+    memory_reservation=MemoryReservationPolicy.TIERED,
+    single_process_oom_kill=True,
+    set_oom_score_adj=False,
+    default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
+    refuse_wrong_annotations=True,
+    nri_socket=Path("/run/other/nri.sock"),
+    plugin_name="bay-2",
+    plugin_index="07",
+    request_deadline_ms=750,
+    oci_socket=Path("/run/b/oci.sock"),
+    oci_deadline_ms=900,
+    return_deadline_ms=60_000,
+    return_most_bytes=2 * GIB,
+    crio_socket=Path("/run/b/crio.sock"),
+    oci_undecided=Undecided.REFUSE,
+    state_directory=Path("/srv/bayplan"),
+    admin_socket=Path("/run/b/admin.sock"),
+    log_level="debug",
+    log_format="json",
+)
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def writer(content: str, name: str = "bayplan.toml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        return path
+
+    return writer
+
+
+def problems_of(*paths: Path, **flags: list[str]) -> list[str]:
+    """Every problem, as ``path: found``, of a configuration that must be wrong."""
+    with pytest.raises(ConfigError) as raised:
+        load_settings(paths, flags, default_directory=Path("/nonexistent"))
+    return [f"{one.path}: {one.found}" for one in raised.value.problems]
+
+
+def test_nothing_configured_is_all_defaults(tmp_path: Path) -> None:
+    assert load_settings((), {}, tmp_path) == Settings()
+
+
+def test_every_key_in_toml(write: Write) -> None:
+    path = write(FULL_TOML)
+    settings = load_settings([path])
+    assert settings.sources == (str(path),)
+    assert _without_sources(settings) == FULL
+    assert set(__import__("tomllib").loads(FULL_TOML)) == set(KEYS)
+
+
+def test_the_same_keys_in_yaml(write: Write) -> None:
+    import tomllib
+
+    import yaml
+
+    path = write(yaml.safe_dump(tomllib.loads(FULL_TOML)), "bayplan.yaml")
+    assert _without_sources(load_settings([path])) == FULL
+
+
+def _without_sources(settings: Settings) -> Settings:
+    from msgspec.structs import replace
+
+    return replace(settings, sources=(), notices=(), kubelet_managers={})
+
+
+# --- several sources ---
+
+
+def test_later_files_and_then_flags_win(write: Write) -> None:
+    first = write('logLevel = "debug"\npluginIndex = "10"\nstateDirectory = "/a"', "a.toml")
+    second = write("pluginIndex: '20'\nstateDirectory: /b\n", "b.yaml")
+    settings = load_settings([first, second], {"stateDirectory": ["/x", "/c"]})
+    assert (settings.log_level, settings.plugin_index) == ("debug", "20")
+    assert settings.state_directory == Path("/c")
+    assert settings.sources == (str(first), str(second))
+
+
+def test_a_later_file_replaces_a_whole_table(write: Write) -> None:
+    first = write('defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }', "a.toml")
+    second = write('defaultMemoryLimit = { Burstable = "2Gi" }', "b.toml")
+    assert load_settings([first, second]).default_memory_limit_bytes == {"Burstable": 2 * GIB}
+
+
+def test_the_default_file_and_its_drop_ins_in_lexical_order(write: Write, tmp_path: Path) -> None:
+    write('logLevel = "error"\npluginIndex = "10"\npluginName = "main"', "bayplan.toml")
+    write('pluginIndex = "20"', "conf.d/20-b.toml")
+    write("pluginIndex: '30'", "conf.d/30-c.yml")
+    write('pluginIndex = "15"', "conf.d/10-a.toml")
+    write("garbage", "conf.d/40.toml.rpmsave")
+    write("garbage = [", "conf.d/.hidden.toml")
+    settings = load_settings((), {}, tmp_path)
+    assert (settings.plugin_index, settings.plugin_name, settings.log_level) == ("30", "main", "error")
+    assert [Path(one).name for one in settings.sources] == [
+        "bayplan.toml",
+        "10-a.toml",
+        "20-b.toml",
+        "30-c.yml",
+    ]
+
+
+def test_a_directory_stands_for_its_files(write: Write, tmp_path: Path) -> None:
+    write('pluginIndex = "20"', "some/20.toml")
+    write('pluginIndex = "10"', "some/10.toml")
+    assert load_settings([tmp_path / "some"]).plugin_index == "20"
+
+
+def test_explicit_files_replace_the_default_ones(write: Write, tmp_path: Path) -> None:
+    write('pluginIndex = "10"', "bayplan.toml")
+    write('pluginIndex = "11"', "conf.d/a.toml")
+    other = write('logLevel = "debug"', "other.toml")
+    assert load_settings([other], {}, tmp_path).plugin_index == "90"
+
+
+def test_all_problems_of_all_sources_are_reported_at_once(write: Write) -> None:
+    first = write('logLevel = "loud"\nreservedMemry = 1', "a.toml")
+    second = write("pluginIndex: 5\nadminSocket: relative\n", "b.yaml")
+    third = write("this is [ not toml", "c.toml")
+    with pytest.raises(ConfigError) as raised:
+        load_settings(
+            [first, second, third], {"requestDeadline": ["never"], "reservedMemory": ["memory=1Gi"]}
+        )
+    text = str(raised.value)
+    assert text.startswith("configuration: 7 problems:\n")
+    for words in (
+        f"{first}: logLevel: found 'loud', expected debug or info or warning or error",
+        f"{first}: reservedMemry: found an unknown key, expected reservedMemory, perhaps",
+        f"{second}: pluginIndex: found 5 (int), expected a text of two digits such as '90'",
+        f"{second}: adminSocket: found 'relative', expected an absolute path",
+        f"{third}: the file: found ",
+        "command line: --reserved-memory: found 'memory=1Gi', expected N:TYPE=AMOUNT",
+        "command line: --request-deadline: found 'never', expected a duration from 10ms to 60000ms",
+    ):
+        assert words in text
+
+
+def test_one_source_is_named_once(write: Write) -> None:
+    path = write('logLevel = "loud"')
+    with pytest.raises(ConfigError) as raised:
+        load_settings([path])
+    assert str(raised.value) == f"{path}: logLevel: found 'loud', expected debug or info or warning or error"
+
+
+# --- files that are no configuration ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.toml", b"x = ", "Invalid value"),
+        ("a.toml", b"x = 1\nx = 2", "Cannot overwrite"),
+        ("a.toml", b"\xff\xfe", "not UTF-8"),
+        ("a.yaml", b"a: [1", "line 1, column"),
+        ("a.yaml", b"logLevel: info\nlogLevel: debug", "the key logLevel a second time in line 2"),
+        ("a.yaml", b"kubeReserved: {memory: 1Gi, memory: 2Gi}", "the key memory a second time"),
+        ("a.yaml", b"a: 1\n---\nb: 2\n", "document"),
+        ("a.yaml", b"- a\n- b\n", "a list"),
+        ("a.yaml", b"!!python/object/apply:os.system ['false']", "constructor"),
+        ("a.yaml", b"? [a]\n: b\n", "unhashable"),
+        ("a.yaml", b"a: 2026-99-99", "month"),
+        ("a.yaml", b"a: !!bool x", "a value that its tag does not allow ('x')"),
+        ("a.yaml", b"a: !!timestamp x", "its tag does not allow"),
+        ("a.yaml", b"a: !!map [1]", "its tag does not allow"),
+        ("a.yaml", b"\0", "special characters are not allowed in"),
+        ("a.yaml", b"{a: " * 5000, "recursion"),
+        ("a.toml", b"a = " + b"[" * 5000, "recursion"),
+        ("a.toml", b"a = " + b"9" * 5000, "digits"),
+        ("a.ini", b"", "a.ini"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    [problem] = problems_of(tmp_path / name)
+    assert words in problem
+
+
+def test_a_byte_order_mark_is_no_content(write: Write) -> None:
+    assert load_settings([write("\ufefflogLevel = 'debug'")]).log_level == "debug"
+
+
+@pytest.mark.parametrize("value", ['"' + "x" * 100_000 + '"', "0x" + "f" * 6000])
+@pytest.mark.parametrize("key", KEYS)
+def test_what_was_found_is_shown_in_part_where_it_is_long(write: Write, key: str, value: str) -> None:
+    [problem] = problems_of(write(f"{key} = {value}"))
+    assert problem.startswith(f"{key}: ")
+    assert len(problem) < 1000
+
+
+def test_a_flag_with_thousands_of_digits_is_shown_in_part() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--reserved-memory\[0\].numaNode: found '9+\[4800 more characters"
+    ):
+        load_settings((), {"reservedMemory": [f"{'9' * 5000}:memory=1Gi"]}, Path("/nowhere"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: the file: found No such file"):
+        load_settings([tmp_path / "none.toml"])
+
+
+def test_a_path_that_cannot_even_be_looked_at_is_named() -> None:
+    too_long = Path("/" + "x" * 300)
+    with pytest.raises(ConfigError, match="the file: found File name too long"):
+        load_settings([too_long])
+    with pytest.raises(ConfigError, match=r"bayplan\.toml: the file: found File name too long"):
+        load_settings(default_directory=too_long)
+
+
+@pytest.mark.root
+def test_a_directory_that_is_somebody_elses_is_named(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; os.setuid(65534); from pathlib import Path\n"
+        "from bayplan.config.load import load_settings\n"
+        "try: load_settings(default_directory=Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    tmp_path.chmod(0o700)
+    run = [sys.executable, "-c", "import bayplan.config.load, bayplan.config.keys, tomllib\n" + program]
+    finished = subprocess.run([*run, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert finished.stdout.startswith("ConfigError configuration: ")
+    assert f"{tmp_path}/bayplan.toml: the file: found Permission denied" in finished.stdout
+
+
+@pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
+def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
+    assert _without_sources(load_settings([write("", name)])) == Settings()
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("topologyManagerPolicy = 'strict'", "topologyManagerPolicy: 'strict'"),
+        ("topologyManagerPolicy = true", "topologyManagerPolicy: true"),
+        ("topologyManagerScope = 'node'", "topologyManagerScope: 'node'"),
+        ("memoryManagerPolicy = 'None'", "memoryManagerPolicy: 'None'"),
+        ("cpuManagerPolicy = 'none'", "cpuManagerPolicy: 'none'"),
+        ("reservedSystemCPUs = 3", "reservedSystemCPUs: 3 (int)"),
+        ("reservedSystemCPUs = '3-1'", "reservedSystemCPUs: '3-1'"),
+        ("kubeReserved = 'memory=1Gi'", "kubeReserved: 'memory=1Gi'"),
+        ("kubeReserved = { memory = '1GB' }", "kubeReserved.memory: '1GB'"),
+        ("kubeReserved = { memory = '-1Gi' }", "kubeReserved.memory: '-1Gi'"),
+        ("kubeReserved = { memory = 1.5 }", "kubeReserved.memory: 1.5 (float)"),
+        ("kubeReserved = { cpu = 'lots' }", "kubeReserved.cpu: 'lots'"),
+        ("kubeReserved = { disk = '1Gi' }", "kubeReserved.disk: an unknown resource"),
+        ("systemReserved = { 'hugepages-3Mi' = '3Mi' }", "systemReserved.hugepages-3Mi: a page size of 3Mi"),
+        ("systemReserved = { 'hugepages-x' = '3Mi' }", "systemReserved.hugepages-x: 'x'"),
+        ("evictionHard = { 'memory.available' = '101%' }", "evictionHard.\"memory.available\": '101%'"),
+        ("evictionHard = { 'memory.available' = 'x%' }", "evictionHard.\"memory.available\": 'x%'"),
+        ("evictionHard = { 'memory.available' = '-5%' }", "evictionHard.\"memory.available\": '-5%'"),
+        ("evictionHard = { 'memory.available' = '0' }", "evictionHard.\"memory.available\": '0'"),
+        ("evictionHard = { 'memory.available' = 'nan%' }", "evictionHard.\"memory.available\": 'nan%'"),
+        ("evictionHard = { 'memory.available' = true }", 'evictionHard."memory.available": true'),
+        ("evictionHard = { 'memory.available' = 0.5 }", 'evictionHard."memory.available": 0.5 (float)'),
+        (
+            "engine = 'kubelet'\nevictionMinimumReclaim = { 'pid.available' = '0%' }",
+            "evictionMinimumReclaim.\"pid.available\": '0%'",
+        ),
+        (
+            "engine = 'kubelet'\nevictionSoftGracePeriod = { 'pid.available' = '30mins' }",
+            "evictionSoftGracePeriod.\"pid.available\": '30mins'",
+        ),
+        ("evictionSoft = { 'pid.available' = 100 }", "evictionSoft: a table"),
+        ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
+        ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),
+        ("deviceMemory = { '1' = 'a b' }", "deviceMemory.1: 'a b'"),
+        ("deviceMemory = { '1-2' = 'a', '2' = 'b' }", "deviceMemory.2: node 2 a second time"),
+        ("evictionHard = { 'memory.avail' = '1Gi' }", 'evictionHard."memory.avail": an unknown key'),
+        ("featureGates = { MemoryQOS = true }", "featureGates.MemoryQOS: an unknown key"),
+        ("featureGates = { MemoryQoS = 'true' }", "featureGates.MemoryQoS: 'true'"),
+        ("memoryThrottlingFactor = 0", "memoryThrottlingFactor: 0 (int)"),
+        ("memoryThrottlingFactor = 1.01", "memoryThrottlingFactor: 1.01 (float)"),
+        ("memoryThrottlingFactor = nan", "memoryThrottlingFactor: nan (float)"),
+        ("memoryThrottlingFactor = true", "memoryThrottlingFactor: true"),
+        ("memoryReservationPolicy = 'Tiered'", "memoryReservationPolicy: 'Tiered'"),
+        ("singleProcessOOMKill = 1", "singleProcessOOMKill: 1 (int)"),
+        ("defaultMemoryLimit = { Guaranteed = '1Gi' }", "defaultMemoryLimit.Guaranteed: an unknown key"),
+        ("defaultMemoryLimit = { Burstable = 0 }", "defaultMemoryLimit.Burstable: 0 (int)"),
+        ("annotationErrors = 'ignore'", "annotationErrors: 'ignore'"),
+        ("nriSocket = 'nri.sock'", "nriSocket: 'nri.sock'"),
+        ("pluginName = ''", "pluginName: ''"),
+        ("pluginName = 'ä'", "pluginName: 'ä'"),
+        ("pluginIndex = '5'", "pluginIndex: '5'"),
+        ("pluginIndex = '٣٤'", "pluginIndex: '٣٤'"),
+        ("requestDeadline = '5ms'", "requestDeadline: '5ms'"),
+        ("requestDeadline = 1", "requestDeadline: 1 (int)"),
+        ("requestDeadline = '1h'", "requestDeadline: '1h'"),
+        ("stateDirectory = ['/a']", "stateDirectory: a list"),
+        (f"adminSocket = '/{'x' * 100}'", f"adminSocket: '/{'x' * 100}'"),
+        ("logLevel = 'INFO'", "logLevel: 'INFO'"),
+        ("logFormat = 1979-05-27", "logFormat: 1979-05-27 (date)"),
+        ("[bayplan]\nlogLevel = 'info'", "bayplan: an unknown key"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem: str) -> None:
+    assert problems_of(write(content)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("reservedMemory = {}", ["reservedMemory: a table"]),
+        ("reservedMemory = ['0:memory=1Gi']", ["reservedMemory[0]: '0:memory=1Gi'"]),
+        (
+            "reservedMemory = [{}]",
+            ["reservedMemory[0].numaNode: nothing", "reservedMemory[0].limits: nothing"],
+        ),
+        (
+            "reservedMemory = [{ numanode = 0, limits = {} }]",
+            [
+                "reservedMemory[0].numanode: an unknown key",
+                "reservedMemory[0].numaNode: nothing",
+                "reservedMemory[0].limits: an empty table",
+            ],
+        ),
+        (
+            "reservedMemory = [{ numaNode = -1, limits = { memory = '0', cpu = '1' } }]",
+            [
+                "reservedMemory[0].numaNode: -1 (int)",
+                "reservedMemory[0].limits.memory: 0",
+                "reservedMemory[0].limits.cpu: an unknown resource",
+            ],
+        ),
+        (
+            """reservedMemory = [
+                { numaNode = 0, limits = { memory = '1Gi', 'hugepages-2Mi' = '2Mi' } },
+                { numaNode = 1, limits = { memory = '1Gi' } },
+                { numaNode = 0, limits = { 'hugepages-2048Ki' = '2Mi', 'hugepages-1Gi' = '1Gi' } },
+            ]""",
+            ["reservedMemory[2].limits.hugepages-2Mi: a second amount, 2Mi"],
+        ),
+        (
+            "reservedMemory = [{ numaNode = '0', limits = { memory = '1Gi' } }]",
+            ["reservedMemory[0].numaNode: '0'"],
+        ),
+        (
+            "reservedMemory = [{ numaNode = true, limits = { memory = '1Gi' } }]",
+            ["reservedMemory[0].numaNode: true"],
+        ),
+    ],
+)
+def test_wrong_reservations(write: Write, content: str, expected: list[str]) -> None:
+    assert problems_of(write(content)) == expected
+
+
+def test_a_near_miss_is_recognised_and_others_get_the_list(write: Write) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings([write("reserved_memory = []\nlog-levle = 'info'\nxyzzy = 1")])
+    expected = {one.path: one.expected for one in raised.value.problems}
+    assert expected["reserved_memory"] == "reservedMemory, perhaps"
+    assert expected["log-levle"] == "logLevel, perhaps"
+    assert expected["xyzzy"].startswith("one of adminSocket, annotationErrors, ")
+
+
+def test_no_reservation_at_all_can_be_asked_for(write: Write) -> None:
+    assert load_settings([write("reservedMemory = []")]).reserved_memory == {}
+
+
+def test_tiered_reservation_needs_memory_qos(write: Write) -> None:
+    path = write("memoryReservationPolicy = 'TieredReservation'")
+    assert problems_of(path) == ["memoryReservationPolicy: 'TieredReservation'"]
+    settings = load_settings([path], {"featureGates": ["MemoryQoS=true"]})
+    assert settings.memory_qos
+
+
+def test_no_memory_high_is_none_or_null(write: Write) -> None:
+    assert load_settings([write("memoryThrottlingFactor = 'none'")]).memory_throttling_factor is None
+    assert load_settings([write("memoryThrottlingFactor:", "a.yaml")]).memory_throttling_factor is None
+    assert load_settings([write("memoryThrottlingFactor = 1")]).memory_throttling_factor == 1.0
+
+
+def test_an_eviction_table_without_memory_keeps_the_default(write: Write) -> None:
+    settings = load_settings([write("evictionHard = { 'nodefs.available' = '10%' }")])
+    assert eviction_bytes(settings, GIB) == 100 * MIB
+    assert eviction_bytes(replace(settings, engine="kubelet"), GIB) == 0
+
+
+# --- kubelet's own file ---
+
+KUBELET = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}}
+clusterDNS: [10.96.0.10]
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {full-pcpus-only: "true"}
+memoryManagerPolicy: Static
+topologyManagerScope: pod
+topologyManagerPolicy: restricted
+reservedMemory:
+- numaNode: 0
+  limits: {memory: 1100Mi}
+kubeReserved: {memory: 1Gi, cpu: 500m}
+evictionHard: {memory.available: 100Mi, nodefs.available: 10%, pid.available: 5%}
+featureGates: {MemoryQoS: true, OtherGate: false}
+memoryThrottlingFactor: 0.9
+reservedSystemCPUs: 0-1
+singleProcessOOMKill: false
+logging: {format: json}
+"""
+
+
+def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
+    ours = write('logLevel = "debug"\nreservedSystemCPUs = "4"')
+    settings = load_settings([write(KUBELET, "config.yaml"), ours])
+    assert settings.topology is TopologyPolicy.RESTRICTED
+    assert settings.reserved_memory == {0: {"memory": 1100 * MIB}}
+    assert settings.kube_reserved == {"memory": GIB, "cpu": 500}
+    assert settings.engine == "exact"
+    assert settings.topology_scope is Scope.POD
+    assert settings.memory_qos
+    assert settings.reserved_cpus == CpuSet([4])
+    assert settings.log_level == "debug"
+    assert settings.notices == ()
+    file = settings.sources[0]
+    assert settings.kubelet_managers == {KubeletManager.CPU: file, KubeletManager.MEMORY: file}
+    assert settings.remarks == (
+        f"kubelet's CPU Manager pins containers itself (seen in {file}); what it sets stays as it is",
+        f"kubelet's Memory Manager pins containers itself (seen in {file}); what it sets stays as it is",
+    )
+
+
+def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
+    path = write(KUBELET.replace("cpuManagerPolicy: static", "cpuManagerPolicy: static\nseed: 1"), "c.yaml")
+    settings = load_settings([path], {"engine": ["kubelet"]})
+    assert settings.engine == "kubelet"
+    assert settings.topology_scope is Scope.POD
+    assert settings.memory_manager is MemoryPolicy.STATIC
+    assert settings.cpu_options == {"full-pcpus-only": "true"}
+    assert settings.notices == ()
+    assert list(settings.kubelet_managers) == [KubeletManager.CPU, KubeletManager.MEMORY]
+    without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
+    bare = load_settings([without, write('engine = "kubelet"')])
+    assert (bare.memory_manager, bare.cpu_manager) == (MemoryPolicy.NONE, "none")
+
+
+def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
+    empty = "".join(f"{key.name}:\n" for key in KEYS.values() if key.of_kubelet or key.of_managers)
+    texts = "topologyManagerPolicy: ''\nreservedSystemCPUs: ''\ncpuManagerPolicy: ''"
+    for content in (empty, texts):
+        settings = load_settings(
+            [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
+        )
+        assert replace(settings, sources=()) == Settings(engine="kubelet")
+
+
+def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
+    text = '{\n\t"kind": "KubeletConfiguration",\n\t"kubeReserved": {"memory": "1Gi"}\n}'
+    assert load_settings([write(text, "config.json")]).kube_reserved == {"memory": GIB}
+    assert load_settings([write(text.replace("\t", " "), "10-kubelet.conf")]).kube_reserved == {"memory": GIB}
+    for wrong, found in (('{"kind": 1, "kind": 2}', "the key kind a second time"), ("{", "Expecting")):
+        assert problems_of(write(wrong, "config.json"))[0].startswith(f"the file: {found}")
+    assert problems_of(write("kind: x", "config.txt")) == ["the file name: 'config.txt'"]
+
+
+def test_a_grace_period_that_cannot_be_read_is_not_missing(write: Write) -> None:
+    soft = "engine = 'kubelet'\nevictionSoft = { 'pid.available' = 100 }\n"
+    assert problems_of(write(soft)) == ["evictionSoft: pid.available without a grace period"]
+    wrong = soft + "evictionSoftGracePeriod = { 'pid.available' = '1m30' }"
+    assert problems_of(write(wrong)) == ["evictionSoftGracePeriod.\"pid.available\": '1m30'"]
+
+
+def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
+    path = write(
+        "engine = 'kubelet'\ncpuManagerPolicyOptions = { full-pcpus = 'true', strict-cpu-reservation = 'x' }"
+    )
+    assert problems_of(path) == [
+        "cpuManagerPolicyOptions.full-pcpus: an unknown key",
+        "cpuManagerPolicyOptions: strict-cpu-reservation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        ("memoryManagerPolicy = 'BestEffort'", ["memoryManagerPolicy: 'BestEffort'"]),
+        ("cpuManagerPolicyOptions = { full-pcpus-only = true }", ["cpuManagerPolicyOptions: a table"]),
+        ("engine = 'widest'", ["engine: 'widest'"]),
+    ],
+)
+def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[str]) -> None:
+    assert problems_of(write(content)) == problems
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("cpuManagerPolicyOptions = { full-cores = true }", ["full-cores: found an unknown key"]),
+        ("cpuManagerPolicyOptions = { full-pcpus-only = 'yes' }", ['bad value for option "full-pcpus-only"']),
+        (
+            "cpuManagerPolicyOptions = { align-by-socket = true }",
+            ['Alpha-level Options not enabled, but option "align-by-socket" provided'],
+        ),
+        (
+            (
+                "featureGates = { CPUManagerPolicyAlphaOptions = true }\n"
+                "cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-cores = true }"
+            ),
+            ["full-pcpus-only and distribute-cpus-across-cores can not be used at the same time"],
+        ),
+        (
+            "cpuManagerPolicy = 'none'\ncpuManagerPolicyOptions = { full-pcpus-only = true }",
+            ["None policy: received unsupported options"],
+        ),
+        (
+            "topologyManagerPolicyOptions = { max-allowable-numa-nodes = 4, prefer-closest-numa-nodes = 2 }",
+            ['the minimum value of "max-allowable-numa-nodes"', 'bad value for option "prefer-closest-numa'],
+        ),
+    ],
+)
+def test_options_that_kubelet_would_not_take(write: Write, content: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings([write(f"engine = 'kubelet'\n{content}")])
+    assert len(raised.value.problems) == len(words)
+    assert all(each in str(raised.value) for each in words)
+
+
+def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:
+    path = write(KUBELET.replace("restricted", "strict").replace("1100Mi", "lots"), "config.yaml")
+    assert problems_of(path) == [
+        "topologyManagerPolicy: 'strict'",
+        "reservedMemory[0].limits.memory: 'lots'",
+    ]
+
+
+def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
+    path = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none\n", "c.yaml")
+    settings = load_settings([path])
+    assert settings.remarks == ()
+    assert _without_sources(settings) == Settings()
+
+
+def test_the_word_off_is_false_in_yaml(write: Write) -> None:
+    for text in ("memoryPressure: off\n", "memoryPressure: 'off'\n"):
+        assert load_settings([write(text, "bayplan.yaml")]).memory_pressure is MemoryPressure.OFF
+    with pytest.raises(ConfigError, match="memoryPressure: found true, expected off or observe"):
+        load_settings([write("memoryPressure: on\n", "bayplan.yaml")])

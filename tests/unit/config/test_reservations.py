@@ -1,0 +1,276 @@
+"""Settings against a machine: what each node keeps, and everything that the machine does not have."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayplan.config.load import engine_of, resolve_policy
+from bayplan.config.settings import Settings
+from bayplan.engines.kubelet.cpu.options import CpuOptions
+from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
+from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
+from bayplan.errors import ConfigError
+from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, TopologyPolicy
+from bayplan.sets import CpuSet
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def machine(*memory_bytes: int, pages: dict[int, int] | None = None) -> Machine:
+    """One node for each amount, ids 0, 2, 4, ..., one CPU each; *pages* is the 2Mi pool by position."""
+    nodes = tuple(
+        Node(2 * index, CpuSet([index]), amount, {2 * MIB: (pages or {}).get(index, 0)})
+        for index, amount in enumerate(memory_bytes)
+    )
+    return Machine(nodes, tuple(Cpu(index, index, 0, 2 * index, None) for index in range(len(nodes))))
+
+
+def free(value: ThresholdValue | None) -> Values:
+    """evictionHard with this value for memory.available."""
+    return {"memory.available": value}
+
+
+def problems_of(settings: Settings, hardware: Machine) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        resolve_policy(settings, hardware)
+    return [f"{one.path}: {one.found} | {one.expected}" for one in raised.value.problems]
+
+
+def test_the_default_is_100_mib_spread_evenly() -> None:
+    policy = resolve_policy(Settings(), machine(GIB, GIB, 0, GIB, GIB))
+    assert policy.reserved_bytes == {node: {"memory": 25 * MIB} for node in (0, 2, 6, 8)}
+    assert policy.topology is TopologyPolicy.BEST_EFFORT
+    assert policy.memory_qos is None
+
+
+def test_what_does_not_divide_is_shared_in_whole_pages() -> None:
+    reserved = resolve_policy(Settings(), machine(GIB, GIB, GIB)).reserved_bytes
+    shares = [reserved[node]["memory"] for node in (0, 2, 4)]
+    assert sum(shares) == 100 * MIB
+    assert [share % 4096 for share in shares] == [0, 0, 0]
+    assert shares == sorted(shares, reverse=True)
+    assert max(shares) - min(shares) <= 4096
+
+
+def test_a_small_node_keeps_all_it_has_and_others_take_the_rest() -> None:
+    reserved = resolve_policy(Settings(), machine(GIB, 10 * MIB, GIB)).reserved_bytes
+    assert reserved == {0: {"memory": 45 * MIB}, 2: {"memory": 10 * MIB}, 4: {"memory": 45 * MIB}}
+
+
+def test_node_wide_reservations_are_kubelets_sum() -> None:
+    settings = Settings(
+        kube_reserved={"memory": GIB, "hugepages-2Mi": 6 * MIB},
+        system_reserved={"memory": GIB},
+        eviction_hard=free(ThresholdValue(share=0.05)),
+    )
+    hardware = machine(10 * GIB, 10 * GIB, pages={0: 64 * MIB, 1: 64 * MIB})
+    reserved = resolve_policy(settings, hardware).reserved_bytes
+    assert reserved == {
+        0: {"memory": GIB + GIB // 2, "hugepages-2Mi": 4 * MIB},
+        2: {"memory": GIB + GIB // 2, "hugepages-2Mi": 2 * MIB},
+    }
+
+
+def test_reserved_memory_is_taken_as_it_is() -> None:
+    given_bytes = {0: {"memory": GIB}, 2: {"hugepages-2Mi": 2 * MIB}}
+    settings = Settings(reserved_memory=given_bytes, kube_reserved={"memory": 7 * GIB})
+    hardware = machine(2 * GIB, 2 * GIB, pages={1: 4 * MIB})
+    assert resolve_policy(settings, hardware).reserved_bytes == given_bytes
+
+
+def test_no_reservation_is_possible() -> None:
+    assert resolve_policy(Settings(reserved_memory={}), machine(GIB)).reserved_bytes == {}
+    assert resolve_policy(Settings(eviction_hard=free(None)), machine(GIB)).reserved_bytes == {}
+
+
+def test_everything_else_reaches_the_policy() -> None:
+    settings = Settings(
+        topology=TopologyPolicy.RESTRICTED,
+        reserved_cpus=CpuSet([1]),
+        feature_gates={"MemoryQoS": True},
+        memory_throttling_factor=None,
+        memory_reservation=MemoryReservationPolicy.TIERED,
+        single_process_oom_kill=True,
+        set_oom_score_adj=False,
+        default_memory_limit_bytes={"Burstable": GIB},
+        refuse_wrong_annotations=True,
+    )
+    policy = resolve_policy(settings, machine(GIB, GIB))
+    assert policy.topology is TopologyPolicy.RESTRICTED
+    assert policy.reserved_cpus == CpuSet([1])
+    assert policy.memory_qos == MemoryQos(None, MemoryReservationPolicy.TIERED)
+    assert policy.single_process_oom_kill
+    assert not policy.set_oom_score_adj
+    assert policy.default_memory_limit_bytes == {"Burstable": GIB}
+    assert policy.refuse_wrong_annotations
+
+
+def test_every_problem_with_the_machine_is_reported_at_once() -> None:
+    settings = Settings(
+        reserved_memory={
+            0: {"memory": 3 * GIB, "hugepages-1Gi": GIB, "hugepages-2Mi": 66 * MIB},
+            1: {"memory": GIB},
+            2: {"memory": 2 * GIB},
+        },
+        reserved_cpus=CpuSet([0, 7, 9]),
+    )
+    assert problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB})) == [
+        "reservedMemory: hugepages-1Gi on NUMA node 0 | what it has: hugepages-2Mi",
+        "reservedMemory: hugepages-2Mi=66Mi on NUMA node 0 | at most the 64Mi that the node has",
+        "reservedMemory: memory=3Gi on NUMA node 0 | at most the 1984Mi that the node has",
+        (
+            "reservedMemory: NUMA node 1 | a NUMA node of this machine (0,2); kubelet: the reserved memory "
+            "configuration references a NUMA node 1 that does not exist on this machine"
+        ),
+        "reservedSystemCPUs: 0,7,9 (no CPU 7,9) | CPUs of this machine: 0-1",
+    ]
+
+
+def test_node_wide_reservations_larger_than_the_machine() -> None:
+    settings = Settings(kube_reserved={"memory": 2 * GIB, "hugepages-1Gi": GIB})
+    total = "kubeReserved + systemReserved + evictionHard"
+    assert problems_of(settings, machine(GIB, GIB)) == [
+        f"{total}, hugepages-1Gi: 1Gi (1073741824 bytes) | at most what all nodes have, 0 (0 bytes)",
+        f"{total}, memory: 2148Mi (2252341248 bytes) | at most what all nodes have, 2Gi (2147483648 bytes)",
+    ]
+
+
+def test_offline_cpus_exist() -> None:
+    hardware = Machine(
+        (Node(0, CpuSet([0]), GIB),), (Cpu(0, 0, 0, 0, None), Cpu(1, 1, 0, None, None, online=False))
+    )
+    assert resolve_policy(Settings(reserved_cpus=CpuSet([1])), hardware).reserved_cpus == CpuSet([1])
+
+
+@given(
+    st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9),
+    st.integers(0, 1 << 42),
+)
+def test_the_spread_is_exact_and_fits_every_node(rooms: list[int], amount: int) -> None:
+    settings = Settings(eviction_hard=free(ThresholdValue(amount)))
+    hardware = machine(*rooms)
+    if amount > sum(rooms):
+        assert len(problems_of(settings, hardware)) == 1
+        return
+    reserved = resolve_policy(settings, hardware).reserved_bytes
+    assert sum(row["memory"] for row in reserved.values()) == amount
+    capacity = {node.id: node.memory_bytes for node in hardware.nodes}
+    assert all(0 < row["memory"] <= capacity[node] for node, row in reserved.items())
+    shares = {node: reserved.get(node, {}).get("memory", 0) for node in capacity}
+    below = [share for node, share in shares.items() if share < capacity[node]]
+    assert not below or max(below) - min(below) <= 4096 * len(rooms)
+
+
+# --- kubelet's engine ---
+
+ENOUGH = {0: {"memory": 60 * MIB}, 2: {"memory": 40 * MIB}}
+
+
+def kubelet(**more: Any) -> Settings:
+    usual: dict[str, Any] = {"engine": "kubelet", "reserved_memory": ENOUGH, "reserved_cpus": CpuSet([0])}
+    return Settings(**usual | more)
+
+
+def test_kubelets_engine_with_what_kubelet_demands() -> None:
+    policy = resolve_policy(kubelet(), machine(GIB, GIB))
+    assert policy.reserved_bytes == ENOUGH
+    assert (policy.reserved_cpus, policy.withheld_cpus) == (CpuSet([0]), CpuSet())
+
+
+def test_all_that_kubelet_would_not_start_with_is_reported_at_once() -> None:
+    settings = kubelet(
+        reserved_memory={0: {"memory": GIB, "hugepages-2Mi": 2 * MIB}, 2: {"memory": GIB}},
+        reserved_cpus=CpuSet(),
+        kube_reserved={"memory": GIB},
+        system_reserved={"memory": GIB},
+    )
+    pages, memory, cpus = problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB}))
+    kubelets = "is not equal to the value {} determined by Node Allocatable feature"
+    assert pages == (
+        "reservedMemory: 2Mi of hugepages-2Mi in all (node 0 2Mi) | 0 (nothing is reserved for the node); "
+        'kubelet: the total amount "2Mi" of type "hugepages-2Mi" ' + kubelets.format('"0"')
+    )
+    assert memory == (
+        "reservedMemory: 2Gi of memory in all (node 0 1Gi + node 2 1Gi) | "
+        "2148Mi (kubeReserved 1Gi + systemReserved 1Gi + evictionHard memory.available 100Mi); "
+        'kubelet: the total amount "2Gi" of type "memory" ' + kubelets.format('"2148Mi"')
+    )
+    assert cpus == (
+        "cpuManagerPolicy: 'static', and no CPU is reserved | "
+        "reservedSystemCPUs, or cpu in kubeReserved or systemReserved; "
+        "kubelet: [cpumanager] unable to determine reserved CPU resources for static policy"
+    )
+
+
+def test_nothing_reserved_anywhere_is_kubelets_error_too() -> None:
+    settings = kubelet(reserved_memory={}, eviction_hard={})
+    assert problems_of(settings, machine(GIB, GIB)) == [
+        (
+            "reservedMemory: no memory | memory on at least one node; "
+            "kubelet: [memorymanager] you should specify the system reserved memory"
+        )
+    ]
+
+
+def test_without_managers_there_are_no_rules() -> None:
+    settings = kubelet(
+        reserved_memory=None, reserved_cpus=CpuSet(), memory_manager=MemoryPolicy.NONE, cpu_manager="none"
+    )
+    assert resolve_policy(settings, machine(GIB, GIB)).reserved_bytes == {
+        node: {"memory": 50 * MIB} for node in (0, 2)
+    }
+
+
+def test_a_percentage_is_computed_as_kubelet_does() -> None:
+    fifth = parse_percentage("5%")
+    settings = kubelet(
+        eviction_hard=free(ThresholdValue(share=fifth)), reserved_memory={0: {"memory": GIB // 10}}
+    )
+    [problem] = problems_of(settings, machine(GIB, GIB))
+    assert "evictionHard memory.available 107374184" in problem
+
+
+def test_an_amount_of_reserved_cpus_is_picked_as_kubelet_picks_them() -> None:
+    settings = kubelet(reserved_cpus=CpuSet(), kube_reserved={"cpu": 700}, system_reserved={"cpu": 400})
+    assert resolve_policy(settings, machine(GIB, GIB, GIB)).reserved_cpus == CpuSet([0, 1])
+
+
+def test_strictly_reserved_cpus_are_withheld() -> None:
+    settings = kubelet(cpu_options={"strict-cpu-reservation": "true"})
+    assert resolve_policy(settings, machine(GIB, GIB)).withheld_cpus == CpuSet([0])
+
+
+def test_options_against_the_machine() -> None:
+    settings = kubelet(
+        topology=TopologyPolicy.SINGLE_NUMA_NODE,
+        cpu_options={"align-by-socket": "true"},
+        feature_gates={"CPUManagerPolicyAlphaOptions": True},
+        topology_options={"prefer-closest-numa-nodes": "true"},
+    )
+    distances, socket = problems_of(settings, machine(GIB, GIB))
+    assert "error getting NUMA distances from cadvisor" in distances
+    assert "single-numa-node policy is incompatible with CPUManager align-by-socket" in socket
+
+
+def test_the_engine_has_what_was_configured() -> None:
+    settings = kubelet(
+        topology_scope=Scope.POD,
+        memory_manager=MemoryPolicy.BEST_EFFORT,
+        cpu_options={"full-pcpus-only": "true"},
+        topology_options={"max-allowable-numa-nodes": "64"},
+    )
+    engine = engine_of(settings)
+    assert isinstance(engine, KubeletNodeEngine)
+    assert engine.managers == Managers(
+        MemoryPolicy.BEST_EFFORT,
+        static_cpus=True,
+        cpu_options=CpuOptions(full_pcpus_only=True),
+        scope=Scope.POD,
+        topology_options=TopologyOptions(max_nodes=64),
+    )
+    assert engine_of(Settings()).name == "exact"

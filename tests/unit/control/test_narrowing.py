@@ -1,0 +1,407 @@
+"""Going back to fewer nodes: pages, kernel, record, in this order, and what happens when one fails."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.control.narrowing import Narrowing
+from bayplan.errors import StateError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.evacuation import Bounds, Evacuation, evacuate
+from bayplan.model.decision import Outcome, QosClass
+from bayplan.model.origin import Form, Origin
+from bayplan.model.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import Store
+from support.controllers import Controlled, begun, controlled, here
+from support.machines import container, machine, pod
+from support.oci_node import OciNode
+from support.pages import CgroupPages
+
+Result = TypeVar("Result")
+
+FLEXIBLE_POD = pod("flexible", QosClass.GUARANTEED)
+LATE_POD = pod("late", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "0"})
+PATH = "/kubepods/podflexible/flexible"
+FLEXIBLE = replace(
+    container("flexible", FLEXIBLE_POD, memory_bytes=600 * MIB, milli_cpus=500), cgroups_path=PATH
+)
+LATE = container("late", LATE_POD, memory_bytes=900 * MIB, milli_cpus=500)
+BACK = Update("flexible", cpuset_mems=NodeSet([0]))
+BOUNDS = Bounds(30.0, GIB)
+
+
+@dataclass
+class Around:
+    """A controller, its narrowing, and the container "flexible" as the kernel has it."""
+
+    one: Controlled
+    narrowing: Narrowing
+    node: OciNode
+    pages: CgroupPages
+    meanwhile: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+    """What happens while pages are moved, once each."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def mems(self) -> str:
+        """What the kernel was told."""
+        return self.node.shown(PATH, "cpuset.mems")[0]
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The nodes of all containers by the ledger."""
+        return {
+            key: str(entry.decision.placement.mems)
+            for key, entry in self.one.controller.ledger.entries.items()
+        }
+
+    def codes(self) -> list[str]:
+        decision = self.one.controller.ledger.entries["flexible"].decision
+        return [reason.code for reason in decision.reasons]
+
+
+@asynccontextmanager
+async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Around]:
+    """The container "flexible" has 300 MiB on node 0 and 200 MiB on node 1."""
+    node = OciNode(tmp_path / "root")
+    directory = node.make_cgroup(PATH)
+    node.make_process(42, PATH)
+    (directory / "cpuset.mems").write_text("0-1\n")
+    pages = CgroupPages(directory)
+    pages.hold({"inactive_anon": {0: 300 * MIB, 1: 200 * MIB}, "file": {0: 0, 1: 50 * MIB}})
+    async with controlled(tmp_path / "state", nri=nri) as one:
+        controller = one.controller
+
+        def moved(
+            cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
+        ) -> Evacuation:
+            assert made.mems == "0-1"
+            return evacuate(
+                cgroup,
+                leave,
+                stay,
+                bounds,
+                huge_pages=huge_pages,
+                migrate=pages.migrate,
+                pause=lambda _: None,
+            )
+
+        async def in_thread(work: Callable[[], Result]) -> Result:
+            assert not controller._transactions._lock.locked()  # Nobody may have to wait for pages.
+            result = work()
+            while made.meanwhile:
+                await made.meanwhile.pop(0)()
+            return result
+
+        def verify_soon() -> None:
+            one.verify_soon()
+            made.settled.set()
+
+        narrowing = Narrowing(controller, node.hierarchy, in_thread, verify_soon, BOUNDS, moved)
+        made = Around(one, narrowing, node, pages)
+        yield made
+
+
+async def widened(one: Controlled, late: Container = LATE) -> None:
+    """Have "flexible" move over for "late"."""
+    await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
+    await begun(one.controller, LATE_POD, late)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]
+
+
+def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await it.narrowing.relieve()
+            assert (it.pages.calls, it.mems) == ([], "0-1")
+            await controller.stop_container(LATE_POD, LATE)
+            assert it.recorded == {"flexible": "0-1"}
+            await it.narrowing.relieve()
+            assert it.pages.calls == [(42, NodeSet([1]), NodeSet([0]))]
+            assert it.pages.held == {
+                "inactive_anon": {0: 500 * MIB, 1: 0},
+                "file": {0: 0, 1: 50 * MIB},
+            }
+            assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
+            assert controller.ledger.entries["flexible"].decision.placement.home is None
+            assert controller.counters["pages_moved_bytes"] == 200 * MIB
+            # The runtime hears of it with the next reply, once.
+            other = pod("other", QosClass.BEST_EFFORT)
+            _, updates = await controller.create_container(other, container("other", other))
+            assert list(updates) == [BACK]
+            assert list(await controller.stop_container(other, container("other", other))) == []
+        store = Store.open(tmp_path / "state")
+        (entry,) = store.entries()
+        store.close()
+        assert str(entry.decision.placement.mems) == "0"
+
+    run(scenario)
+
+
+def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+            it.pages.room_bytes = 50 * MIB
+            await it.narrowing.relieve()
+            assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
+            decision = controller.ledger.entries["flexible"].decision
+            assert decision.reasons[-1].text == (
+                "there is room on node 0 again, but it stays on nodes 0-1: 150Mi on node 1 could not be moved"
+            )
+            assert decision.outcome is Outcome.PLACED
+            assert controller.counters["returns_failed"] == 1
+        async with around(tmp_path) as it:
+            # After a restart it is still wide, and still says why.
+            controller = it.one.controller
+            assert it.codes() == ["best-set", "moved-over", "stays-wide"]
+            spec = replace(FLEXIBLE.resources, cpuset_mems=NodeSet([0, 1]), cpuset_cpus=CpuSet(range(8)))
+            running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
+            assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
+            assert it.one.room_due.is_set()
+            await it.narrowing.relieve()
+            assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
+
+    run(scenario)
+
+
+def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+            second = replace(
+                container("second", FLEXIBLE_POD, memory_bytes=100 * MIB, milli_cpus=500),
+                cgroups_path="/kubepods/podflexible/second",
+            )
+            await controller.create_container(FLEXIBLE_POD, second)
+            entry = controller.ledger.entries["second"]
+            placement, claim = entry.decision.placement, entry.decision.placement.claim
+            assert claim is not None
+            wide = replace(
+                placement,
+                mems=NodeSet([0, 1]),
+                claim=replace(claim, nodes=NodeSet([0, 1])),
+                home=NodeSet([1]),
+            )
+            there = replace(entry, decision=replace(entry.decision, placement=wide))
+            it.one.accept(ledger=controller.ledger.with_entry(there))
+            it.node.make_cgroup("/kubepods/podflexible/second")
+            it.pages.room_bytes = 0
+            await it.narrowing.relieve()
+            assert it.recorded == {"flexible": "0-1", "second": "1"}
+            assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
+
+    run(scenario)
+
+
+def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+            it.meanwhile.append(lambda: controller.create_container(LATE_POD, LATE))
+            before = it.one.verifications
+            await it.narrowing.relieve()
+            # The kernel was told; verification tells it otherwise again.
+            assert it.recorded == {"flexible": "0-1", "late": "0"}
+            assert it.one.verifications > before
+            assert controller.told.nodes_due == set()
+
+    run(scenario)
+
+
+def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+            larger = Resources(memory_limit_bytes=1200 * MIB)
+            it.meanwhile.append(lambda: controller.update_container(FLEXIBLE_POD, FLEXIBLE, larger))
+            await it.narrowing.relieve()
+            assert it.recorded == {"flexible": "0-1"}
+            it.node.shown(PATH, "cpuset.mems")
+            smaller = Resources(memory_limit_bytes=500 * MIB)
+            await controller.update_container(FLEXIBLE_POD, FLEXIBLE, smaller)
+            (it.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
+            it.meanwhile.append(lambda: controller.stop_container(FLEXIBLE_POD, FLEXIBLE))
+            await it.narrowing.relieve()
+            assert it.recorded == {}
+
+    run(scenario)
+
+
+def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+            (it.node.directory(PATH) / "memory.numa_stat").unlink()
+            await it.narrowing.relieve()
+            assert it.recorded == {"flexible": "0-1"}
+            assert it.codes()[-1] == "stays-wide"
+            assert "memory.numa_stat: there is no such file" in str(
+                controller.ledger.entries["flexible"].decision.reasons[-1].text
+            )
+            # A container without a cgroup is about to be released: nothing is said of it.
+            it.node.end(42)
+            await it.narrowing.relieve()
+            assert controller.counters["returns_failed"] == 1
+
+    run(scenario)
+
+
+def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await widened(it.one)
+            await controller.stop_container(LATE_POD, LATE)
+
+            async def full() -> None:
+                with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as blocker, blocker:
+                    blocker.execute("DROP TABLE decisions")
+                blocker.close()
+
+            it.meanwhile.append(full)
+            before = it.one.verifications
+            with pytest.raises(StateError):
+                await it.narrowing.relieve()
+            assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
+            # Verification lets the kernel have what is recorded.
+            assert it.one.verifications > before
+            assert controller.told.nodes_due == set()
+
+    run(scenario)
+
+
+def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, nri=None) as it:
+            controller = it.one.controller
+            origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
+            origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
+            await controller.create_container(FLEXIBLE_POD, FLEXIBLE, origin)
+            controller.residents.see_recorded(controller.ledger.entries)
+            await controller.create_container(LATE_POD, LATE)
+            await controller.stop_container(LATE_POD, LATE)
+            await it.narrowing.relieve()
+            assert (it.mems, it.recorded, controller.told.nodes_due) == ("0", {"flexible": "0"}, set())
+
+    run(scenario)
+
+
+def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            await controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            other = container("other", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
+            await controller.create_container(LATE_POD, other)
+            it.one.room_due.clear()
+            grown = Resources(memory_limit_bytes=1000 * MIB)
+            updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
+            assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
+            await it.narrowing.relieve()
+            assert it.recorded == {"flexible": "0-1", "other": "0"}
+            larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
+            it.one.room_due.clear()
+            await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
+            assert it.one.room_due.is_set()
+            await it.narrowing.relieve()
+            assert (it.mems, it.recorded["flexible"]) == ("0", "0")
+
+    run(scenario)
+
+
+def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        owner: Pod = pod("g", QosClass.GUARANTEED)
+        made = [container(name, owner, memory_bytes=900 * MIB, milli_cpus=500) for name in "abc"]
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            for each in made:
+                await controller.create_container(owner, each)
+            assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
+            # More memory came.
+            it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
+            await it.narrowing.relieve()
+        async with controlled(tmp_path / "state") as one:
+            decision = one.controller.ledger.entries["c"].decision
+            assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
+
+    run(scenario)
+
+
+def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            controller = it.one.controller
+            it.one.accept(machine(2, cpu_less={8: GIB}))
+            owner = pod("b", QosClass.BURSTABLE)
+            free = container("free", owner, resources=Resources(cpu_shares=512), oom_score_adj=900)
+            await controller.create_container(owner, free)
+            assert it.recorded == {"free": "0-1"}
+            it.one.accept(machine(3, cpu_less={8: GIB}))
+            before = it.one.verifications
+            await it.narrowing.relieve()
+            assert it.recorded == {"free": "0-2"}
+            assert it.one.verifications > before
+            updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
+            assert [update.cpuset_mems for update in updates] == [NodeSet([0, 1, 2])]
+
+    run(scenario)
+
+
+def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await widened(it.one)
+            await it.one.controller.stop_container(LATE_POD, LATE)
+
+            narrowing = Narrowing(
+                it.one.controller,
+                it.node.hierarchy,
+                here,
+                it.one.verify_soon,
+                BOUNDS,
+            )
+            narrowing.stop()
+            await narrowing.relieve()
+            assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
+
+    run(scenario)
+
+
+def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await widened(it.one)
+            following = asyncio.create_task(it.narrowing.follow(it.one.room_due, pause_s=0))
+            await it.one.controller.stop_container(LATE_POD, LATE)
+            await it.settled.wait()
+            assert it.recorded == {"flexible": "0"}
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    run(scenario)

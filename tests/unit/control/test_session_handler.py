@@ -1,0 +1,133 @@
+"""Turns at the controller: the session's events and other writers, and who hears of which update."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.control.session_handler import SessionHandler
+from bayplan.model.decision import QosClass
+from bayplan.model.origin import Form, Origin
+from bayplan.model.workload import ContainerState, Update
+from bayplan.nri import Event
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet
+from bayplan.state import Store
+from support.controllers import begun, controlled, runtime
+from support.machines import container, pod
+
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
+SHARED = container("s", BEST_EFFORT)
+EXCLUSIVE = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+
+
+def run(scenario: Any) -> None:
+    asyncio.run(scenario)
+
+
+def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            handler = SessionHandler(one.controller, one.verify_soon)
+            origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
+            await one.controller.create_container(BEST_EFFORT, SHARED, origin)
+            listed = container("l", BEST_EFFORT)
+            await begun(one.controller, BEST_EFFORT, listed)
+            assert one.verifications == 0
+
+            _, updates = await handler.create_container(GUARANTEED, EXCLUSIVE)
+
+            assert updates == [Update("l", cpuset_cpus=CpuSet.parse("0,3-7"))]
+            assert one.verifications == 1
+            told = {key: entry.told_cpus for key, entry in one.controller.ledger.entries.items()}
+            assert told["s"] == told["l"] == CpuSet.parse("0,3-7")
+
+    run(scenario())
+
+
+def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_over_nri(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            handler = SessionHandler(one.controller, one.verify_soon)
+            await one.controller.create_container(
+                GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
+            )
+            await handler.create_container(BEST_EFFORT, SHARED)
+            assert await handler.synchronize([], []) == []
+            assert set(one.controller.ledger.entries) == {"x"}
+            assert set(one.controller.residents.containers) == {"x"}
+            assert one.controller.residents.oom_score_adj == {"x": -997}
+            stopped = replace(EXCLUSIVE, state=ContainerState.STOPPED)
+            assert await handler.synchronize([GUARANTEED], [stopped]) == []
+            assert one.controller.ledger.entries == {}
+
+    run(scenario())
+
+
+def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> None:
+    async def before() -> None:
+        async with controlled(tmp_path) as one:
+            origin = Origin.of(Form.WRAPPER, GUARANTEED, EXCLUSIVE, bundle="/run/b")
+            await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
+
+    async def after() -> None:
+        async with controlled(tmp_path) as one:
+            entry = one.controller.ledger.entries["x"]
+            assert entry.origin is not None
+            assert (entry.origin.form, entry.origin.bundle) == (Form.WRAPPER, "/run/b")
+            assert entry.origin.applied.cpuset_cpus == entry.told_cpus == CpuSet([1, 2])
+            assert one.controller.residents.containers["x"].resources == EXCLUSIVE.resources
+
+    run(before())
+    run(after())
+
+
+def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            handler = SessionHandler(one.controller, one.verify_soon)
+            await handler.create_container(GUARANTEED, EXCLUSIVE)
+            async with one.controller.turn():
+                handler.missed(Event.CREATE_CONTAINER, "x", "late")
+                assert "x" in one.controller.ledger.entries
+            assert one.controller.ledger.entries == {}
+            await handler.create_container(GUARANTEED, EXCLUSIVE)
+            handler.missed(Event.CREATE_CONTAINER, "x", "late")
+            assert one.controller.ledger.entries == {}
+        store = Store.open(tmp_path)
+        assert store.entries() == []
+        store.close()
+
+    run(scenario())
+
+
+def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            handler = SessionHandler(one.controller, one.verify_soon)
+            origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
+            await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
+            handler.missed(Event.CREATE_CONTAINER, "x", "late")
+            assert set(one.controller.ledger.entries) == {"x"}
+            handler.missed(Event.STOP_CONTAINER, "x", "late")
+            assert one.controller.ledger.entries == {}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("config", "said"), [("", 0), (" \n", 0), ("logLevel: debug\n", 1)])
+def test_what_the_runtime_has_for_us_in_its_own_directory_is_not_passed_over_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str, said: int
+) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path, nri=None) as one:
+            handler = SessionHandler(one.controller, one.verify_soon)
+            handler.connected(replace(runtime("0.12.0"), config=config))
+
+    asyncio.run(scenario())
+    assert len([record for record in caplog.records if "/etc/bayplan" in record.message]) == said

@@ -1,0 +1,103 @@
+"""The threads beside the loop: order, both ways of waiting for the store's, failures, and where they run."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bayplan.control.threads import StoreThread, WorkThread
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def thread() -> Iterator[StoreThread]:
+    started = StoreThread("state")
+    yield started
+    started.end()
+
+
+def _raiser() -> None:
+    raise OSError(28, "no room")
+
+
+def test_everything_is_done_in_order_and_by_the_end() -> None:
+    thread, done = StoreThread("state"), []
+    for number in range(100):
+        thread.hand_over(lambda number=number: done.append(number))  # type: ignore[misc]
+    thread.end()
+    assert done == list(range(100))
+
+
+def test_attended_work_is_done_in_the_thread(thread: StoreThread) -> None:
+    errand = thread.attend(threading.get_ident, LONG_S)
+    assert errand.done
+    assert asyncio.run(errand.outcome()) != threading.get_ident()
+
+
+@pytest.mark.parametrize("way", ["hand_over", "attend"])
+def test_what_the_work_raised_is_raised_where_its_outcome_is_asked_for(thread: StoreThread, way: str) -> None:
+    errand = thread.attend(_raiser, LONG_S) if way == "attend" else thread.hand_over(_raiser)
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(errand.outcome())
+    assert asyncio.run(thread.hand_over(lambda: "goes on").outcome()) == "goes on"
+
+
+def test_work_that_takes_long_is_awaited(thread: StoreThread) -> None:
+    async def scenario() -> None:
+        release = threading.Event()
+        slow = thread.attend(release.wait, 0.001)
+        assert not slow.done
+        # There is more to be done first: waiting for this one would be waiting for both.
+        behind = thread.attend(lambda: "behind", LONG_S)
+        assert not behind.done
+        waiting = asyncio.ensure_future(slow.outcome())
+        await asyncio.sleep(0)
+        release.set()
+        assert await waiting is True
+        assert await behind.outcome() == "behind"
+
+    asyncio.run(scenario())
+
+
+def test_giving_up_does_not_stop_the_work(thread: StoreThread) -> None:
+    async def scenario() -> None:
+        release, done = threading.Event(), []
+        slow = thread.hand_over(lambda: done.append(release.wait()))
+        waiting = asyncio.ensure_future(slow.outcome())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        release.set()
+        await thread.hand_over(lambda: None).outcome()
+        assert done == [True]
+
+    asyncio.run(scenario())
+
+
+def test_both_threads_share_a_cpu_from_one_piece_of_work_to_the_next(thread: StoreThread) -> None:
+    before, waiting = os.sched_getaffinity(0), threading.get_native_id()
+
+    def where() -> tuple[set[int], set[int]]:
+        return os.sched_getaffinity(waiting), os.sched_getaffinity(0)
+
+    first, second = (asyncio.run(thread.attend(where, LONG_S).outcome()) for _ in range(2))
+    own, workers = first
+    assert len(own) == 1
+    assert own == workers <= before
+    assert second == first
+    other = WorkThread("other")
+    assert asyncio.run(other.do(lambda: os.sched_getaffinity(0))) == before
+    other.end()
+    thread.spread()
+    assert asyncio.run(thread.hand_over(where).outcome()) == (before, before)
+
+
+def test_nobody_is_held_while_work_takes_long(thread: StoreThread) -> None:
+    before, release = os.sched_getaffinity(0), threading.Event()
+    thread.attend(release.wait, 0.001)
+    assert os.sched_getaffinity(0) == before
+    release.set()

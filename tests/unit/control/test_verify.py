@@ -1,0 +1,326 @@
+"""Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.expectations import Expectation, Expected, expectations
+from bayplan.control.verify import Verifier
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.model.decision import Claim, Decision, Outcome, Placement
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.origin import Form, Origin
+from bayplan.model.request import derive_request
+from bayplan.model.workload import Adjustment, Container, Pod
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet, NodeSet
+from support.controllers import here
+from support.machines import container, machine, pod
+
+FILES = {
+    "cgroup.procs": "",
+    "cpuset.cpus": "0-3",
+    "cpuset.mems": "",
+    "cpuset.cpus.effective": "0-3",
+    "cpuset.mems.effective": "0-1",
+    "memory.max": "max",
+    "memory.high": "max",
+    "memory.low": "0",
+    "memory.min": "0",
+    "memory.current": "4096",
+    "memory.oom.group": "0",
+}
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Hierarchy:
+    directory = tmp_path / "kubepods" / "c1"
+    directory.mkdir(parents=True)
+    for name, text in FILES.items():
+        (directory / name).write_text(f"{text}\n")
+    mount = str(tmp_path)
+    return Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY: mount}, {"": "/system.slice/bayplan.service"})
+
+
+def expectation(name: str, cpus: str, mems: str | None = None) -> Expectation:
+    nodes = None if mems is None else NodeSet.parse(mems)
+    one = Container(name, "p", cgroups_path=f"/kubepods/{name}")
+    return Expectation(one, "", f"default/p/{name}", CpuSet.parse(cpus), nodes)
+
+
+def verifying(hierarchy: Hierarchy, expected: Expected) -> Verifier:
+    return Verifier(hierarchy, Cpusets(hierarchy, expected, here), expected, here)
+
+
+def written(hierarchy: Hierarchy) -> tuple[str, str]:
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+    return (directory / "cpuset.cpus").read_text().strip(), (directory / "cpuset.mems").read_text().strip()
+
+
+def write(hierarchy: Hierarchy, cpus: str) -> None:
+    """As somebody else does it, and as the kernel then shows it."""
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+    (directory / "cpuset.cpus.effective").write_text(f"{cpus}\n")
+
+
+def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2", "1")])
+        assert await verifier.verify(at_once=False) == ()
+        assert written(hierarchy) == ("0-3", "")
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == "default/p/c1: cpus is 0-3, decided was 2; mems is 0-1, decided was 1"
+        assert verifier.drift == (drift,)
+        assert written(hierarchy) == ("2", "1")
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2")])
+        assert await verifier.verify(at_once=True) == ()
+        assert written(hierarchy) == ("2", "")
+        assert verifier.drift == ()
+
+    asyncio.run(scenario())
+
+
+def test_what_somebody_undid_is_named_also_where_updates_are_due(
+    hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        wanted = [expectation("c1", "0-3", "0-1")]
+        verifier = verifying(hierarchy, lambda *_: wanted)
+        assert await verifier.verify(at_once=False) == ()
+        # An operator's `runc update --cpuset-cpus`, and a decision about somebody else right after it.
+        write(hierarchy, "2-3")
+        (drift,) = await verifier.verify(at_once=True)
+        assert verifier.drift == (drift,)
+        assert written(hierarchy) == ("0-3", "")
+        # What is due now was never in force: nobody undid it.
+        write(hierarchy, "0-3")
+        assert await verifier.verify(at_once=False) == ()
+        wanted[:] = [expectation("c1", "1", "0-1")]
+        assert await verifier.verify(at_once=True) == ()
+        assert written(hierarchy) == ("1", "")
+
+    asyncio.run(scenario())
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.__dict__["difference"] == "default/p/c1: cpus is 2-3, decided was 0-3"
+    assert "bayplan.dev/opt-out=true" in warning.__dict__["hint"]
+
+
+def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
+    hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        wanted = [expectation("c1", "2")]
+        verifier = verifying(hierarchy, lambda *_: wanted)
+        await verifier.verify(at_once=False)
+        for _ in range(10):
+            # The fake kernel shows what it did before, whatever is written.
+            assert len(await verifier.verify(at_once=False)) == 1
+        # Another value is another line, and so is the next life of the container.
+        write(hierarchy, "0-1")
+        await verifier.verify(at_once=False)
+        wanted.clear()
+        await verifier.verify(at_once=False)
+        wanted.append(expectation("c1", "2"))
+        for _ in range(2):
+            await verifier.verify(at_once=False)
+
+    asyncio.run(scenario())
+    warnings = [one.__dict__ for one in caplog.records if one.levelname == "WARNING"]
+    assert [(one["difference"].split()[3], one["times"]) for one in warnings] == [
+        ("0-3,", 1),
+        ("0-3,", 2),
+        ("0-3,", 4),
+        ("0-3,", 8),
+        ("0-1,", 1),
+        ("0-1,", 1),
+    ]
+
+
+def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        wanted = [expectation("c1", "0-3", "0-1"), expectation("gone", "1")]
+        verifier = verifying(hierarchy, lambda *_: wanted)
+        for _ in range(2):
+            assert await verifier.verify(at_once=False) == ()
+        assert written(hierarchy) == ("0-3", "")
+
+    asyncio.run(scenario())
+
+
+def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        answers = iter([[expectation("c1", "2")], [expectation("c1", "3")]])
+        verifier = verifying(hierarchy, lambda *_: next(answers))
+        await verifier.verify(at_once=True)
+        assert written(hierarchy) == ("0-3", "")
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone_but_shared_cpus_of_who_lost_all() -> None:
+    whole = machine(2, cpus_per_node=2)
+    owner = pod("p")
+    one = container("c1", owner, memory_bytes=1, milli_cpus=2000)
+    decision = Decision(
+        derive_request(owner, one, whole.memory_bytes),
+        Outcome.PLACED,
+        Placement(NodeSet([0, 1]), CpuSet([1, 2])),
+    )
+    ledger = Ledger.of([Entry(decision)])
+    half = Machine(whole.nodes[:1], tuple(replace(cpu, online=cpu.node_id == 0) for cpu in whole.cpus))
+    other = Machine(
+        (replace(whole.nodes[0], memory_bytes=0),),
+        tuple(replace(cpu, online=cpu.id == 0) for cpu in whole.cpus),
+    )
+
+    def expected(of: Machine) -> list[tuple[CpuSet | None, NodeSet | None]]:
+        found = expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])
+        return [(each.cpus, each.mems) for each in found]
+
+    assert expected(whole) == [(CpuSet([1, 2]), NodeSet([0, 1]))]
+    assert expected(half) == [(CpuSet([1]), NodeSet([0]))]
+    assert expected(other) == [(CpuSet([0]), None)]
+
+
+def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free() -> None:
+    before = machine(2)
+    slow = replace(before.nodes[0], id=5, cpus=CpuSet(), tier=1)
+    after = Machine((*(replace(node, tier=0) for node in before.nodes), slow), before.cpus)
+    owner = pod("p")
+    one = container("c1", owner)
+    request = derive_request(owner, one, before.memory_bytes)
+
+    def mems(decided: Decision, of: Machine) -> list[NodeSet | None]:
+        ledger = Ledger.of([Entry(decided)])
+        return [each.mems for each in expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])]
+
+    free = Decision(request, Outcome.PLACED, Placement(claim=Claim(NodeSet([0, 1]))))
+    assert mems(free, before) == [None]
+    assert mems(free, after) == [NodeSet([0, 1])]
+    assert mems(replace(free, request=replace(request, pinned_mems=NodeSet([5]))), after) == [None]
+    assert mems(replace(free, request=replace(request, opted_out=True)), after) == []
+    assert mems(replace(free, outcome=Outcome.ADOPTED), after) == [None]
+    kubelets = replace(free, placement=Placement())
+    assert mems(kubelets, after) == [None]
+
+
+class TestAmounts:
+    """What we set for a container that came through a hook, beside its cpusets."""
+
+    APPLIED = Adjustment(
+        memory_limit_bytes=GIB,
+        oom_score_adj=-997,
+        unified={
+            "memory.high": "4096",
+            "memory.low": "8192",
+            "memory.min": "4096",
+            "memory.oom.group": "1",
+        },
+    )
+
+    @pytest.fixture
+    def verifier(self, hierarchy: Hierarchy, tmp_path: Path) -> Verifier:
+        (tmp_path / "proc/42").mkdir(parents=True)
+        (tmp_path / "proc/42/stat").write_text(f"42 (a) S {'0 ' * 18}7 0")
+        (tmp_path / "proc/42/oom_score_adj").write_text("100\n")
+        one = Container("c1", "p", pid=42, oom_score_adj=100)
+        paths = {CPUSET: "/kubepods/c1", MEMORY: "/kubepods/c1"}
+        origin = Origin(Form.HOOK, Pod("p"), one, cgroups=paths, start_ticks=7, applied=self.APPLIED)
+        wanted = Expectation(one, "", "default/p/c1", None, None, origin)
+        return verifying(replace(hierarchy, root=tmp_path), lambda *_: [wanted])
+
+    def directory(self, hierarchy: Hierarchy) -> Path:
+        return Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
+
+    def test_the_kernels_defaults_mean_that_somebody_undid_them(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        async def scenario() -> None:
+            await verifier.verify(at_once=False)
+            (drift,) = await verifier.verify(at_once=False)
+            assert str(drift) == (
+                "default/p/c1: memory.max is max, decided was 1073741824; "
+                "oom_score_adj is 100, decided was -997; memory.high is max, decided was 4096; "
+                "memory.low is 0, decided was 8192; memory.min is 0, decided was 4096; "
+                "memory.oom.group is 0, decided was 1"
+            )
+            assert await verifier.verify(at_once=False) == ()
+
+        asyncio.run(scenario())
+        shown = {name: (self.directory(hierarchy) / name).read_text() for name in FILES}
+        assert shown["memory.max"] == str(GIB)
+        assert {name: shown[name] for name in self.APPLIED.unified} == self.APPLIED.unified
+        assert shown["cpuset.cpus"].strip() == "0-3"
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "-997"
+
+    def test_what_somebody_else_chose_stays(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        chosen = {
+            "memory.max": "1048576",
+            "memory.high": "12288",
+            "memory.low": "4096",
+            "memory.min": "12288",
+        }
+        for name, text in {**chosen, "memory.oom.group": "1"}.items():
+            (self.directory(hierarchy) / name).write_text(f"{text}\n")
+        (tmp_path / "proc/42/oom_score_adj").write_text("500\n")
+
+        async def scenario() -> None:
+            for _ in range(3):
+                assert await verifier.verify(at_once=False) == ()
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "500\n"
+
+    def test_a_repair_writes_nothing_but_what_was_undone(
+        self, verifier: Verifier, hierarchy: Hierarchy
+    ) -> None:
+        for name, text in {**self.APPLIED.unified, "memory.high": "max", "memory.max": "1048576"}.items():
+            (self.directory(hierarchy) / name).write_text(f"{text}\n")
+
+        async def scenario() -> None:
+            await verifier.verify(at_once=True)
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.high").read_text() == "4096"
+        assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
+
+
+def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        wanted = replace(expectation("c1", "0-3"), oom_group=True)
+        verifier = verifying(hierarchy, lambda *_: [wanted])
+        await verifier.verify(at_once=False)
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == "default/p/c1: memory.oom.group is 0, decided was 1"
+        directory = Path(hierarchy.mounts[MEMORY]) / "kubepods" / "c1"
+        assert {name: (directory / name).read_text().strip() for name in FILES} == {
+            **FILES,
+            "memory.oom.group": "1",
+        }
+
+    asyncio.run(scenario())
+
+    def test_what_outlives_the_first_process_is_still_held_to_the_decision(
+        self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
+    ) -> None:
+        (tmp_path / "proc/42/stat").write_text(f"42 (somebody else) S {'0 ' * 18}8 0")
+
+        async def scenario() -> None:
+            await verifier.verify(at_once=True)
+
+        asyncio.run(scenario())
+        assert (self.directory(hierarchy) / "memory.max").read_text() == str(GIB)
+        assert (tmp_path / "proc/42/oom_score_adj").read_text() == "100\n"

@@ -1,0 +1,132 @@
+"""Which set of nodes, and by what it won."""
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine, Node
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import machine
+
+
+def asking(memory_bytes: int, name: str = "c") -> Request:
+    return Request(
+        name,
+        "p",
+        name,
+        QosClass.GUARANTEED,
+        QosSource.INFERRED,
+        Interval(memory_bytes, memory_bytes, "limit"),
+        memory_bytes,
+    )
+
+
+def decide(
+    hardware: Machine, request: Request, ledger: Ledger = Ledger(), policy: Policy = Policy()
+) -> Decision:
+    return ExactEngine().decide(hardware, policy, ledger, request)
+
+
+def won(decision: Decision) -> str:
+    assert decision.advantage is not None
+    return decision.advantage.criterion
+
+
+def test_distances_count_in_both_directions() -> None:
+    far = {(0, 1): 12, (1, 0): 40, (0, 2): 21, (2, 0): 21, (1, 2): 30, (2, 1): 30}
+    decision = decide(machine(3, memory_bytes=GIB, distances=far), asking(2 * GIB))
+    assert str(decision.placement.mems) == "0,2"
+    assert won(decision) == "distance"
+    assert [str(one.nodes) for one in decision.candidates[:2]] == ["0,2", "0-1"]
+    assert decision.candidates[0].criteria["distance"] == 42
+
+
+def test_nodes_with_their_own_cpus_come_before_nodes_that_are_reached_best_from_elsewhere() -> None:
+    plain = machine(2, memory_bytes=GIB)
+    first, second = plain.nodes
+    hardware = Machine((replace(first, initiators=NodeSet([1])), second), plain.cpus)
+    decision = decide(hardware, asking(GIB))
+    assert (str(decision.placement.mems), won(decision)) == ("1", "remote initiators")
+
+
+def test_devices_are_near() -> None:
+    near = replace(asking(GIB), hints=(DeviceHint("gpu", NodeSet([2])),))
+    decision = decide(machine(4, memory_bytes=GIB), near)
+    assert (str(decision.placement.mems), won(decision)) == ("2", "devices elsewhere")
+    apart = replace(near, hints=(*near.hints, DeviceHint("nic", NodeSet([3]))))
+    strict = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    refused = decide(machine(4, memory_bytes=GIB), apart, policy=strict)
+    assert refused.explanation() == (
+        "asks for 1Gi on one node under single-numa-node; its devices are not together on so few nodes"
+    )
+
+
+def test_full_nodes_are_filled_first_so_that_large_requests_fit_later() -> None:
+    hardware = machine(3, memory_bytes=8 * GIB)
+    ledger = Ledger()
+    for name, size, expected in (("a", 5, "0"), ("b", 6, "1"), ("c", 2, "1"), ("d", 3, "0"), ("e", 8, "2")):
+        decision = decide(hardware, asking(size * GIB, name), ledger)
+        ledger = ledger.with_entry(Entry(decision))
+        assert str(decision.placement.mems) == expected, name
+
+
+def test_empty_nodes_are_filled_by_id_although_their_kernels_took_more_or_less() -> None:
+    plain = machine(4)
+    sizes = (900, 1007, 990, 1010)
+    nodes = tuple(
+        replace(node, memory_bytes=size * MIB) for node, size in zip(plain.nodes, sizes, strict=True)
+    )
+    hardware, ledger = Machine(nodes, plain.cpus), Ledger()
+    for expected in ("0", "1", "2", "3"):
+        decision = decide(hardware, asking(600 * MIB, expected), ledger)
+        ledger = ledger.with_entry(Entry(decision))
+        assert str(decision.placement.mems) == expected
+
+
+def test_sparse_ids_up_to_the_kernels_limit() -> None:
+    ids = (3, 64, 1023)
+    nodes = tuple(Node(node, CpuSet([node]), GIB) for node in ids)
+    hardware = Machine(nodes, machine(1).cpus[:1])
+    assert str(decide(hardware, asking(3 * GIB)).placement.mems) == "3,64,1023"
+    assert str(decide(hardware, asking(GIB)).placement.mems) == "3"
+
+
+def test_more_sets_than_can_be_enumerated() -> None:
+    hardware = machine(64, memory_bytes=GIB)
+    decision = decide(hardware, asking(30 * GIB))
+    assert decision.placement.mems is not None
+    assert len(decision.placement.mems) == 30
+    ledger = Ledger.of([Entry(decision)])
+    rest = decide(hardware, asking(34 * GIB, "rest"), ledger)
+    assert rest.placement.mems == hardware.ordinary_nodes - decision.placement.mems
+
+
+def test_a_width_limit_on_a_machine_with_too_many_sets() -> None:
+    hardware, restricted = machine(40, memory_bytes=GIB), Policy(topology=TopologyPolicy.RESTRICTED)
+    # Half of every second node is taken, and two of the free ones have room for 1 GiB each, but not together.
+    ledger = Ledger()
+    for node in range(0, 40, 2):
+        wish = NodeWish(NodeSet([node]), required=True)
+        taken = replace(asking(GIB // 2, f"half-{node}"), nodes=wish)
+        ledger = ledger.with_entry(Entry(decide(hardware, taken, ledger)))
+    pair = replace(asking(GIB, "pair"), nodes=NodeWish(NodeSet([1, 3]), required=True))
+    ledger = ledger.with_entry(Entry(decide(hardware, pair, ledger)))
+    wide = decide(hardware, asking(18 * GIB, "wide"), ledger, restricted)
+    assert wide.placement.mems is not None
+    assert len(wide.placement.mems) == 18
+    assert not NodeSet([1, 3]) <= wide.placement.mems
+
+
+def test_what_did_not_fit_is_listed_with_what_was_missing() -> None:
+    hardware = machine(2, memory_bytes=4 * GIB)
+    ledger = Ledger.of([Entry(decide(hardware, asking(3 * GIB, "first")))])
+    decision = decide(hardware, asking(2 * GIB, "second"), ledger)
+    assert [(str(one.nodes), one.obstacle) for one in decision.candidates] == [
+        ("1", ""),
+        ("0-1", ""),
+        ("0", "room for 1Gi of 2Gi memory"),
+    ]
+    assert won(decision) == "nodes"

@@ -1,0 +1,642 @@
+"""The `exact` engine: placements, strict and default policies, wishes, moves, and what must never happen."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.witness import shortages
+from bayplan.engines.interface import Engine, reserved_cpus
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.model.decision import (
+    Claim,
+    Decision,
+    Interval,
+    MemoryPolicyMode,
+    Move,
+    NodeWish,
+    Outcome,
+    Placement,
+    PodTotals,
+    QosClass,
+    Request,
+    TierWish,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.request import derive_request
+from bayplan.model.workload import Resources
+from bayplan.placement.departures import relieved
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import container, machine, pod
+
+ENGINE: Engine = ExactEngine()
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
+SINGLE = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+
+
+class Node:
+    """A machine under a policy with what was placed on it so far."""
+
+    def __init__(self, hardware: Machine, policy: Policy = Policy()) -> None:
+        self.machine, self.policy, self.ledger = hardware, policy, Ledger()
+
+    def place(self, container_id: str, memory_bytes: int, milli_cpus: int = 500, **spec: object) -> Decision:
+        one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
+        one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]
+        request = derive_request(GUARANTEED, one, self.machine.memory_bytes)
+        return self.decide(request)
+
+    def decide(self, request: Request) -> Decision:
+        decision = ENGINE.decide(self.machine, self.policy, self.ledger, request)
+        if decision.outcome is not Outcome.REFUSED:
+            self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
+        return decision
+
+    def mems(self, container_id: str, memory_bytes: int, milli_cpus: int = 500) -> str:
+        return str(self.place(container_id, memory_bytes, milli_cpus).placement.mems)
+
+
+def request(container_id: str, memory_bytes: int) -> Request:
+    one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=500)
+    return derive_request(GUARANTEED, one, 4 * GIB)
+
+
+def sized(asked: Request, memory_bytes: int) -> Request:
+    return replace(
+        asked, memory=Interval(memory_bytes, memory_bytes, "limit"), memory_limit_bytes=memory_bytes
+    )
+
+
+def codes(decision: Decision) -> list[str]:
+    return [reason.code for reason in decision.reasons]
+
+
+def test_one_container_per_node_until_full_then_a_refusal_that_says_why() -> None:
+    node = Node(machine(4, memory_bytes=GIB), RESTRICTED)
+    assert [node.mems(f"c{i}", 600 * MIB) for i in range(4)] == ["0", "1", "2", "3"]
+    refused = node.place("c4", 600 * MIB)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.explanation() == (
+        "asks for 600Mi on one node under restricted; node 0 holds 1Gi; "
+        "600Mi are promised to default/g/c0-name; you asked for 600Mi there"
+    )
+    node.ledger = node.ledger.without("c1")
+    assert node.mems("c5", 600 * MIB) == "1"
+
+
+def test_the_default_policy_widens_instead() -> None:
+    node = Node(machine(2, memory_bytes=GIB))
+    assert [node.mems(f"c{i}", 600 * MIB) for i in range(3)] == ["0", "1", "0-1"]
+    overcommitted = node.place("c3", 600 * MIB)
+    assert overcommitted.outcome is Outcome.DEGRADED
+    assert overcommitted.placement.mems is None
+    assert codes(overcommitted) == ["overcommitted"]
+    assert overcommitted.explanation() == (
+        "nodes 0-1 hold 2Gi; 1800Mi are promised to default/g/c0-name, default/g/c1-name, default/g/c2-name; "
+        "you asked for 600Mi there; placed without a promise for all of it"
+    )
+    claim = overcommitted.placement.claim
+    assert claim is not None
+    assert (claim.amounts_bytes, claim.short_bytes) == ({"memory": 248 * MIB}, {"memory": 352 * MIB})
+
+
+def test_larger_than_a_node() -> None:
+    assert Node(machine(4), RESTRICTED).mems("c", GIB + MIB) == "0-1"
+    assert Node(machine(4)).mems("c", 3 * GIB) == "0-2"
+    assert Node(machine(4), SINGLE).place("c", GIB + MIB).outcome is Outcome.REFUSED
+
+
+def test_restricted_refuses_what_would_be_wider_than_it_ever_needs_to_be() -> None:
+    node = Node(machine(2), RESTRICTED)
+    node.place("a", 600 * MIB)
+    node.place("b", 600 * MIB)
+    assert node.place("c", 700 * MIB).outcome is Outcome.REFUSED
+    assert node.place("d", 4 * GIB).outcome is Outcome.REFUSED
+
+
+def test_reserved_memory_is_kept() -> None:
+    policy = replace(RESTRICTED, reserved_bytes={0: {"memory": 500 * MIB}})
+    assert Node(machine(2), policy).mems("c", 600 * MIB) == "1"
+
+
+def test_cpu_less_nodes_are_for_those_who_ask_for_them() -> None:
+    hardware = machine(1, cpu_less={5: 4 * GIB})
+    degraded = Node(hardware).place("c", 2 * GIB)
+    assert (degraded.outcome, str(degraded.placement.mems)) == (Outcome.DEGRADED, "0")
+    assert Node(hardware, RESTRICTED).place("c", 2 * GIB).outcome is Outcome.REFUSED
+    asked = Node(hardware).decide(replace(request("c", 2 * GIB), nodes=NodeWish(NodeSet([5]), required=True)))
+    assert (asked.outcome, str(asked.placement.mems)) == (Outcome.PLACED, "5")
+
+
+def test_huge_pages_are_placed_with_the_memory() -> None:
+    hardware = machine(2, memory_bytes=GIB, hugepages_bytes={2 * MIB: 64 * MIB})
+    node = Node(hardware, RESTRICTED)
+    pages = {"hugepage_limits_bytes": {2 * MIB: 64 * MIB}}
+    first, second = node.place("a", 100 * MIB, **pages), node.place("b", 100 * MIB, **pages)
+    assert (str(first.placement.mems), str(second.placement.mems)) == ("0", "1")
+    assert second.placement.booked_bytes == {1: {"memory": 100 * MIB, "hugepages-2Mi": 64 * MIB}}
+    refused = node.place("c", 100 * MIB, **pages)
+    assert "holds 64Mi of hugepages-2Mi; 64Mi are promised to default/g/a-name" in refused.explanation()
+
+
+def test_cpus_and_memory_come_from_the_same_node() -> None:
+    node = Node(machine(2, cpus_per_node=4), RESTRICTED)
+    first = node.place("a", 100 * MIB, 3000)
+    assert (str(first.placement.mems), str(first.placement.exclusive_cpus)) == ("0", "1-3")
+    second = node.place("b", 100 * MIB, 2000)
+    assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("1", "4-5")
+    assert str(node.ledger.shared_cpus(node.machine)) == "0,6-7"
+
+
+def test_policy_none_places_memory_and_cpus_each_for_itself() -> None:
+    node = Node(machine(2, cpus_per_node=4), Policy(topology=TopologyPolicy.NONE))
+    node.place("a", 100 * MIB, 3000)
+    second = node.place("b", 100 * MIB, 2000)
+    assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("0", "4-5")
+
+
+def test_too_many_cpus_run_on_the_shared_pool_or_are_refused() -> None:
+    degraded = Node(machine(1, cpus_per_node=4)).place("c", MIB, 4000)
+    assert (degraded.outcome, degraded.placement.exclusive_cpus) == (Outcome.DEGRADED, CpuSet())
+    assert "no-exclusive-cpus" in codes(degraded)
+    assert Node(machine(1, cpus_per_node=4), RESTRICTED).place("c", MIB, 4000).outcome is Outcome.REFUSED
+
+
+def test_cpus_elsewhere_are_better_than_no_memory() -> None:
+    node = Node(machine(2, cpus_per_node=2, memory_bytes=GIB))
+    node.place("a", MIB, 2000)
+    decision = node.place("b", 2 * GIB - 10 * MIB, 2000)
+    assert decision.outcome is Outcome.DEGRADED
+    assert decision.placement.mems == NodeSet([0, 1])
+
+
+def test_the_configured_cpus_stay_shared() -> None:
+    policy = Policy(reserved_cpus=CpuSet([3]))
+    assert str(Node(machine(1), policy).place("c", MIB, 3000).placement.exclusive_cpus) == "0-2"
+    assert reserved_cpus(machine(1), Policy()) == CpuSet([0])
+
+
+def wish(container_id: str, memory_bytes: int, nodes: str, *, required: bool = True) -> Request:
+    return replace(request(container_id, memory_bytes), nodes=NodeWish(NodeSet.parse(nodes), required))
+
+
+def test_sets_that_cross_are_taken_only_when_nothing_else_fits_and_are_marked() -> None:
+    node = Node(machine(4))
+    assert node.mems("wide", GIB + 600 * MIB) == "0-1"
+    assert node.mems("tight", 700 * MIB) == "2"
+    assert node.mems("other", 700 * MIB) == "3"
+    # Of the pairs with room, 1-2 and the like cross 0-1; all four nodes contain it.
+    assert node.mems("nested", 900 * MIB) == "0-3"
+    node = Node(machine(4), RESTRICTED)
+    for name, nodes, size in (("a", "0-1", 1200), ("c", "2", 200), ("d", "3", 900)):
+        node.policy = Policy()
+        node.decide(wish(name, size * MIB, nodes))
+    node.policy = RESTRICTED
+    crossing = node.place("e", 1100 * MIB)
+    assert str(crossing.placement.mems) == "0,2"
+    assert crossing.placement.overlapping
+    assert codes(crossing) == ["best-set", "overlap"]
+    policy = crossing.placement.memory_policy
+    assert policy is not None
+    assert policy.mode is MemoryPolicyMode.PREFERRED
+    main = max(crossing.placement.booked_bytes.items(), key=lambda item: (item[1]["memory"], -item[0]))[0]
+    assert list(policy.nodes) == [main]
+
+
+def test_promises_that_cross_are_refused_when_their_union_is_full() -> None:
+    node = Node(machine(3, memory_bytes=10 * GIB))
+    node.decide(wish("a", 20 * GIB, "0-1"))
+    refused = node.decide(wish("b", 15 * GIB, "1-2"))
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.shortage is not None
+    assert refused.shortage.sentence() == (
+        "nodes 0-2 hold 30Gi; 20Gi are promised to default/g/a-name; you asked for 15Gi there"
+    )
+    assert refused.shortage.sentence() in refused.explanation()
+    assert node.decide(wish("c", 10 * GIB, "1-2")).outcome is Outcome.PLACED
+
+
+def test_a_flexible_container_moves_over_and_back() -> None:
+    node = Node(machine(2))
+    moved = node.place("flexible", 600 * MIB)
+    assert str(moved.placement.mems) == "0"
+    late = node.decide(wish("late", 900 * MIB, "0"))
+    assert codes(late) == ["best-set", "as-wished", "moved-others"]
+    assert late.moves == (
+        Move("flexible", "default/g/flexible-name", NodeSet([0]), NodeSet([0, 1]), 600 * MIB - 124 * MIB),
+    )
+    placement = node.ledger.entries["flexible"].decision.placement
+    assert (str(placement.mems), str(placement.home), str(placement.left)) == ("0-1", "0", "0")
+    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
+    node.ledger = node.ledger.without("late")
+    back = ENGINE.returns(node.machine, node.policy, node.ledger)
+    assert [(move.container_id, str(move.after)) for move in back] == [("flexible", "0")]
+    node.ledger = node.ledger.moved(back)
+    assert node.ledger.entries["flexible"].decision.placement.home is None
+
+
+def test_a_short_promise_is_made_up_for_when_somebody_goes() -> None:
+    node = Node(machine(2))
+    for name in ("a", "b", "short"):
+        node.place(name, 900 * MIB)
+    left = node.ledger.without("a")
+    after, moves, more = relieved(node.machine, node.policy, ENGINE, left)
+    assert (moves, more) == ((), ("short",))
+    decision = after.entries["short"].decision
+    assert (decision.outcome, codes(decision)) == (Outcome.PLACED, ["promised-later"])
+    assert decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 900 * MIB}, flexible=True)
+    assert relieved(node.machine, node.policy, ENGINE, after.without("b")) == (after.without("b"), (), ())
+
+
+def test_no_more_containers_move_than_needed_and_never_too_many() -> None:
+    node = Node(machine(2, memory_bytes=4 * GIB))
+    for number in range(40):
+        node.place(f"small-{number:02}", 50 * MIB)
+    for name in ("large", "larger"):
+        node.decide(wish(name, 700 * MIB, "0", required=False))
+    assert {str(entry.decision.placement.mems) for entry in node.ledger.entries.values()} == {"0"}
+    one = node.decide(wish("first", 1000 * MIB, "0"))
+    assert [move.container_id for move in one.moves] == ["large"]
+    node.ledger = node.ledger.without("first").moved(
+        ENGINE.returns(node.machine, node.policy, node.ledger.without("first"))
+    )
+    several = node.decide(wish("second", 2150 * MIB, "0"))
+    assert [move.container_id for move in several.moves][:2] == ["large", "larger"]
+    assert len(several.moves) == 4
+    too_many = node.decide(wish("third", 1000 * MIB, "0"))
+    assert (too_many.outcome, too_many.moves) == (Outcome.REFUSED, ())
+
+
+def test_nobody_is_moved_who_asked_to_stay() -> None:
+    node = Node(machine(2))
+    node.decide(wish("firm", 600 * MIB, "0"))
+    refused = node.decide(wish("late", 900 * MIB, "0"))
+    assert (refused.outcome, refused.moves) == (Outcome.REFUSED, ())
+    assert "600Mi are promised to default/g/firm-name" in refused.explanation()
+
+
+def test_a_preferred_wish_gives_way_and_says_so() -> None:
+    node = Node(machine(2))
+    node.place("first", 600 * MIB)
+    second = node.decide(wish("second", 600 * MIB, "0", required=False))
+    assert (second.outcome, str(second.placement.mems)) == (Outcome.DEGRADED, "1")
+    assert codes(second) == ["wish-not-granted", "best-set"]
+    assert "prefers node 0: node 0 holds 1Gi; 600Mi are promised to" in second.explanation()
+
+
+def test_others_move_over_on_preferred_nodes_rather_than_that_a_strict_policy_refuses() -> None:
+    """Node 2 has no CPUs, so that nobody is placed there who does not ask for it."""
+    node = Node(machine(2, cpu_less={2: GIB}), RESTRICTED)
+    assert [node.mems("a", 500 * MIB), node.mems("b", 600 * MIB)] == ["0", "1"]
+    there = replace(wish("there", 600 * MIB, "2", required=False), qos=QosClass.BURSTABLE)
+    assert str(node.decide(there).placement.mems) == "2"
+    asked = node.decide(wish("asked", 600 * MIB, "2", required=False))
+    assert (asked.outcome, str(asked.placement.mems)) == (Outcome.PLACED, "2")
+    assert [(move.name, str(move.before)) for move in asked.moves] == [("default/g/there-name", "2")]
+    assert node.decide(wish("more", 600 * MIB, "2", required=False)).outcome is Outcome.REFUSED
+
+
+def test_others_move_over_for_a_running_container_to_grow_on_more_nodes_than_a_new_one_may_have() -> None:
+    node = Node(machine(3), RESTRICTED)
+    for number, memory_mib in enumerate((400, 700, 700)):
+        node.decide(wish(f"firm-{number}", memory_mib * MIB, str(number)))
+    node.decide(replace(wish("there", 500 * MIB, "0", required=False), qos=QosClass.BURSTABLE))
+    has = Placement(NodeSet([0, 1]), claim=Claim(NodeSet([0, 1]), {"memory": 100 * MIB}, flexible=False))
+    grown = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 700 * MIB), has)
+    assert (grown.outcome, str(grown.placement.mems)) == (Outcome.PLACED, "0-1")
+    assert [move.name for move in grown.moves] == ["default/g/there-name"]
+    more = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 950 * MIB), has)
+    assert more.outcome is Outcome.REFUSED
+
+
+def test_a_tier_that_the_machine_lacks_is_refused_or_done_without() -> None:
+    node = Node(machine(2))
+    asked = replace(request("c", 100 * MIB), tier=TierWish(3, required=True))
+    refused = node.decide(asked)
+    assert refused.outcome is Outcome.REFUSED
+    assert "requires tier 3, and this machine has no such nodes" in refused.explanation()
+    assert str(node.decide(replace(asked, tier=TierWish(3))).placement.mems) == "0"
+
+
+def test_burstable_containers_claim_everywhere_and_count() -> None:
+    node = Node(machine(2))
+    burstable = replace(request("b", 1500 * MIB), qos=QosClass.BURSTABLE)
+    assert node.decide(burstable).placement.claim == Claim(
+        NodeSet([0, 1]), {"memory": 1500 * MIB}, flexible=True
+    )
+    assert node.place("small", 500 * MIB).outcome is Outcome.PLACED
+    full = node.place("more", 100 * MIB)
+    assert full.outcome is Outcome.DEGRADED
+    assert "1500Mi" not in full.explanation()
+    assert "nodes 0-1 hold 2Gi; 2000Mi are promised to default/g/b-name" in full.explanation()
+
+
+def test_the_pod_scope_keeps_a_pod_together() -> None:
+    engine = ExactEngine(Scope.POD)
+    ledger, hardware, policy = Ledger(), machine(2), RESTRICTED
+    totals = PodTotals(900 * MIB)
+    other = engine.decide(hardware, policy, ledger, request("other", 300 * MIB))
+    ledger = ledger.with_entry(Entry(other))
+    placed = []
+    for name, size in (("one", 600 * MIB), ("two", 300 * MIB)):
+        asked = replace(request(name, size), pod_id="together", pod_totals=totals)
+        decision = engine.decide(hardware, policy, ledger, asked)
+        ledger = ledger.with_entry(Entry(decision))
+        placed.append(str(decision.placement.mems))
+    assert str(other.placement.mems) == "0"
+    assert placed == ["1", "1"]
+    third = replace(request("third", 100 * MIB), pod_id="apart", pod_totals=PodTotals(900 * MIB))
+    refused = engine.decide(hardware, policy, ledger, third)
+    assert refused.explanation().startswith(
+        "asks for 900Mi with the rest of its pod on one node under restricted; node 0 holds 1Gi; 300Mi are"
+    )
+    loose = engine.decide(hardware, Policy(), ledger, third)
+    assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
+
+
+def test_a_resize_is_answered_as_a_new_container_would_be() -> None:
+    for policy in (Policy(), RESTRICTED):
+        node = Node(machine(2), policy)
+        node.place("neighbour", 900 * MIB)
+        before = node.place("grown", 900 * MIB)
+        node.ledger = node.ledger.without("grown")
+        asked = request("grown", 1200 * MIB)
+        grown = ENGINE.decide(node.machine, policy, node.ledger, asked, before.placement)
+        assert grown.outcome is ENGINE.decide(node.machine, policy, node.ledger, asked).outcome
+        sentence = (
+            "nodes 0-1 hold 2Gi; 900Mi are promised to default/g/neighbour-name; you asked for 1200Mi there"
+        )
+        assert sentence in grown.explanation()
+        assert ("it keeps what it has" in grown.explanation()) == (policy is RESTRICTED)
+
+
+def test_a_resize_takes_more_nodes_around_those_it_has_and_a_smaller_one_none() -> None:
+    node = Node(machine(2))
+    node.place("neighbour", 900 * MIB)
+    before = node.place("grown", 900 * MIB)
+    base = node.ledger.without("grown")
+
+    def resized(size: int) -> Decision:
+        return ENGINE.decide(node.machine, node.policy, base, request("grown", size), before.placement)
+
+    wider = resized(1100 * MIB)
+    assert (wider.outcome, str(wider.placement.mems)) == (Outcome.PLACED, "0-1")
+    assert codes(resized(800 * MIB)) == ["kept"]
+
+
+def test_cpus_go_where_memory_has_to_go() -> None:
+    for policy in (SINGLE, RESTRICTED, Policy()):
+        node = Node(machine(2), policy)
+        before = node.place("grown", 100 * MIB, 2000)
+        node.decide(wish("neighbour", 800 * MIB, "0"))
+        assert (str(before.placement.mems), str(before.placement.exclusive_cpus)) == ("0", "1-2")
+        base = node.ledger.without("grown")
+        asked = sized(before.request, 500 * MIB)
+        grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+        assert grown.outcome is Outcome.PLACED
+        if policy.topology is TopologyPolicy.BEST_EFFORT:  # may have both nodes, and keeps its CPUs
+            assert (str(grown.placement.mems), str(grown.placement.exclusive_cpus)) == ("0-1", "1-2")
+        else:
+            assert (str(grown.placement.mems), str(grown.placement.exclusive_cpus)) == ("1", "4-5")
+
+
+def test_memory_without_cpus_beside_it_is_refused_by_strict_policies_and_else_degraded() -> None:
+    for policy in (SINGLE, Policy()):
+        node = Node(machine(2), policy)
+        before = node.place("grown", 100 * MIB, 2000)
+        node.decide(wish("neighbour", 800 * MIB, "0"))
+        node.place("other", 600 * MIB, 4000)  # all CPUs of node 1
+        base = node.ledger.without("grown")
+        for size in (400 * MIB, 1200 * MIB):
+            asked = sized(before.request, size)
+            grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+            if policy is SINGLE:
+                assert grown.outcome is Outcome.REFUSED
+            elif size > GIB:
+                assert (grown.outcome, codes(grown)[0]) == (Outcome.DEGRADED, "overcommitted")
+            assert grown.outcome is Outcome.REFUSED or str(grown.placement.exclusive_cpus) == "1-2"
+
+
+def test_a_container_whose_cpus_are_apart_may_always_shrink_and_is_told() -> None:
+    node = Node(machine(2), SINGLE)
+    node.place("other", 600 * MIB, 3000)  # all CPUs of node 0 that may be exclusive
+    apart = Placement(NodeSet([0]), CpuSet([4, 5]), claim=Claim(NodeSet([0]), {"memory": 300 * MIB}))
+    node.decide(wish("neighbour", 900 * MIB, "1"))
+    asked = replace(request("shrinks", 200 * MIB), exclusive_cpus=2)
+    shrunk = ENGINE.decide(node.machine, SINGLE, node.ledger, asked, apart)
+    assert (shrunk.outcome, codes(shrunk)) == (Outcome.DEGRADED, ["kept", "apart"])
+    assert (str(shrunk.placement.mems), str(shrunk.placement.exclusive_cpus)) == ("0", "4-5")
+    more = ENGINE.decide(node.machine, SINGLE, node.ledger, sized(asked, 310 * MIB), apart)
+    assert more.outcome is Outcome.REFUSED
+
+
+def test_a_wish_that_was_not_granted_is_still_told_of_after_a_resize() -> None:
+    node = Node(machine(2))
+    node.decide(wish("neighbour", 900 * MIB, "1"))
+    before = node.decide(wish("c", 500 * MIB, "1", required=False))
+    assert before.outcome is Outcome.DEGRADED
+    asked = sized(before.request, 400 * MIB)
+    after = ENGINE.decide(node.machine, node.policy, node.ledger.without("c"), asked, before.placement)
+    assert (after.outcome, codes(after)) == (Outcome.DEGRADED, ["kept", "wish-not-granted"])
+
+
+def test_a_refusal_says_how_many_of_the_wished_nodes_the_policy_allows() -> None:
+    node = Node(machine(3), RESTRICTED)
+    node.place("a", 700 * MIB)
+    node.place("b", 700 * MIB)
+    refused = node.decide(wish("c", 500 * MIB, "0-1"))
+    assert refused.explanation() == (
+        "asks for 500Mi on one node under restricted and requires node 0-1; node 0 holds 1Gi; 700Mi are "
+        "promised to default/g/a-name; you asked for 500Mi there"
+    )
+
+
+def test_a_refusal_for_cpus_says_where_there_are_some() -> None:
+    node = Node(machine(2), SINGLE)
+    refused = node.place("c", 100 * MIB, 5000)
+    assert refused.explanation() == (
+        "asks for 100Mi and 5 CPUs on one node under single-numa-node; no node is that large: "
+        "node 1 has the most, 4 CPUs for containers of their own"
+    )
+    for _ in range(2):
+        node.place(f"half-{_}", 100 * MIB, 2000)
+    refused = node.place("c", 100 * MIB, 4000)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.explanation().endswith("; free CPUs: 1 on node 0, 2 on node 1")
+
+
+def test_what_could_never_fit_is_said_first() -> None:
+    for policy, memory_bytes, fact in (
+        (SINGLE, 3 * GIB // 2, "no node is that large: node 0 holds the most, 1Gi"),
+        (RESTRICTED, 9 * GIB, "nodes 0-3 hold 3840Mi in all"),
+    ):
+        plain = machine(4)
+        nodes = (*plain.nodes[:3], replace(plain.nodes[3], memory_bytes=768 * MIB))
+        node = Node(Machine(nodes, plain.cpus), policy)
+        node.place("a", 700 * MIB)
+        refused = node.place("b", memory_bytes)
+        assert refused.outcome is Outcome.REFUSED
+        assert refused.explanation().endswith(f"; {fact}")
+        assert "promised" not in refused.explanation()
+
+
+def test_a_refusal_is_about_a_node_that_could_hold_it() -> None:
+    """Node 3 is empty, and too small; of the others node 1 lacks least."""
+    plain = machine(4)
+    nodes = (*plain.nodes[:3], replace(plain.nodes[3], memory_bytes=768 * MIB))
+    node = Node(Machine(nodes, plain.cpus), SINGLE)
+    for number, memory_mib in enumerate((600, 500, 700)):
+        node.decide(wish(f"c{number}", memory_mib * MIB, str(number)))
+    refused = node.place("b", 1000 * MIB)
+    assert refused.explanation() == (
+        "asks for 1000Mi on one node under single-numa-node; node 1 holds 1Gi; "
+        "500Mi are promised to default/g/c1-name; you asked for 1000Mi there"
+    )
+
+
+def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
+    node = Node(machine(4, hugepages_bytes={2 * MIB: 64 * MIB}), Policy(topology=TopologyPolicy.RESTRICTED))
+    pages = {"hugepages-2Mi": 192 * MIB}
+    first = node.decide(replace(request("first", 10 * MIB), hugepages_bytes=pages))
+    assert str(first.placement.mems) == "0-2"
+    second = node.decide(replace(request("second", 10 * MIB), hugepages_bytes=pages))
+    assert second.outcome is Outcome.REFUSED
+    assert second.explanation() == (
+        "asks for 10Mi and 192Mi of hugepages-2Mi on 3 nodes under restricted; nodes 0-3 hold 256Mi of "
+        "hugepages-2Mi; 192Mi are promised to default/g/first-name; you asked for 192Mi there"
+    )
+
+
+def test_a_resize_that_asks_for_too_many_cpus_shares_all_of_them_as_a_new_container_would() -> None:
+    for policy in (Policy(), Policy(topology=TopologyPolicy.NONE), SINGLE):
+        node = Node(machine(2, cpus_per_node=5), policy)
+        node.decide(replace(wish("there", 100 * MIB, "1"), exclusive_cpus=3))
+        node.decide(replace(wish("here", 100 * MIB, "0"), exclusive_cpus=4))
+        before = node.place("grown", 100 * MIB, 2000)
+        assert str(before.placement.exclusive_cpus) == "8-9"
+        base = node.ledger.without("grown")
+        more = replace(before.request, exclusive_cpus=4)
+        grown = ENGINE.decide(node.machine, policy, base, more, before.placement)
+        if policy is SINGLE:
+            assert grown.explanation() == (
+                "asks for 100Mi and 4 CPUs on one node under single-numa-node; "
+                "free CPUs: 0 on node 0, 2 on node 1; it keeps what it has"
+            )
+        else:
+            assert (grown.outcome, str(grown.placement.exclusive_cpus)) == (Outcome.DEGRADED, "")
+            assert "4 exclusive CPUs asked for, 2 left; runs on the shared CPUs" in grown.explanation()
+
+
+def test_a_resize_by_cpus_keeps_those_that_it_has() -> None:
+    node = Node(machine(2, cpus_per_node=8), SINGLE)
+    before = node.place("c", 100 * MIB, 2000)
+    assert str(before.placement.exclusive_cpus) == "1-2"
+    node.place("neighbour", 100 * MIB, 1000)
+    base = node.ledger.without("c")
+    for count, cpus in ((3, "1-2,4"), (1, "1")):
+        asked = replace(before.request, exclusive_cpus=count)
+        changed = ENGINE.decide(node.machine, SINGLE, base, asked, before.placement)
+        assert (codes(changed), str(changed.placement.exclusive_cpus)) == (["kept"], cpus)
+
+
+def test_cpus_of_a_node_without_memory_are_taken_before_those_of_another_node() -> None:
+    """Node 2 has no memory, and node 0 is the nearest that has; node 1 is nearer to node 0 than that."""
+    far = {(0, 2): 21, (2, 0): 21, (1, 2): 31, (2, 1): 31}
+    plain = machine(3, cpus_per_node=2, distances=far)
+    nodes = tuple(replace(one, memory_bytes=0) if one.id == 2 else one for one in plain.nodes)
+    node = Node(Machine(nodes, plain.cpus), Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE))
+    placed = node.decide(replace(wish("c", 100 * MIB, "0"), exclusive_cpus=3))
+    assert (placed.outcome, str(placed.placement.exclusive_cpus)) == (Outcome.PLACED, "1,4-5")
+
+
+def test_a_node_that_lost_memory_takes_nothing_new() -> None:
+    node = Node(machine(2))
+    node.place("a", 900 * MIB)
+    smaller = machine(2, memory_bytes=512 * MIB)
+    (lacking,) = shortages(smaller, node.policy, node.ledger)
+    assert lacking.sentence().startswith("node 0 holds 512Mi; 900Mi are promised to default/g/a-name")
+    node.machine = smaller
+    assert node.mems("b", 100 * MIB) == "1"
+    everywhere = replace(request("c", 100 * MIB), qos=QosClass.BURSTABLE)
+    assert node.decide(everywhere).outcome is Outcome.PLACED
+    # What node 0 lacks takes nothing from node 1.
+    assert node.mems("d", 300 * MIB) == "1"
+    assert node.decide(replace(everywhere, container_id="e")).outcome is Outcome.DEGRADED
+    less = ENGINE.decide(
+        smaller,
+        node.policy,
+        node.ledger.without("a"),
+        request("a", 800 * MIB),
+        node.ledger.entries["a"].decision.placement,
+    )
+    assert (less.outcome, codes(less)) == (Outcome.PLACED, ["kept"])
+
+
+def test_what_somebody_else_pinned_is_left_alone_but_counted() -> None:
+    node = Node(machine(2))
+    decision = node.place("c", 300 * MIB, 2000, cpuset_cpus=CpuSet([5]), cpuset_mems=NodeSet([1]))
+    assert codes(decision) == ["pinned"]
+    assert decision.placement.mems is None
+    assert decision.placement.claim == Claim(NodeSet([1]), {"memory": 300 * MIB})
+    assert 5 not in node.place("d", MIB, 3000).placement.exclusive_cpus
+
+
+def test_other_classes_are_not_confined() -> None:
+    burstable = pod("b", QosClass.BURSTABLE)
+    request = derive_request(burstable, container("c", burstable, memory_bytes=GIB), 4 * GIB)
+    decision = ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)
+    assert (decision.outcome, decision.placement.mems) == (Outcome.PLACED, None)
+
+
+def test_nothing_asked_is_placed_anywhere() -> None:
+    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=Resources()), 4 * GIB)
+    assert codes(ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)) == ["nothing-claimed"]
+
+
+def test_a_changed_container_stays_where_it_is_if_it_can() -> None:
+    node = Node(machine(2))
+    node.place("a", 500 * MIB, 2000)
+    before = node.place("b", 100 * MIB, 2000)
+    request = replace(
+        before.request, memory=replace(before.request.memory, low_bytes=200 * MIB, high_bytes=200 * MIB)
+    )
+    base = node.ledger.without("b")
+    after = ENGINE.decide(node.machine, node.policy, base, request, before.placement)
+    assert after.placement.mems == before.placement.mems
+    assert after.placement.exclusive_cpus == before.placement.exclusive_cpus
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 11), st.integers(0, 5), st.sampled_from([0, 500, 1000, 2000, 3000])), max_size=40
+)
+policies = st.sampled_from(list(TopologyPolicy))
+
+
+@given(steps, policies)
+def test_nothing_is_promised_twice(operations: list[tuple[int, int, int]], policy: TopologyPolicy) -> None:
+    node = Node(machine(3, cpus_per_node=4, threads_per_core=2), Policy(topology=policy))
+    for number, quarter_gib, milli in operations:
+        container_id = f"c{number}"
+        if quarter_gib == 0:
+            node.ledger = node.ledger.without(container_id)
+            continue
+        node.ledger = node.ledger.without(container_id)
+        decision = node.place(container_id, quarter_gib * GIB // 4, milli)
+        check_invariants(node)
+        if policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE):
+            assert decision.outcome is not Outcome.DEGRADED
+        else:
+            assert decision.outcome is not Outcome.REFUSED
+
+
+def check_invariants(node: Node) -> None:
+    placements = [entry.decision.placement for entry in node.ledger.entries.values()]
+    exclusive = [cpu for one in placements for cpu in one.exclusive_cpus]
+    assert len(exclusive) == len(set(exclusive))
+    assert CpuSet(exclusive) == node.ledger.exclusive_cpus
+    assert node.ledger.shared_cpus(node.machine)
+    assert not shortages(node.machine, node.policy, node.ledger)

@@ -1,0 +1,123 @@
+"""Annotations as wishes: every key, both scopes, and every way to be wrong."""
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.errors import ConfigError
+from bayplan.model.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
+from bayplan.model.machine import Machine
+from bayplan.model.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from support.machines import machine
+
+PLAIN = machine(2, cpu_less={2: GIB, 3: GIB})
+TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes), PLAIN.cpus)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wishes"),
+    [
+        ("memory-limit", "1Gi", Wishes(memory_limit_bytes=GIB)),
+        ("memory-request", "128Mi", Wishes(memory_request_bytes=128 * MIB)),
+        ("memory-request", "0", Wishes(memory_request_bytes=0)),
+        ("preferred-nodes", "0-1,3", Wishes(nodes=NodeWish(NodeSet([0, 1, 3])))),
+        ("required-nodes", "2", Wishes(nodes=NodeWish(NodeSet([2]), required=True))),
+        ("preferred-tier", "1", Wishes(tier=TierWish(1))),
+        ("preferred-tier", "cxl", Wishes(tier=TierWish(1))),
+        ("required-tier", "0", Wishes(tier=TierWish(0, required=True))),
+        ("memory-policy", "local", Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.LOCAL))),
+        (
+            "memory-policy",
+            "weighted-interleave=static:0-1",
+            Wishes(
+                memory_policy=MemoryPolicyWish(
+                    MemoryPolicyMode.WEIGHTED_INTERLEAVE, NodeSet([0, 1]), ("static_nodes",)
+                )
+            ),
+        ),
+        (
+            "memory-policy",
+            "preferred-many:1",
+            Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.PREFERRED_MANY, NodeSet([1]))),
+        ),
+        ("opt-out", "true", Wishes(opted_out=True)),
+        ("opt-out", "false", Wishes()),
+    ],
+)
+def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
+    assert read_wishes({f"bayplan.dev/{key}": text}, "main", TIERED) == wishes
+    assert read_wishes({f"main.bayplan.dev/{key}": text}, "main", TIERED) == wishes
+    assert read_wishes({f"other.bayplan.dev/{key}": text}, "main", TIERED) == Wishes()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("memory-limit", "0", "more than 0 bytes"),
+        ("memory-request", "-1", "a quantity from 0"),
+        ("memory-request", "some", "quantity"),
+        ("preferred-nodes", "", "at least one node"),
+        ("required-nodes", "1-0", "rising ranges"),
+        ("required-nodes", "0,9", "nodes of this machine with memory: 0-3"),
+        ("preferred-tier", "fast", "a tier of this machine: 0, 1, dram, slow, cxl"),
+        ("required-tier", "2", "a tier of this machine: 0, 1"),
+        ("memory-policy", "interleaved", "MODE one of preferred, preferred-many, bind, interleave"),
+        ("memory-policy", "interleave=strict", "FLAG static or relative"),
+        ("memory-policy", "interleave:7", "nodes of this machine with memory: 0-3"),
+        ("memory-policy", "local:0", "local has neither flag nor nodes"),
+        ("opt-out", "yes", "true or false"),
+        ("opt_out", "true", "bayplan.dev/memory-policy, bayplan.dev/memory-request, bayplan.dev/opt-out"),
+    ],
+)
+def test_a_wrong_annotation_is_named_with_what_was_expected(key: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_wishes({f"bayplan.dev/{key}": text}, "main", TIERED)
+    (problem,) = caught.value.problems
+    assert problem.path == f"annotation bayplan.dev/{key}"
+    assert expected in problem.expected
+    assert readable_wishes({f"bayplan.dev/{key}": "?"}, "main", TIERED) == Wishes()
+
+
+@pytest.mark.parametrize("machine", [None, TIERED])
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_a_value_without_end_is_wrong_and_shown_in_part(key: str, machine: Machine | None) -> None:
+    text = "9" * 100_000
+    if key == "ignore-device-hints":
+        text = ";" * 100_000
+    with pytest.raises(ConfigError) as caught:
+        read_wishes({f"bayplan.dev/{key}": text}, "main", machine)
+    assert len(str(caught.value)) < 1000
+
+
+def test_unknown_keys_are_not_told_without_end() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_wishes({f"bayplan.dev/{number}": "" for number in range(10_000)}, "main", TIERED)
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+
+
+def test_a_text_of_any_length_is_read_no_further_than_the_limit() -> None:
+    text = "0" + ",0" * (MAX_CHARACTERS // 2)
+    with pytest.raises(ConfigError, match=f"expected at most {MAX_CHARACTERS} characters"):
+        read_wishes({"bayplan.dev/preferred-nodes": text}, "main", TIERED)
+    assert read_wishes({"bayplan.dev/preferred-nodes": text[:-2]}, "main", TIERED).nodes is not None
+
+
+def test_contradictions_count_on_one_level_and_containers_override_their_pod() -> None:
+    both = {"bayplan.dev/preferred-nodes": "0", "bayplan.dev/required-nodes": "1"}
+    with pytest.raises(
+        ConfigError, match=r"only one of bayplan.dev/preferred-nodes and bayplan.dev/required"
+    ):
+        read_wishes(both, "main")
+    levels = {"bayplan.dev/preferred-nodes": "0", "main.bayplan.dev/required-nodes": "1"}
+    assert read_wishes(levels, "main").nodes == NodeWish(NodeSet([1]), required=True)
+    assert read_wishes(levels, "side").nodes == NodeWish(NodeSet([0]))
+
+
+def test_a_machine_without_tiers_says_so() -> None:
+    with pytest.raises(ConfigError, match="shows no memory tiers"):
+        read_wishes({"bayplan.dev/required-tier": "0"}, "main", machine(2))
+
+
+def test_every_key_sets_a_field() -> None:
+    assert {key.field for key in KEYS.values()} == set(Wishes.__struct_fields__)

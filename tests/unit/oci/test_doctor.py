@@ -1,0 +1,305 @@
+"""What the doctor finds on nodes that are trees of real files: engines' own formats, sockets, modes."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayplan.oci.doctor import DaemonState, Examination, Level
+
+HOOK = "/usr/libexec/bayplan/oci-hook"
+WRAPPER = "/usr/libexec/bayplan/bayplan-runtime"
+HOOKS_D = "/usr/share/containers/oci/hooks.d"
+CONNECTED_CRIO = DaemonState("cri-o")
+IDLE = DaemonState()
+
+
+class Node:
+    """A root directory that is filled file by file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._sockets: list[socket.socket] = []
+
+    def write(self, path: str, text: str = "", mode: int = 0o644) -> Path:
+        target = self.root / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(mode)
+        return target
+
+    def program(self, path: str, mode: int = 0o755) -> Path:
+        return self.write(path, "#!/bin/sh\n", mode)
+
+    def hook(self, path: str, *stages: str, program: str = HOOK) -> None:
+        content = {"version": "1.0.0", "hook": {"path": program}, "when": {"always": True}, "stages": stages}
+        self.write(path, json.dumps(content))
+
+    def socket(self, path: str, mode: int = 0o600) -> None:
+        target = self.root / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Below a long temporary directory the path may be too long for bind.
+        directory = os.open(target.parent, os.O_RDONLY)
+        self._sockets.append(socket.socket(socket.AF_UNIX))
+        self._sockets[-1].bind(f"/proc/self/fd/{directory}/{target.name}")
+        os.close(directory)
+        target.chmod(mode)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+    def forms(self, daemon: DaemonState | None = IDLE) -> dict[str, tuple[str, str, str, str]]:
+        forms = Examination(self.root, daemon).forms
+        return {one.engine: (one.nri, one.hook, one.precreate, one.wrapper) for one in forms}
+
+    def found(self, daemon: DaemonState | None = IDLE, level: Level | None = None) -> dict[str, str]:
+        findings = Examination(self.root, daemon).findings
+        return {one.subject: one.text for one in findings if level in (None, one.level)}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    one = Node(tmp_path)
+    one.program(HOOK)
+    one.program(WRAPPER)
+    one.program("/usr/bin/python3")
+    one.socket("/run/bayplan/oci.sock")
+    yield one
+    one.close()
+
+
+def test_a_bare_node(tmp_path: Path) -> None:
+    examination = Examination(tmp_path, None)
+    assert examination.forms == ()
+    view = examination.view()
+    assert view["health"] == "error"
+    assert [finding["subject"] for finding in view["findings"]] == ["baypland"]
+
+
+def test_crio_with_the_hook_is_well(node: Node) -> None:
+    node.program("/usr/bin/crio")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    node.hook(f"{HOOKS_D}/90-bayplan-poststop.json", "poststop")
+    assert node.forms() == {"CRI-O": ("", "active", "", "")}
+    assert Examination(node.root, IDLE).view()["health"] == "ok"
+
+
+def test_crio_reads_only_the_directories_that_it_is_told(node: Node) -> None:
+    node.hook("/etc/containers/oci/hooks.d/90-bayplan.json", "createRuntime")
+    node.write("/etc/crio/crio.conf", "[crio.runtime]\n")
+    assert node.forms() == {"CRI-O": ("", "", "", "")}
+    node.write("/etc/crio/crio.conf.d/10-a", f'[crio.runtime]\nhooks_dir = ["{HOOKS_D}"]\n')
+    node.write("/etc/crio/crio.conf.d/20-b", '[crio.runtime]\nhooks_dir = ["/etc/containers/oci/hooks.d"]\n')
+    assert node.forms() == {"CRI-O": ("", "active", "", "")}
+
+
+def test_crio_with_nri_connected_and_the_hook_is_two_at_once(node: Node) -> None:
+    node.write("/etc/crio/crio.conf")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    node.socket("/var/run/nri/nri.sock")
+    assert node.forms(CONNECTED_CRIO)["CRI-O"] == ("connected", "active", "", "")
+    assert "NRI and hook are active at once" in node.found(CONNECTED_CRIO, Level.WARNING)["CRI-O"]
+    assert Examination(node.root, CONNECTED_CRIO).view()["health"] == "warning"
+    # Somebody else is connected.
+    assert node.forms(DaemonState("containerd"))["CRI-O"][0] == "on"
+    assert "is not connected to CRI-O" in node.found(IDLE, Level.WARNING)["CRI-O"]
+    node.write("/etc/crio/crio.conf.d/10-nri", "[crio.nri]\nenable_nri = false\n")
+    assert node.forms()["CRI-O"] == ("", "active", "", "")
+
+
+def test_hook_and_wrapper_are_two_at_once_but_a_handler_is_not(node: Node) -> None:
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    runtimes = f'[crio.runtime.runtimes.numa]\nruntime_path = "{WRAPPER}"\n'
+    node.write("/etc/crio/crio.conf", runtimes)
+    assert node.forms()["CRI-O"] == ("", "active", "", "numa")
+    assert node.found() == {}
+    node.write("/etc/crio/crio.conf.d/90-default", '[crio.runtime]\ndefault_runtime = "numa"\n')
+    assert node.forms()["CRI-O"] == ("", "active", "", "default")
+    assert "hook and wrapper are active at once" in node.found(level=Level.WARNING)["CRI-O"]
+
+
+@pytest.mark.parametrize("program", [HOOK, "/usr/bin/somebody-elses"])
+def test_a_precreate_definition_in_crios_directory_is_an_error(node: Node, program: str) -> None:
+    node.program(program)
+    node.program("/usr/bin/podman")
+    node.hook(f"{HOOKS_D}/50-early.json", "precreate", program=program)
+    assert node.found(level=Level.ERROR) == {}
+    node.program("/usr/local/bin/crio")
+    assert "keeps CRI-O from starting" in node.found(level=Level.ERROR)[f"{HOOKS_D}/50-early.json"]
+
+
+def test_podman_takes_the_last_directory_that_has_a_name(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    assert node.forms()["podman"] == ("", "active", "", "")
+    node.hook("/usr/share/bayplan/podman-hooks.d/90-bayplan.json", "precreate")
+    drop_in = f'[engine]\nhooks_dir = ["{HOOKS_D}", "/usr/share/bayplan/podman-hooks.d"]\n'
+    node.write("/etc/containers/containers.conf.d/90-bayplan.conf", drop_in)
+    assert node.forms()["podman"] == ("", "", "active", "")
+    assert node.found() == {}
+
+
+def test_podman_appends_where_it_is_asked_to(node: Node) -> None:
+    node.write("/etc/containers/containers.conf", f'[engine]\nhooks_dir = ["{HOOKS_D}"]\n')
+    node.write(
+        "/etc/containers/containers.conf.d/90.conf", '[engine]\nhooks_dir = ["/opt/hooks", {append=true}]\n'
+    )
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    node.hook("/opt/hooks/91-more.json", "precreate")
+    assert node.forms()["podman"] == ("", "active", "active", "")
+    assert "hook and precreate are active at once" in node.found()["podman"]
+
+
+def test_podman_and_docker_with_the_wrapper(node: Node) -> None:
+    node.write(
+        "/usr/share/containers/containers.conf",
+        '[engine]\nruntime = "bayplan"\n'
+        f'[engine.runtimes]\nbayplan = ["/nonexistent/bayplan-runtime", "{WRAPPER}"]\n',
+    )
+    node.program("/usr/bin/podman")
+    runtimes = {"bayplan": {"path": WRAPPER}, "nvidia": {"path": "nvidia-container-runtime"}}
+    node.write("/etc/docker/daemon.json", json.dumps({"runtimes": runtimes}))
+    assert node.forms() == {"podman": ("", "", "", "default"), "docker": ("", "", "", "bayplan")}
+    assert node.found() == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"), [(2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")]
+)
+def test_containerd_follows_imports(node: Node, version: int, plugin: str) -> None:
+    node.socket("/run/nri/nri.sock")
+    node.write("/etc/containerd/config.toml", f'version = {version}\nimports = ["conf.d/*.toml"]\n')
+    drop_in = (
+        f'version = {version}\n[plugins."{plugin}".containerd]\ndefault_runtime_name = "numa"\n'
+        f'[plugins."{plugin}".containerd.runtimes.numa.options]\nBinaryName = "{WRAPPER}"\n'
+        '[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n'
+    )
+    assert node.forms() == {"containerd": ("on", "", "", "")}
+    node.write("/etc/containerd/conf.d/90.toml", drop_in)
+    assert node.forms() == {"containerd": ("", "", "", "default")}
+    node.write("/etc/containerd/conf.d/90.toml", drop_in.replace("true", "false"))
+    assert node.forms(DaemonState("containerd")) == {"containerd": ("connected", "", "", "default")}
+    assert "NRI and wrapper" in node.found(DaemonState("containerd"))["containerd"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/etc/containerd/config.toml", "version = \n"),
+        ("/etc/crio/crio.conf", "[crio\n"),
+        ("/etc/crio/crio.conf.d/90-half.conf", "[crio"),
+        ("/etc/containers/containers.conf", "engine = {"),
+        ("/etc/containerd/config.toml", "a = " + "[" * 5000),
+        ("/etc/docker/daemon.json", "[]"),
+        (f"{HOOKS_D}/10-half.json", "{"),
+        (f"{HOOKS_D}/10-pathless.json", '{"version": "1.0.0", "hook": {}}'),
+    ],
+)
+def test_a_broken_file_is_named_once(node: Node, path: str, text: str) -> None:
+    node.program("/usr/bin/crio")
+    node.program("/usr/bin/podman")
+    node.write(path, text)
+    errors = [one for one in Examination(node.root, IDLE).findings if one.level is Level.ERROR]
+    (error,) = errors
+    assert error.subject.startswith(path)
+    assert "expected" in error.text
+
+
+def test_programs_that_are_missing_not_executable_or_not_safe(node: Node) -> None:
+    node.write("/etc/crio/crio.conf", f'[crio.runtime.runtimes.x]\nruntime_path = "{WRAPPER}"\n')
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    (node.root / HOOK[1:]).chmod(0o644)
+    (node.root / WRAPPER[1:]).chmod(0o775)
+    found = node.found(level=Level.ERROR)
+    assert "not executable" in found[HOOK]
+    assert "others than root can change it" in found[WRAPPER]
+    (node.root / HOOK[1:]).unlink()
+    assert "no such program" in node.found(level=Level.ERROR)[HOOK]
+
+
+def test_the_interpreter_is_there_and_new_enough(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    python = node.root / "usr/bin/python3"
+    python.unlink()
+    assert "/usr/bin/python3" not in node.found()  # Nobody needs it.
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    assert "is not there" in node.found(level=Level.ERROR)["/usr/bin/python3"]
+    for version, is_wrong in (("3.6", True), ("3.8", True), ("3.9", False), ("3.13", False), ("4.0", False)):
+        node.program(f"/usr/bin/python{version}")
+        python.unlink(missing_ok=True)
+        python.symlink_to(f"python{version}")
+        found = node.found(level=Level.ERROR)
+        assert ("/usr/bin/python3" in found) == is_wrong
+    assert node.found() == {}
+
+
+def test_the_hook_at_a_stage_that_is_not_its_own(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createContainer")
+    node.hook(f"{HOOKS_D}/50-other.json", "createContainer", program=WRAPPER)
+    found = node.found(level=Level.ERROR)
+    assert set(found) == {f"{HOOKS_D}/90-bayplan.json"}
+    assert "has oci-hook at the stage createContainer" in found[f"{HOOKS_D}/90-bayplan.json"]
+
+
+def test_a_wrapper_without_the_hook_beside_it(node: Node) -> None:
+    node.program("/opt/bayplan-runtime")
+    node.write("/etc/docker/daemon.json", json.dumps({"runtimes": {"b": {"path": "/opt/bayplan-runtime"}}}))
+    assert HOOK not in node.found()
+    (node.root / HOOK[1:]).unlink()
+    assert "needed by the runtime b of docker" in node.found(level=Level.ERROR)[HOOK]
+
+
+@pytest.mark.parametrize(
+    ("text", "subjects"),
+    [
+        ("runtime = /usr/bin/runc\ntimeout = 1.5\non-failure = refuse\n# hello = x\n", set()),
+        ("runtime = runc\n", {": runtime"}),
+        ("runtime = /usr/bin/crun\n", {": runtime"}),
+        (f"runtime = {WRAPPER}\n", {": runtime"}),
+        ("runtime=/usr/bin/runc\nrun time = 1\nretries = 3\n", {":1", ":2", ":3"}),
+        ("timeout = soon\non-failure = maybe\nsocket = x\n", {": timeout", ": on-failure", ": socket"}),
+    ],
+)
+def test_the_wrappers_settings(node: Node, text: str, subjects: set[str]) -> None:
+    node.program("/usr/bin/runc")
+    node.write("/etc/bayplan/oci-runtime.conf", text)
+    prefix = "/etc/bayplan/oci-runtime.conf"
+    assert {one.removeprefix(prefix) for one in node.found(level=Level.ERROR)} == subjects
+
+
+def test_the_daemons_socket(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    path = node.root / "run/bayplan/oci.sock"
+    assert "/run/bayplan/oci.sock" not in node.found()
+    path.chmod(0o666)
+    assert "/run/bayplan/oci.sock" not in node.found()  # Nothing here uses it.
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    assert "others than root may connect" in node.found(level=Level.ERROR)["/run/bayplan/oci.sock"]
+    path.unlink()
+    assert "is not there" in node.found(level=Level.ERROR)["/run/bayplan/oci.sock"]
+    path.touch()
+    assert "is not a socket" in node.found(level=Level.ERROR)["/run/bayplan/oci.sock"]
+    node.write("/etc/bayplan/oci-runtime.conf", "socket = /run/other.sock\n")
+    assert "is not there" in node.found(level=Level.ERROR)["/run/other.sock"]
+
+
+def test_no_daemon_and_nobody_who_asks(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    assert "no engine asks it" in node.found(level=Level.WARNING)["baypland"]
+    assert "no daemon answers" in node.found(None, Level.ERROR)["baypland"]
+
+
+def test_the_view_is_plain_values(node: Node) -> None:
+    node.program("/usr/bin/podman")
+    node.hook(f"{HOOKS_D}/90-bayplan.json", "createRuntime")
+    view = Examination(node.root, None).view()
+    assert json.loads(json.dumps(view)) == view
+    assert view["engines"] == [
+        {"name": "podman", "nri": "", "hook": "active", "precreate": "", "wrapper": ""}
+    ]
+    assert set(view["findings"][0]) == {"level", "subject", "text", "advice"}

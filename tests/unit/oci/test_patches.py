@@ -1,0 +1,37 @@
+"""What an adjustment changes in a spec: the memory policy, beside what the property tests hold."""
+
+import json
+
+from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
+from bayplan.model.workload import Adjustment
+from bayplan.oci.documents import parse_spec
+from bayplan.oci.patches import merged, spec_patch
+from bayplan.sets import NodeSet
+
+SPREAD = MemoryPolicySetting(MemoryPolicyMode.WEIGHTED_INTERLEAVE, NodeSet([0, 1, 3]), ("static_nodes",))
+
+
+def rewritten(spec: dict[str, object], setting: MemoryPolicySetting) -> dict[str, object]:
+    document = json.dumps(spec).encode()
+    patch = spec_patch(Adjustment(memory_policy=setting), parse_spec(document, "spec"))
+    return json.loads(merged(document, patch, "spec")) if patch else spec
+
+
+def test_a_memory_policy_is_written_by_the_kernels_names() -> None:
+    assert rewritten({"linux": {"x": 1}}, SPREAD) == {
+        "linux": {
+            "x": 1,
+            "memoryPolicy": {
+                "mode": "MPOL_WEIGHTED_INTERLEAVE",
+                "nodes": "0-1,3",
+                "flags": ["MPOL_F_STATIC_NODES"],
+            },
+        }
+    }
+    local = MemoryPolicySetting(MemoryPolicyMode.LOCAL)
+    assert rewritten({"linux": {}}, local) == {"linux": {"memoryPolicy": {"mode": "MPOL_LOCAL"}}}
+
+
+def test_a_memory_policy_of_somebody_else_stays() -> None:
+    spec: dict[str, object] = {"linux": {"memoryPolicy": {"mode": "MPOL_BIND", "nodes": "1"}}}
+    assert rewritten(spec, SPREAD) == spec

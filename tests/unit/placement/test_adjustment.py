@@ -1,0 +1,125 @@
+"""What is rewritten in a spec, and what the other containers are told."""
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, Policy
+from bayplan.model.workload import Adjustment, Resources, Update
+from bayplan.placement.adjustment import Ability, adjustment_for, memory_qos_values, shared_pool_updates
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import container, machine, pod
+
+MACHINE = machine(4)
+SHARED = CpuSet(range(4))
+TIERED = MemoryQos(0.9, MemoryReservationPolicy.TIERED)
+
+
+def request(qos: QosClass, low: int, high: int, limit: int | None = None) -> Request:
+    return Request("c", "p", "ns/p/c", qos, QosSource.CGROUP_PARENT, Interval(low, high, "test"), limit)
+
+
+def rewritten(
+    asked: Request, spec: Resources, placement: Placement = Placement(), *, policy: Policy = Policy(),
+    ability: Ability = Ability(), oom_score_adj: int | None = None,
+) -> Adjustment:  # fmt: skip
+    one = container("c", pod(), resources=spec, oom_score_adj=oom_score_adj)
+    decision = Decision(asked, Outcome.PLACED, placement)
+    return adjustment_for(MACHINE, policy, ability, SHARED, decision, one)
+
+
+def test_a_guaranteed_container_gets_its_nodes_cpus_and_score() -> None:
+    asked = request(QosClass.GUARANTEED, GIB, GIB, GIB)
+    placement = Placement(NodeSet([1]), CpuSet([6, 7]))
+    assert rewritten(asked, Resources(memory_limit_bytes=GIB), placement) == Adjustment(
+        CpuSet([6, 7]), NodeSet([1]), None, -997, {"memory.oom.group": "1"}
+    )
+
+
+def test_the_others_get_the_shared_cpus_and_every_node() -> None:
+    adjustment = rewritten(request(QosClass.BEST_EFFORT, 0, 0), Resources())
+    assert adjustment == Adjustment(SHARED, None, None, 1000, {"memory.oom.group": "1"})
+
+
+def test_what_the_spec_carries_is_left_alone() -> None:
+    spec = Resources(memory_limit_bytes=GIB, unified={"memory.oom.group": "0"})
+    asked = replace(
+        request(QosClass.BURSTABLE, 0, GIB, GIB), pinned_cpus=CpuSet([1]), pinned_mems=NodeSet([0])
+    )
+    assert rewritten(asked, spec, oom_score_adj=500) == Adjustment()
+
+
+def test_a_missing_limit_is_added() -> None:
+    adjustment = rewritten(request(QosClass.BURSTABLE, 0, 0, GIB), Resources())
+    assert adjustment.memory_limit_bytes == GIB
+
+
+def test_zero_counts_as_no_score() -> None:
+    assert rewritten(request(QosClass.BURSTABLE, GIB, GIB), Resources(), oom_score_adj=0).oom_score_adj == 750
+
+
+@pytest.mark.parametrize(
+    ("ability", "policy"),
+    [(Ability(oom_score_adj=False), Policy()), (Ability(), Policy(set_oom_score_adj=False))],
+)
+def test_no_score_where_it_cannot_or_shall_not_be_set(ability: Ability, policy: Policy) -> None:
+    adjustment = rewritten(request(QosClass.BEST_EFFORT, 0, 0), Resources(), ability=ability, policy=policy)
+    assert adjustment.oom_score_adj is None
+
+
+def test_unified_only_on_cgroup_v2_and_single_kill_only_when_asked_for() -> None:
+    asked = request(QosClass.BEST_EFFORT, 0, 0)
+    assert rewritten(asked, Resources(), ability=Ability(cgroup_v2=False)).unified == {}
+    assert rewritten(asked, Resources(), policy=Policy(single_process_oom_kill=True)).unified == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "expected"),
+    [
+        (request(QosClass.GUARANTEED, GIB, GIB), GIB, {"memory.min": GIB}),
+        (
+            request(QosClass.BURSTABLE, 100 * MIB, 100 * MIB),
+            200 * MIB,
+            {"memory.low": 100 * MIB, "memory.high": 190 * MIB},
+        ),
+        (
+            request(QosClass.BURSTABLE, 100 * MIB, 120 * MIB),
+            200 * MIB,
+            {"memory.low": 100 * MIB, "memory.high": 192 * MIB},
+        ),
+        (request(QosClass.BURSTABLE, 0, 0), None, {}),
+        (request(QosClass.BURSTABLE, 0, MIB), None, {"memory.high": 3865575424}),
+        (request(QosClass.BURSTABLE, 0, GIB), GIB, {}),
+    ],
+)
+def test_memory_qos(asked: Request, limit: int | None, expected: dict[str, int]) -> None:
+    assert memory_qos_values(TIERED, asked, limit, 4 * GIB) == expected
+
+
+def test_memory_qos_switched_on_is_in_the_adjustment() -> None:
+    policy = Policy(memory_qos=MemoryQos(0.5), reserved_bytes={0: {"memory": 2 * GIB}})
+    adjustment = rewritten(request(QosClass.BURSTABLE, 0, 2 * MIB), Resources(), policy=policy)
+    assert adjustment.unified == {"memory.high": str(GIB + MIB), "memory.oom.group": "1"}
+    assert memory_qos_values(MemoryQos(None), request(QosClass.BURSTABLE, 0, 0), None, GIB) == {}
+
+
+def test_only_those_are_told_who_were_told_something_else() -> None:
+    def entry(name: str, placement: Placement, told: CpuSet | None, pinned: CpuSet | None = None) -> Entry:
+        asked = replace(request(QosClass.BURSTABLE, 0, 0), container_id=name, pinned_cpus=pinned)
+        return Entry(Decision(asked, Outcome.PLACED, placement), told)
+
+    shared = CpuSet(range(2, 16))
+    ledger = Ledger.of(
+        [
+            entry("exclusive", Placement(exclusive_cpus=CpuSet([0, 1])), CpuSet([0, 1])),
+            entry("current", Placement(), shared),
+            entry("late", Placement(), MACHINE.online_cpus),
+            entry("never-told", Placement(), None),
+            entry("pinned", Placement(), None, CpuSet([3])),
+        ]
+    )
+    updates = shared_pool_updates(ledger, MACHINE)
+    assert updates == [Update("late", cpuset_cpus=shared), Update("never-told", cpuset_cpus=shared)]
+    assert shared_pool_updates(ledger.telling({one.container_id: shared for one in updates}), MACHINE) == []

@@ -1,0 +1,186 @@
+"""A learned reservation rises at once, falls late, and never takes what was promised."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.model.decision import (
+    Claim,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.policy import Policy
+from bayplan.placement.measured_reservation import (
+    PATIENCE,
+    SETTLED,
+    SMALLEST_BAND_BYTES,
+    Learned,
+    learn,
+    step_bytes,
+    within_promises,
+)
+from bayplan.placement.shortfall import overclaims
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from support.machines import machine
+
+MACHINE = machine(2, memory_bytes=4 * GIB)
+BAND = SMALLEST_BAND_BYTES
+
+
+def after(*held_bytes, start=None):
+    """What is known of node 0 after these measurements, one a second."""
+    known = {} if start is None else {0: start}
+    for second, amount in enumerate(held_bytes):
+        known = learn(known, {0: amount}, MACHINE, second)
+    return known[0]
+
+
+def test_the_first_measurement_counts_with_a_band_above_it():
+    assert after(100 * MIB) == Learned(100 * MIB, 0, 100 * MIB + BAND)
+
+
+def test_within_the_band_nothing_changes():
+    known = after(100 * MIB, 100 * MIB + BAND, 70 * MIB, 80 * MIB)
+    assert known == Learned(80 * MIB, 3, 100 * MIB + BAND)
+
+
+def test_above_the_band_it_rises_at_once():
+    assert after(100 * MIB, 200 * MIB).reserved_bytes == 200 * MIB + BAND
+
+
+def test_it_falls_after_patience_to_the_highest_of_the_lower_ones():
+    lower = [10 * MIB] * (PATIENCE - 2) + [30 * MIB]
+    assert after(500 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
+    assert after(500 * MIB, *lower, 20 * MIB).reserved_bytes == 30 * MIB + BAND
+
+
+def test_one_high_measurement_among_the_lower_ones_starts_the_wait_again():
+    lower = [10 * MIB] * (PATIENCE - 1)
+    assert after(500 * MIB, *lower, 490 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
+
+
+def test_a_rise_of_a_moment_is_taken_back_at_once():
+    assert after(100 * MIB, 500 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+    assert after(100 * MIB, 500 * MIB, 700 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+
+
+def test_a_rise_that_lasts_falls_with_patience_only():
+    lasting = [500 * MIB] * (SETTLED - 1)
+    assert after(100 * MIB, *lasting, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+    assert after(100 * MIB, *lasting, 500 * MIB, 110 * MIB).reserved_bytes == 500 * MIB + BAND
+
+
+def test_half_of_a_rise_that_stays_is_no_moment():
+    assert after(100 * MIB, 500 * MIB, 300 * MIB).reserved_bytes == 500 * MIB + BAND
+
+
+def test_on_a_small_node_the_band_is_a_small_part_of_it():
+    small = machine(1, memory_bytes=512 * MIB)
+    assert learn({}, {0: 100 * MIB}, small, 1)[0].reserved_bytes == 108 * MIB
+    assert step_bytes(small, 0) == 16 * MIB
+
+
+def test_the_band_grows_with_the_node():
+    large = machine(1, memory_bytes=1024 * GIB)
+    assert learn({}, {0: GIB}, large, 7)[0].reserved_bytes == 5 * GIB
+
+
+def test_nodes_that_are_gone_are_forgotten_and_new_ones_learned():
+    before = {5: Learned(GIB, 0, GIB)}
+    assert set(learn(before, {0: 0, 5: GIB}, MACHINE, 1)) == {0}
+
+
+@given(st.lists(st.integers(0, 4 * GIB), min_size=1, max_size=60))
+def test_the_reservation_always_covers_what_is_held(amounts):
+    known = {}
+    for second, amount in enumerate(amounts):
+        known = learn(known, {0: amount}, MACHINE, second)
+        assert known[0].reserved_bytes >= amount
+
+
+@given(st.integers(0, 4 * GIB), st.lists(st.integers(-BAND, BAND), max_size=60))
+def test_noise_within_the_band_changes_a_capacity_once_at_most(level, noise):
+    known, seen = {}, set()
+    for second, shift in enumerate(noise):
+        known = learn(known, {0: max(0, level + shift // 2)}, MACHINE, second)
+        seen.add(known[0].reserved_bytes)
+    assert len(seen) <= 2
+
+
+def claiming(*claims):
+    """A ledger of containers that claim so many bytes on sets of nodes."""
+    entries = []
+    for number, (nodes, amount_bytes) in enumerate(claims):
+        request = Request(
+            f"c{number}", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit")
+        )
+        claim = Claim(NodeSet.parse(nodes), {MEMORY: amount_bytes})
+        entries.append(Entry(Decision(request, Outcome.PLACED, Placement(claim=claim))))
+    return Ledger.of(entries)
+
+
+def least(**reserved):
+    """The policy that keeps so much of nodes n0, n1 and so on."""
+    return Policy(reserved_bytes={int(name[1:]): {MEMORY: amount} for name, amount in reserved.items()})
+
+
+def test_a_reservation_leaves_what_was_promised():
+    kept = within_promises(MACHINE, least(n0=GIB), {0: 2 * GIB, 1: 2 * GIB}, claiming(("0", 3 * GIB)))
+    assert kept == {0: GIB, 1: 2 * GIB}
+
+
+def test_what_is_configured_stays_even_so():
+    kept = within_promises(MACHINE, least(n0=2 * GIB), {0: 2 * GIB}, claiming(("0", 3 * GIB)))
+    assert kept == {0: 2 * GIB}
+
+
+def test_a_claim_that_can_go_elsewhere_goes_there_first():
+    kept = within_promises(MACHINE, least(), {0: 3 * GIB, 1: GIB}, claiming(("0-1", 4 * GIB)))
+    assert kept == {0: 3 * GIB, 1: GIB}
+
+
+def test_what_was_booked_without_a_claim_counts_too():
+    request = Request("c", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit"))
+    placement = Placement(booked_bytes={0: {MEMORY: 3 * GIB}})
+    ledger = Ledger.of([Entry(Decision(request, Outcome.PLACED, placement))])
+    assert within_promises(MACHINE, least(), {0: 2 * GIB}, ledger) == {0: GIB}
+
+
+def test_of_a_node_that_is_gone_nothing_can_be_reserved():
+    kept = within_promises(MACHINE, least(), {0: GIB, 9: GIB}, claiming(("9", GIB)))
+    assert kept == {0: GIB, 9: 0}
+
+
+FOUR = machine(4, memory_bytes=4 * GIB)
+claims = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 3), min_size=1).map(lambda nodes: str(NodeSet(nodes))),
+        st.integers(1, 3 * GIB),
+    ),
+    max_size=8,
+)
+amounts = st.dictionaries(st.integers(0, 3), st.integers(0, 5 * GIB))
+
+
+@given(claims, amounts, amounts)
+def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
+    ledger = claiming(*claimed)
+    policy = Policy(reserved_bytes={node: {MEMORY: amount} for node, amount in configured.items()})
+    wanted = {node: max(amount, configured.get(node, 0)) for node, amount in wanted.items()}
+    kept = within_promises(FOUR, policy, wanted, ledger)
+    assert kept.keys() == wanted.keys()
+    assert all(configured.get(node, 0) <= kept[node] <= wanted[node] for node in kept)
+    after = replace(
+        policy,
+        reserved_bytes={**policy.reserved_bytes, **{node: {MEMORY: kept[node]} for node in kept}},
+    )
+    if not overclaims(FOUR, policy, ledger):
+        assert not overclaims(FOUR, after, ledger)

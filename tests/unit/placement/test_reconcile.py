@@ -1,0 +1,117 @@
+"""The ledger against the runtime's list."""
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import Claim, Outcome, QosClass
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.policy import Policy
+from bayplan.model.request import derive_request
+from bayplan.model.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.reconcile import Reconciliation, reconcile
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import container, machine, pod
+
+MACHINE = machine(2, cpus_per_node=4)
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+BURSTABLE = pod("b", QosClass.BURSTABLE)
+PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
+
+
+def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
+    request = derive_request(owner, one, MACHINE.memory_bytes)
+    decision = ExactEngine().decide(MACHINE, Policy(), ledger, request)
+    after = ledger.with_entry(Entry(decision))
+    return after.telling({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
+
+
+def running(one: Container, cpus: str = "", mems: str = "") -> Container:
+    """*one* as the runtime lists it after our adjustment."""
+    spec = replace(
+        one.resources,
+        cpuset_cpus=CpuSet.parse(cpus) if cpus else None,
+        cpuset_mems=NodeSet.parse(mems) if mems else None,
+    )
+    return replace(one, resources=spec, state=ContainerState.RUNNING)
+
+
+EXCLUSIVE = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=2000)
+SHARED = container("s", BURSTABLE, memory_bytes=50 * MIB)
+LEDGER = placed(placed(Ledger(), GUARANTEED, EXCLUSIVE), BURSTABLE, SHARED)
+AS_PLACED = [running(EXCLUSIVE, "1-2", "0"), running(SHARED, "0,3-7")]
+
+
+def against(containers: list[Container], ledger: Ledger = LEDGER) -> Reconciliation:
+    return reconcile(MACHINE, Policy(), ExactEngine(), ledger, PODS, containers)
+
+
+def test_agreement_changes_nothing() -> None:
+    result = against(AS_PLACED)
+    assert result.ledger == LEDGER
+    assert (result.gone, result.changed, result.found, result.updates) == ((), (), (), ())
+
+
+def test_a_record_without_a_container_goes_and_the_pool_grows() -> None:
+    result = against(AS_PLACED[1:])
+    assert result.gone == ("x",)
+    assert result.updates == (Update("s", cpuset_cpus=CpuSet(range(8))),)
+    assert NodeSet([0]) not in result.ledger.claimed_bytes
+    assert not result.ledger.exclusive_cpus
+
+
+def test_a_stopped_container_holds_nothing() -> None:
+    assert against([replace(AS_PLACED[0], state=ContainerState.STOPPED), AS_PLACED[1]]).gone == ("x",)
+
+
+def test_a_container_without_a_record_is_found_and_kept_off_the_exclusive_cpus() -> None:
+    stranger = running(container("n", GUARANTEED, memory_bytes=200 * MIB, milli_cpus=1000))
+    result = against([*AS_PLACED, stranger])
+    assert [entry.container_id for entry in result.found] == ["n"]
+    entry = result.found[0]
+    assert entry.decision.outcome is Outcome.ADOPTED
+    assert entry.decision.placement.mems is None
+    assert entry.decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 200 * MIB}, flexible=True)
+    assert result.updates == (Update("n", cpuset_cpus=CpuSet.parse("0,3-7")),)
+
+
+def test_a_lost_reply_is_sent_again() -> None:
+    result = against([running(EXCLUSIVE), AS_PLACED[1]])
+    assert result.updates == (Update("x", CpuSet([1, 2]), NodeSet([0])),)
+    assert result.ledger.entries["x"].told_cpus == CpuSet([1, 2])
+
+
+def test_a_failed_update_is_sent_again() -> None:
+    result = against([AS_PLACED[0], running(SHARED, "0-7")])
+    assert result.updates == (Update("s", cpuset_cpus=CpuSet.parse("0,3-7")),)
+
+
+def test_what_somebody_set_later_is_respected() -> None:
+    result = against([running(EXCLUSIVE, "5", "1"), AS_PLACED[1]])
+    request = result.ledger.entries["x"].decision.request
+    assert (request.pinned_cpus, request.pinned_mems) == (CpuSet([5]), NodeSet([1]))
+    assert result.updates == (Update("s", cpuset_cpus=CpuSet(range(8))),)
+
+
+def test_a_lost_store_is_rebuilt_from_the_runtime() -> None:
+    result = against(AS_PLACED, Ledger())
+    assert result.ledger.exclusive_cpus == CpuSet([1, 2])
+    assert result.ledger.entries["x"].decision.placement.mems == NodeSet([0])
+    assert result.ledger.claimed_bytes[NodeSet([0])] == {"memory": 100 * MIB}
+    assert result.ledger.entries["s"].decision.request.pinned_cpus is None
+    assert result.updates == ()
+    assert {entry.container_id for entry in result.changed} == {"x", "s"}
+
+
+def test_a_foreign_cpuset_stays_foreign() -> None:
+    result = against([running(SHARED, "2-3")], Ledger())
+    assert result.ledger.entries["s"].decision.request.pinned_cpus == CpuSet([2, 3])
+    assert result.updates == ()
+
+
+def test_a_pod_that_is_not_listed_is_no_obstacle() -> None:
+    lost = replace(running(container("n", Pod("gone-pod"), resources=Resources())), pod_id="gone-pod")
+    assert [entry.decision.request.name for entry in against([*AS_PLACED, lost]).found] == [
+        "-/gone-pod/n-name"
+    ]

@@ -1,0 +1,117 @@
+"""What is reported when memory or CPUs leave that were promised."""
+
+from msgspec.structs import replace
+
+from bayplan.engines.interface import free_bytes
+from bayplan.model.decision import (
+    Claim,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY, Machine, hugepages
+from bayplan.model.policy import Policy
+from bayplan.placement.shortfall import LostCpus, claimants, lost_cpus, overclaims
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import machine
+
+MACHINE = machine(2, memory_bytes=4 * GIB, hugepages_bytes={2 * MIB: 64 * MIB})
+PAGES = hugepages(2 * MIB)
+
+
+def entry(name: str, mems: str, booked, cpus: str = "") -> Entry:
+    request = Request(
+        name, "p", f"ns/p/{name}", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit")
+    )
+    placement = Placement(NodeSet.parse(mems), CpuSet.parse(cpus), booked)
+    return Entry(Decision(request, Outcome.PLACED, placement))
+
+
+LEDGER = Ledger.of(
+    [
+        entry("a", "0", {0: {MEMORY: 2 * GIB}}, "1-2"),
+        entry("b", "0-1", {0: {MEMORY: GIB}, 1: {MEMORY: GIB, PAGES: 8 * MIB}}, "5"),
+        entry("c", "1", {1: {MEMORY: GIB}}),
+    ]
+)
+
+
+def without(gone: int) -> Machine:
+    return Machine(tuple(node for node in MACHINE.nodes if node.id != gone), MACHINE.cpus)
+
+
+def shrunk(node: int, memory_bytes: int) -> Machine:
+    nodes = (replace(one, memory_bytes=memory_bytes) if one.id == node else one for one in MACHINE.nodes)
+    return Machine(tuple(nodes), MACHINE.cpus)
+
+
+def test_nothing_is_reported_while_everything_fits():
+    assert overclaims(MACHINE, Policy(), LEDGER) == ()
+
+
+def test_memory_that_left_a_node():
+    smaller = shrunk(0, 2 * GIB)
+    (one,) = overclaims(smaller, Policy(), LEDGER)
+    assert (one.shortage.nodes, one.shortage.resource, one.gone) == (NodeSet([0]), MEMORY, NodeSet())
+    assert str(one) == (
+        "node 0 has 1984Mi for containers, and 3Gi memory are promised to ns/p/a, ns/p/b; "
+        "nothing new is placed there"
+    )
+    assert free_bytes(smaller, Policy(), LEDGER)[0][MEMORY] == 0
+
+
+def test_a_node_that_is_gone_with_its_huge_pages():
+    found = overclaims(without(1), Policy(), LEDGER)
+    assert [(one.shortage.resource, one.gone) for one in found] == [
+        (PAGES, NodeSet([1])),
+        (MEMORY, NodeSet([1])),
+    ]
+    assert str(found[1]) == "node 1 is gone, and 2Gi memory there are promised to ns/p/b, ns/p/c"
+
+
+def test_a_claim_on_several_nodes_is_short_only_if_all_of_them_are():
+    def claim(name: str, nodes: str, amount_bytes: int) -> Entry:
+        plain = entry(name, nodes, {})
+        claimed = Claim(NodeSet.parse(nodes), {MEMORY: amount_bytes})
+        placement = replace(plain.decision.placement, claim=claimed)
+        return Entry(replace(plain.decision, placement=placement))
+
+    ledger = Ledger.of([claim("a", "0-1", 3 * GIB), claim("b", "0-1", 3 * GIB)])
+    assert overclaims(shrunk(0, 3 * GIB), Policy(), ledger) == ()
+    (one,) = overclaims(shrunk(0, 2 * GIB), Policy(), ledger)
+    promised = "for containers, and 6Gi memory are promised to ns/p/a, ns/p/b"
+    assert str(one).startswith(f"nodes 0-1 have 6016Mi {promised}")
+    (one,) = overclaims(without(0), Policy(), ledger)
+    assert str(one).startswith(f"nodes 0-1 (node 0 is gone) have 4032Mi {promised}")
+    assert claimants(ledger, 1) == "ns/p/a, ns/p/b"
+
+
+def test_a_reservation_that_grew_over_what_is_promised():
+    (one,) = overclaims(MACHINE, Policy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER)
+    assert (one.shortage.capacity_bytes, one.shortage.promised_bytes) == (2 * GIB - 64 * MIB, 3 * GIB)
+
+
+def test_a_long_list_is_cut():
+    ledger = Ledger.of([entry(f"c{number}", "0", {0: {MEMORY: GIB}}) for number in range(8)])
+    (one,) = overclaims(MACHINE, Policy(), ledger)
+    assert "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more" in str(one)
+    assert claimants(ledger, 0) == "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more"
+    assert claimants(ledger, 1) == ""
+
+
+def test_exclusive_cpus_that_went_offline():
+    assert lost_cpus(MACHINE, LEDGER) == ()
+    cpus = tuple(replace(cpu, online=cpu.id not in (2, 5)) for cpu in MACHINE.cpus)
+    found = lost_cpus(Machine(MACHINE.nodes, cpus), LEDGER)
+    assert found == (
+        LostCpus("a", "ns/p/a", CpuSet([2]), CpuSet([1])),
+        LostCpus("b", "ns/p/b", CpuSet([5]), CpuSet()),
+    )
+    assert str(found[0]) == "ns/p/a lost its exclusive CPUs 2, which are offline; it runs on 1"
+    assert str(found[1]).endswith("; it runs on the shared CPUs")

@@ -1,0 +1,235 @@
+"""The simulator from files to tables: topologies, traces, engines, and everything that can be wrong in them."""
+
+# ruff: noqa: E501 - tables are as wide as they are
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bayplan.cli.main import main
+from bayplan.errors import ConfigError
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.simulate.machine_file import read_topology
+from bayplan.simulate.runs import simulate
+from bayplan.simulate.simulation import Departure, Resize
+from bayplan.simulate.trace_file import read_trace
+from support.machines import machine
+from support.sysfs import SysfsTree
+
+Capture = pytest.CaptureFixture[str]
+
+MACHINE = """\
+threadsPerCore = 2
+
+[[nodes]]
+count = 2
+cpus = 8
+memory = "16Gi"
+hugepages = { 2Mi = "1Gi" }
+distances = [10, 12, 40]
+
+[[nodes]]
+id = 8
+memory = "32Gi"
+tier = 1
+distances = { "0" = 40, "1" = 40, "8" = 10 }
+"""
+TRACE = """\
+# Sizes, a manifest, a departure, a resize.
+{"arrive": "a", "memory": "10Gi", "cpus": 2}
+{"arrive": "prod/b", "memory": "9Gi", "cpus": "500m", "hugepages": {"2Mi": "64Mi"}}
+
+{"arrive": "c", "memory": "40Gi", "cpus": "500m"}
+{"depart": "a"}
+{"arrive": {"metadata": {"name": "d"}, "spec": {"containers": [{"name": "x"}]}}}
+{"resize": "prod/b", "memory": "20Gi"}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    topology, trace = tmp_path / "machine.toml", tmp_path / "trace.jsonl"
+    topology.write_text(MACHINE)
+    trace.write_text(TRACE)
+    return topology, trace
+
+
+def test_a_description_is_the_machine_that_it_says(files: tuple[Path, Path]) -> None:
+    found = read_topology(files[0])
+    assert found.node_ids == NodeSet([0, 1, 8])
+    assert found.online_cpus == CpuSet(range(16))
+    assert found.node_by_id[1].cpus == CpuSet(range(8, 16))
+    assert found.node_by_id[0].hugepages_bytes == {2 * MIB: GIB}
+    assert (found.distance(0, 1), found.distance(1, 8), found.distance(8, 0)) == (12, 40, 40)
+    assert [cpu.core_id for cpu in found.cpus[:4]] == [0, 0, 2, 2]
+    assert [node.tier for node in found.nodes] == [0, 0, 1]
+    assert found.ordinary_nodes == NodeSet([0, 1])
+
+
+def test_the_same_machine_from_yaml_json_a_sysfs_tree_and_its_recording(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    plain = machine(2, cpus_per_node=2, memory_bytes=GIB)
+    nodes = [{"cpus": 2, "memory": "1Gi", "socket": 0}, {"cpus": "2-3", "memory": GIB, "socket": 1}]
+    (tmp_path / "m.json").write_text(json.dumps({"nodes": nodes}))
+    (tmp_path / "m.yaml").write_text("nodes:\n- {count: 2, cpus: 2, memory: 1Gi}\n")
+    root = SysfsTree(plain).write(tmp_path / "root")
+    assert main(["record-topology", "--root", str(root)]) == 0
+    (tmp_path / "m.txt").write_text(capsys.readouterr().out)
+    for name in ("m.json", "m.yaml", "root", "m.txt"):
+        found = read_topology(tmp_path / name)
+        assert found.cpus == plain.cpus
+        assert [node.capacity_bytes() for node in found.nodes] == [
+            node.capacity_bytes() for node in plain.nodes
+        ]
+        assert found.distance(0, 1) == plain.distance(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        ("nodes = []", "nodes", "a list with at least one node"),
+        ("nodes = " + "[" * 5000, "the file", "TOML"),
+        ("nods = 1\n[[nodes]]\nmemory = '1Gi'", "nods", "nodes"),
+        ("[[nodes]]\ncpus = 1", "nodes[0].memory", "an amount such as 64Gi"),
+        ("[[nodes]]\nmemory = 'much'", "nodes[0].memory", "an amount such as 64Gi"),
+        ("[[nodes]]\nmemory = 1\ncpus = 'x'", "nodes[0].cpus", "a CPU list such as 0-7"),
+        ("[[nodes]]\nmemory = 1\ncores = 1", "nodes[0].cores", "one of"),
+        ("[[nodes]]\nmemory = 1\nid = 4000", "nodes[0].id", "a whole number from 0 to 1023"),
+        ("[[nodes]]\nmemory = 1\ncpus = '0'\n[[nodes]]\nmemory = 1\ncpus = '0'", "nodes", "each CPU once"),
+        ("[[nodes]]\nid = 1\nmemory = 1\n[[nodes]]\nid = 1\nmemory = 1", "nodes", "each id once"),
+        ("[[nodes]]\nmemory = 1\nhugepages = {2Mi = '2Mi'}", "nodes", "less"),
+        ("nodes = [", "the file", "TOML"),
+    ],
+)
+def test_a_wrong_topology_is_named_by_its_path(tmp_path: Path, text: str, path: str, expected: str) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_topology(file)
+    problem = caught.value.problems[0]
+    assert problem.path == path
+    assert expected in problem.expected
+
+
+def test_a_recording_that_is_none_says_so(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text("hello\n")
+    with pytest.raises(ConfigError, match="a recording made by bayplan record-topology"):
+        read_topology(tmp_path / "m.txt")
+    with pytest.raises(ConfigError, match="No such file"):
+        read_topology(tmp_path / "absent.toml")
+
+
+def test_a_trace_has_pods_by_size_and_by_manifest(files: tuple[Path, Path]) -> None:
+    events = read_trace(files[1], machine(2))
+    assert [event.name for event in events] == [
+        "default/a", "prod/b", "default/c", "default/a", "default/d", "prod/b/main",
+    ]  # fmt: skip
+    assert isinstance(events[3], Departure)
+    assert isinstance(events[5], Resize)
+    assert events[5].change.memory_limit_bytes == 20 * GIB
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "expected"),
+    [
+        ("{", "line 1", "a JSON object"),
+        ("[" * 5000, "line 1", "a JSON object"),
+        ('{"arrive": "a", "depart": "a"}', "line 1", "one of arrive, depart, resize"),
+        ('{"arrive": "a", "memori": 1}', "line 1.memori", "memory"),
+        (
+            '{"arrive": "a", "memory": "x"}',
+            "line 1: spec.containers[0].resources.requests.memory",
+            "quantity",
+        ),
+        ('{"arrive": {"metadata": {"name": "p"}}}', "line 1: spec", "a table"),
+        ('{"arrive": "a", "qos": "Best"}', "line 1: qos", "Guaranteed, Burstable or BestEffort"),
+        ('{"resize": "a", "memory": "x"}', "line 1", "quantity"),
+        ('{"depart": 3}', "line 1", "the name of a pod"),
+    ],
+)
+def test_a_wrong_trace_is_named_by_its_line(tmp_path: Path, line: str, path: str, expected: str) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(f"{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file, machine(2))
+    assert caught.value.problems[0].path == path
+    assert expected in caught.value.problems[0].expected
+
+
+def test_engines_side_by_side(files: tuple[Path, Path], capsys: Capture) -> None:
+    words = ["--engine", "kubelet", "--set", "topologyManagerPolicy=single-numa-node", "--steps"]
+    assert main(["simulate", "--topology", str(files[0]), "--trace", str(files[1]), *words]) == 0
+    table, label, steps = capsys.readouterr().out.split("\n\n")
+    assert label == "kubelet, single-numa-node:\n".rstrip("\n")
+    assert table.splitlines()[1].split() == [
+        "kubelet", "single-numa-node", "3", "1", "0", "0", "19Gi", "1.00", "0", "20.90Gi", "14.95Gi", "0.00",
+    ]  # fmt: skip
+    rows = [line.split(maxsplit=3) for line in steps.splitlines()[1:]]
+    assert [row[:3] for row in rows] == [
+        ["1", "arrive", "default/a/main"],
+        ["2", "arrive", "prod/b/main"],
+        ["3", "arrive", "default/c/main"],
+        ["4", "depart", "default/a"],
+        ["5", "arrive", "default/d/x"],
+        ["6", "resize", "prod/b/main"],
+    ]
+    assert rows[2][3].startswith("refused: ")
+    assert rows[5][3].startswith("refused: Resize is infeasible")
+
+
+def test_a_run_has_every_decision_in_its_json(files: tuple[Path, Path], tmp_path: Path) -> None:
+    config = tmp_path / "bayplan.toml"
+    config.write_text(
+        'topologyManagerPolicy = "restricted"\nreservedMemory = [{numaNode = 0, limits = {memory = "2Gi"}}]\n'
+    )
+    said = simulate(files[0], files[1], ["kubelet"], [config], {"kubeReserved": ["memory=1948Mi"]})
+    (run,) = said["runs"]
+    assert run["policy"] == "restricted"
+    assert run["atEnd"]["allocatableBytes"] == 28 * GIB
+    assert run["accepted"] + run["refused"] == 4
+    assert [step["outcome"] for step in run["steps"]] == [
+        "placed",
+        "placed",
+        "refused",
+        "done",
+        "placed",
+        "refused",
+    ]
+
+
+def test_wrong_keys_are_named(files: tuple[Path, Path], capsys: Capture) -> None:
+    base = ["simulate", "--topology", str(files[0]), "--trace", str(files[1])]
+    assert main([*base, "--set", "nokey=1"]) == 2
+    assert "found 'nokey=1', expected KEY=VALUE" in capsys.readouterr().err
+    assert main([*base, "--engine", "best"]) == 2
+    assert "--engine: found 'best'" in capsys.readouterr().err
+
+
+def test_steps_say_who_went_back_and_who_is_promised_more(tmp_path: Path, capsys: Capture) -> None:
+    topology, trace = tmp_path / "machine.toml", tmp_path / "trace.jsonl"
+    topology.write_text('[[nodes]]\ncount = 2\ncpus = 4\nmemory = "10Gi"\n')
+    events: list[dict[str, str]] = [
+        {"arrive": "a", "memory": "4Gi", "cpus": "500m"},
+        {"arrive": "b", "memory": "4Gi", "cpus": "500m"},
+        {"resize": "a", "memory": "7Gi"},
+        {"arrive": "c", "memory": "12Gi", "cpus": "500m"},
+        {"depart": "b"},
+    ]
+    trace.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    words = ["simulate", "--topology", str(topology), "--trace", str(trace), "--steps"]
+    assert main([*words, "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["runs"][0]["steps"]
+    assert steps[2]["containers"][0]["mems"] == "0-1"
+    assert [step["returned"] for step in steps[:4]] == [[], [], [], []]
+    assert steps[4]["returned"] == [{"name": "default/a/main", "before": "0-1", "after": "0"}]
+    assert steps[4]["promised"] == ["default/c/main"]
+    assert main(words) == 0
+    rows = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert rows == [
+        ["5", "depart", "default/b", "done"],
+        ["5", "return", "default/a/main", "back from node 0-1 to node 0"],
+        ["5", "promise", "default/c/main", "is promised what it lacked"],
+    ]
