@@ -4,15 +4,16 @@ An answer that gets nowhere ends in an exit status and at most one sentence, nev
 a stream of their own (`bayplan.daemon.logs`).
 """
 
+import argparse
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Final, TextIO
+from typing import Final, NoReturn, TextIO
 
-from bayplan.errors import EXIT_FAILURE
+from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE
 
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 """What a shell makes of a program whose reader has seen enough (head), as most programs end then."""
@@ -54,6 +55,20 @@ def write_error(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         _discard(sys.stderr)
+
+
+class CommandLineParser(argparse.ArgumentParser):
+    """A parser whose complaints keep their exit status where nobody can read them; before Python 3.11.4 argparse
+    ended in a traceback there."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raises SystemExit, after *message*."""
+        write_error(message or "")
+        raise SystemExit(status)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises SystemExit, after how the program is used and *message*."""
+        self.exit(EXIT_CONFIG, f"{self.format_usage()}{self.prog}: error: {message}\n")
 
 
 def _discard(stream: TextIO) -> None:

@@ -1,2 +1,1 @@
-"""What tests and benchmarks need beside the product: runtimes, machines, pods, brute force, a clock. Nothing of it
-ships."""
+"""What tests and benchmarks need beside the product: runtimes, machines, pods, brute force, a clock."""

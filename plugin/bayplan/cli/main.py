@@ -29,7 +29,7 @@ from bayplan.cli import (
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.printable import printable_lines
-from bayplan.streams import make_writable, write_answer, write_error
+from bayplan.streams import CommandLineParser, make_writable, write_answer, write_error
 
 
 class Verb(Protocol):
@@ -85,7 +85,7 @@ Tables are for people; scripts should use --output json, whose fields stay."""
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of bayplan's command line. The options are understood before and after the verb."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog=_PROGRAM,
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -12,6 +12,7 @@ from typing import Final
 from bayplan import __version__
 from bayplan.config.keys import GROUPS, KEYS, Key
 from bayplan.config.syntax import switch
+from bayplan.streams import CommandLineParser
 
 _DESCRIPTION: Final = """\
 Decides which NUMA nodes hold each container's memory and which CPUs run it, and has the container runtime
@@ -26,7 +27,7 @@ Exit status: 0 stopped as asked, 1 failure, 2 wrong flags or files, 3 another da
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of baypland's command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="baypland",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -5,7 +5,6 @@ files that no section claims, or that can't be read, are reported by name, never
 exit status is 1 if any case fails, anything can't be read or is unknown, or there is no case at all.
 """
 
-import argparse
 import json
 import sys
 import traceback
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bayplan.conformance.sections import Folder, MismatchError, Section, modules
+from bayplan.streams import CommandLineParser
 
 SHOWN_FAILURES = 3
 """Failures of one section that are printed in full; the rest are only counted."""
@@ -127,7 +127,7 @@ def report(folder: Folder, out: TextIO) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m bayplan.conformance",
         description="Check the kubelet engine against a folder of recorded answers.",
     )

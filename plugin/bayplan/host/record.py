@@ -8,7 +8,6 @@ path (PCI addresses have some); a path that ends in ``/`` is a directory of whic
 Nothing is recorded but topology, sizes and the kernel's version.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -16,6 +15,7 @@ from typing import Final
 
 from bayplan.errors import BayplanError, HostError, ParseError, excerpt
 from bayplan.host.kernelfs import read_optional, read_text
+from bayplan.streams import CommandLineParser
 
 COMMENT: Final = "#"
 COLON: Final = "%3A"
@@ -115,7 +115,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code is the error's own."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m bayplan.host.record", description="Record a machine's NUMA and CPU topology as text."
     )
     parser.add_argument("--root", type=Path, default=Path("/"), help="record the tree below this directory")
