@@ -58,8 +58,9 @@ def write_error(text: str) -> None:
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """A parser whose complaints keep their exit status where nobody can read them; before Python 3.11.4 argparse
-    ended in a traceback there."""
+    """A parser whose complaints keep their exit status where nobody can read them.
+
+    Before Python 3.11.4 argparse ended in a traceback there."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Raises SystemExit, after *message*."""
