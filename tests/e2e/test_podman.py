@@ -297,7 +297,7 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
     node.guest.write(f"{unit}.d/testbed.conf", f"{start}StandardError=file:/run/unit.log\n")
     try:
         node.guest.run("systemctl", "daemon-reload")
-        node.guest.run("systemctl", "start", "bayplan.admin")
+        node.guest.run("systemctl", "start", "bayplan.service")
         for form in FORMS:
             made = node.podman.run(node.forms.engine(form), Asked(form, memory="300m", cpus=1))
             assert len(node.view(made).mems_allowed) == 1
@@ -306,7 +306,7 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
             assert_agreement(node, [made])
             node.podman.remove(made)
             node.bayplan.await_known([])
-        node.guest.run("systemctl", "reload", "bayplan.admin")
+        node.guest.run("systemctl", "reload", "bayplan.service")
         node.guest.await_text("/run/unit.log", "settings taken over")
     finally:
         node.guest.run("sh", "-c", f"systemctl stop bayplan; rm -r {unit} {unit}.d; systemctl daemon-reload")

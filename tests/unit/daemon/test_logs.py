@@ -76,7 +76,7 @@ def test_text_for_people() -> None:
     line = TextFormatter().format(record("placed", container="default/web", reasons="fits on 0", mems=""))
     local = time.strftime("%H:%M:%S", time.localtime(1_700_000_000))
     assert line == (
-        f'{local}.250 INFO     daemon.controller: placed  container=default/web  reasons="fits on 0"  mems=""'
+        f'{local}.250 INFO     control.controller: placed  container=default/web  reasons="fits on 0"  mems=""'
     )
 
 

@@ -13,7 +13,7 @@ from bayplan.config.settings import Settings
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
-UNIT = PACKAGING / "systemd" / "bayplan.admin"
+UNIT = PACKAGING / "systemd" / "bayplan.service"
 
 
 def unit() -> configparser.ConfigParser:
