@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bayplan.daemon.starts import Starts
+from bayplan.control.starts import Starts
 from support.oci_daemon import OciDaemon
 
 REPETITIONS = 101

@@ -10,15 +10,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import LOOK_S, PressureWatch
-from bayplan.daemon.settings import MemoryPressure
-from bayplan.domain.decision import QosClass
-from bayplan.domain.workload import Resources
+from bayplan.model.decision import QosClass
+from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
-from bayplan.testing.controllers import controlled, here
-from bayplan.testing.live_nodes import LiveNodes
-from bayplan.testing.machines import container, machine, pod
-from bayplan.testing.oci_node import OciNode
+from support.controllers import controlled, here
+from support.live_nodes import LiveNodes
+from support.machines import container, machine, pod
+from support.oci_node import OciNode
 
 NODES, CONTAINERS, SECONDS = 8, 250, 60
 MOST_SHARE = 0.005

@@ -12,10 +12,10 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.quantity import MIB
-from bayplan.testing.controllers import MACHINE
-from bayplan.testing.cpuset_tree import CpusetTree
-from bayplan.testing.oci_desks import Desk, desk
-from bayplan.testing.oci_node import guaranteed, spec
+from support.controllers import MACHINE
+from support.cpuset_tree import CpusetTree
+from support.oci_desks import Desk, desk
+from support.oci_node import guaranteed, spec
 
 Step = Callable[[], Awaitable[None]]
 STEPS = 3

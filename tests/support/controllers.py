@@ -11,13 +11,9 @@ from bayplan.control.controller import Controller, DecideApart
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
-from bayplan.daemon.starts import Starts
-from bayplan.engines.interface import Engine
+from bayplan.control.starts import Starts
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.model.ledger import Ledger
-from bayplan.model.policy import Policy
-from bayplan.model.machine import Machine
-from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Ledger

@@ -8,14 +8,13 @@ from types import MappingProxyType
 
 from msgspec.structs import asdict
 
+from bayplan.admin.views import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
 from bayplan.control.controller import Controller
 from bayplan.control.verify import Drift
-from bayplan.model.decision import Outcome
-from bayplan.placement.page_placement import LivePages
-from bayplan.placement.pins import sentences
 from bayplan.errors import BayplanError
 from bayplan.host import proc
 from bayplan.model.decision import Outcome
+from bayplan.placement.page_placement import LivePages
 from bayplan.placement.pins import sentences
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,18 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from bayplan import __version__
-from bayplan.model.decision import QosSource
-from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
+from bayplan.engines.interface import allocatable_bytes, reserved_cpus
 from bayplan.engines.kubelet.engine import KubeletNodeEngine
 from bayplan.engines.kubelet.kept_room import rests
+from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY, Machine, Node
 from bayplan.model.memory_kinds import tier_ranks
-from bayplan.placement.page_placement import LivePages
 from bayplan.model.policy import Policy
 from bayplan.placement.adjustment import cpus_for
-from bayplan.model.machine import MEMORY, Machine, Node
+from bayplan.placement.page_placement import LivePages
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 

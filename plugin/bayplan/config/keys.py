@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.config import syntax
 from bayplan.config.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
 from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided

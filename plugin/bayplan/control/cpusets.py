@@ -11,14 +11,13 @@ from functools import partial
 from threading import Lock
 
 from bayplan.control.expectations import Expectation, Expected, cgroup_of
-from bayplan.daemon.starts import Starts
+from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
-from bayplan.model.origin import Form
-from bayplan.model.workload import Update
 from bayplan.errors import BayplanError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
+from bayplan.model.origin import Form
 from bayplan.model.workload import Update
 
 logger = logging.getLogger(__name__)

@@ -35,23 +35,12 @@ from bayplan.control.narrowing import Narrowing
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
 from bayplan.control.session_handler import SessionHandler
+from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread, executor
 from bayplan.control.verify import Verifier
 from bayplan.daemon import logs
 from bayplan.daemon.hardware import Hardware, Host
-from bayplan.config.keys import changed_at_start
-from bayplan.config.managers import remarks_on_machine
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.control.narrowing import Narrowing
-from bayplan.oci.request_handler import DeskRules, OciDesk
-from bayplan.control.reading import read_meanwhile
-from bayplan.control.recorder import Recorder
-from bayplan.admin.release import releasing
-from bayplan.oci.stale_entries import Residue
-from bayplan.config.settings import Settings
-from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
-from bayplan.daemon.starts import Starts
-from bayplan.oci.unmanaged_containers import Strays
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc

@@ -2,7 +2,7 @@
 
 A look at the nodes costs a small file each; who holds what on them, two hundred files on a full node, is read
 only when nodes lost so much that it matters, when the ledger is another one, or after a while. Everything
-blocks in a thread of its own. Nothing is decided here: `bayplan.domain.page_placement` says what is at risk.
+blocks in a thread of its own. Nothing is decided here: `page_placement` says what is at risk.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from bayplan.daemon.controller import Controller
-from bayplan.daemon.settings import MemoryPressure
-from bayplan.daemon.threads import InThread
-from bayplan.domain.ledger import Ledger
-from bayplan.domain.page_owners import container_pages, goal_bytes, start_bytes
-from bayplan.domain.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
-from bayplan.domain.topology import Machine
+from bayplan.config.settings import MemoryPressure
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, HeldPages, Watermarks, read_nodes, read_watermarks
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.domain.page_placement import NodeMemory
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
+from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
 
 _NODE: Final = "sys/devices/system/node/node{}/meminfo"

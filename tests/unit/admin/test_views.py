@@ -5,11 +5,11 @@ import json
 from msgspec.structs import replace
 
 from bayplan import __version__
-from bayplan.model.ledger import Ledger
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
-from bayplan.model.machine import Machine, Node, Performance
 from bayplan.admin.metrics import metrics_view
 from bayplan.admin.views import MemoryReservation, Snapshot, nodes_view, ping_view, status_view
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine, Node, Performance
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
 
 GIB, MIB = 1 << 30, 1 << 20

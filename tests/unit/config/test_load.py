@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.config.load import load_settings
 from bayplan.config.keys import KEYS
+from bayplan.config.load import load_settings
 from bayplan.config.managers import eviction_bytes
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.engines.kubelet.memory.manager import MemoryPolicy
 from bayplan.engines.kubelet.topology.options import Scope
-from bayplan.placement.pins import KubeletManager
-from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.errors import ConfigError
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.placement.pins import KubeletManager

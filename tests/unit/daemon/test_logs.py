@@ -75,9 +75,8 @@ def test_json_carries_exceptions() -> None:
 def test_text_for_people() -> None:
     line = TextFormatter().format(record("placed", container="default/web", reasons="fits on 0", mems=""))
     local = time.strftime("%H:%M:%S", time.localtime(1_700_000_000))
-    assert line == (
-        f'{local}.250 INFO     control.controller: placed  container=default/web  reasons="fits on 0"  mems=""'
-    )
+    fields = 'container=default/web  reasons="fits on 0"  mems=""'
+    assert line == f"{local}.250 INFO     control.controller: placed  {fields}"
 
 
 def test_text_cannot_move_the_cursor() -> None:

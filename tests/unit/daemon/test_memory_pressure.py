@@ -8,15 +8,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, PressureWatch
-from bayplan.daemon.settings import MemoryPressure
-from bayplan.domain.decision import QosClass
-from bayplan.domain.workload import Container, Pod, Resources
+from bayplan.model.decision import QosClass
+from bayplan.model.workload import Container, Pod, Resources
 from bayplan.quantity import GIB, MIB
-from bayplan.testing.controllers import Controlled, controlled, here
-from bayplan.testing.live_nodes import LiveNodes
-from bayplan.testing.machines import container, pod
-from bayplan.testing.oci_node import OciNode
+from support.controllers import Controlled, controlled, here
+from support.live_nodes import LiveNodes
+from support.machines import container, pod
+from support.oci_node import OciNode
 
 CONFINED_POD = pod("db", QosClass.GUARANTEED)
 FREE_POD = pod("batch", QosClass.BEST_EFFORT)

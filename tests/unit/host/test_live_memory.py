@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.domain.page_placement import NodeMemory
 from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import (
@@ -16,9 +15,10 @@ from bayplan.host.live_memory import (
     read_nodes,
     read_watermarks,
 )
+from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB, MIB
 from bayplan.sets import NodeSet
-from bayplan.testing.oci_node import OciNode
+from support.oci_node import OciNode
 
 ZONEINFO = """Node 0, zone      DMA
   per-node stats

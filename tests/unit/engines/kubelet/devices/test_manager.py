@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
 from bayplan.sets import NodeSet
 
-VECTORS = Folder(Path(__file__).parents[5] / "data" / "vectors")
+VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
 GPU = "example.com/gpu"
 
 

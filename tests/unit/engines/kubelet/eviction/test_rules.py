@@ -35,7 +35,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.quantity import GIB, MIB
 
-VECTORS = Folder(Path(__file__).parents[5] / "data" / "vectors")
+VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
 MEMORY = "memory.available"
 
 

@@ -6,11 +6,11 @@ What the ledger says of one container, put together with what was counted of its
 from collections.abc import Mapping
 from typing import Final
 
-from bayplan.model.decision import MemoryPolicyMode, QosClass, Request
 from bayplan.engines.exact.unconfined import open_mems
+from bayplan.model.decision import MemoryPolicyMode, QosClass, Request
 from bayplan.model.ledger import Entry
-from bayplan.placement.page_placement import ContainerPages
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.placement.page_placement import ContainerPages
 from bayplan.quantity import MIB
 
 _RANKS: Final = {QosClass.BEST_EFFORT: 0, QosClass.BURSTABLE: 1, QosClass.GUARANTEED: 2}
