@@ -2,7 +2,7 @@
 started, on any containerd. CRI-O's is in test_crio.py."""
 
 import pytest
-from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once
+from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once, run_sandboxes
 from testbed.node import Node
 from testbed.pods import best_effort, guaranteed
 from testbed.scenario import on
@@ -19,15 +19,16 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner(node: Node, rounds: int) -> No
         for letter in "abc":
             pods.append(best_effort(f"shared-{number}{letter}"))
             pods.append(guaranteed(f"owner-{number}{letter}", 2 if letter == "a" else 1, "50Mi"))
+        sandboxes = run_sandboxes(node, pods)
         with CpuWatch(node.guest) as watch:
-            running = launch_at_once(node, pods)
+            running = launch_at_once(node, pods, sandboxes)
             watch.await_programs(one.container_id for one in running)
         owners = exclusive_cpus(node)
         assert len(owners) == 3
         overlaps = watch.overlaps(owners, node.bayplan.known())
-        starting = [one for one in overlaps if one.other.starting]
-        print("before their start:", sorted((one.other.name, round(one.seconds, 3)) for one in starting))
-        assert [one for one in overlaps if not one.other.starting] == []
+        print(watch.measured(overlaps))
+        running_there = [one for one in overlaps if not one.other.starting]
+        assert not running_there, "\n".join(map(str, running_there))
         assert "the kernel differs from the decision" not in node.bayplan.log()
         node.crictl.remove_sandbox(*(one.sandbox_id for one in running))
         node.bayplan.await_known([])

@@ -1,6 +1,7 @@
 """Pods that are made at the same moment, and who was allowed on whose CPUs meanwhile."""
 
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +20,18 @@ from testbed.pods import Pod
 PROGRAM = Path(__file__).parent / "programs" / "cpu_watch.py"
 SERVICE = "cpu-watch"
 LOG = "/run/testbed/cpu-watch.log"
-RUNTIMES_OWN = ("runc", "crun", "exe")
-"""How the names of the processes begin that an OCI runtime has in a cgroup before it starts the container."""
+RUNTIMES_OWN = re.compile(r"/(usr/s?bin/|memfd:)?(runc|crun)")
+"""The programs that an OCI runtime executes in a cgroup before it starts the container, copies of itself in
+memory or in an overlay among them; their processes have any names, such as 6 for a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """For so long, in seconds of the guest's clock, a process was allowed on these CPUs."""
+    """For so long, in seconds of the guest's clock, a process was allowed on these CPUs. ``program`` is the
+    path of what it executes."""
 
     container_id: str
-    name: str
+    program: str
     cpus: frozenset[int]
     begin_s: float
     end_s: float
@@ -36,7 +39,7 @@ class Allowed:
     @property
     def starting(self) -> bool:
         """Whether the OCI runtime is still to start the container's own program."""
-        return self.name.startswith(RUNTIMES_OWN)
+        return RUNTIMES_OWN.match(self.program) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class CpuWatch:
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
         self._seen: list[Allowed] = []
+        self._looks = ""
 
     def __enter__(self) -> Self:
         path = f"/run/testbed/{PROGRAM.name}"
@@ -64,7 +68,8 @@ class CpuWatch:
 
     def __exit__(self, *_: object) -> None:
         self._guest.signal(SERVICE, SIGTERM)
-        self._seen = _intervals(self._guest.read(LOG))
+        log = self._guest.read(LOG)
+        self._seen, self._looks = _intervals(log), log.rstrip("\n").rpartition("\n")[2]
 
     def await_programs(self, container_ids: Iterable[str], *, limit_s: float = LIMIT_S) -> None:
         """Wait until the own program of each container was seen: `crictl start` ends before it begins."""
@@ -91,6 +96,15 @@ class CpuWatch:
                     found.append(Overlap(owner, other, seconds))
         return found
 
+    def measured(self, overlaps: Iterable[Overlap]) -> str:
+        """For people: for how long each container was there before its start, and how often was looked."""
+        longest_ms: dict[str, int] = {}
+        for one in overlaps:
+            if one.other.starting:
+                key = f"{one.other.container_id[:6]} {one.other.program}"
+                longest_ms[key] = max(longest_ms.get(key, 0), round(one.seconds * 1000))
+        return f"before their start, in ms: {longest_ms or 'none'}; looks: {self._looks}"
+
 
 def _intervals(log: str) -> list[Allowed]:
     """What the watch wrote, as stretches of time; while it runs the last line may be cut."""
@@ -98,24 +112,30 @@ def _intervals(log: str) -> list[Allowed]:
     open_since: dict[int, tuple[float, str, str, str]] = {}
     now_s = 0.0
     for line in log.split("\n")[:-1]:
-        now_s, pid, container_id, name, cpus = json.loads(line)
+        if line.startswith("{"):
+            break
+        now_s, pid, container_id, program, cpus = json.loads(line)
         if pid in open_since:
             begin_s, *was = open_since.pop(pid)
             seen.append(_allowed(*was, begin_s, now_s))
         if cpus:
-            open_since[pid] = (now_s, container_id, name, cpus)
+            open_since[pid] = (now_s, container_id, program, cpus)
     for begin_s, *was in open_since.values():
         seen.append(_allowed(*was, begin_s, now_s))
     return seen
 
 
-def _allowed(container_id: str, name: str, cpus: str, begin_s: float, end_s: float) -> Allowed:
-    return Allowed(container_id, name, frozenset(parse_ids(cpus)), begin_s, end_s)
+def _allowed(container_id: str, program: str, cpus: str, begin_s: float, end_s: float) -> Allowed:
+    return Allowed(container_id, program, frozenset(parse_ids(cpus)), begin_s, end_s)
 
 
-def launch_at_once(node: Node, pods: Sequence[Pod], *, handler: str = "") -> list[Running]:
-    """`launch` of all, each with a crictl of its own; their sandboxes exist before the first goes on."""
-    sandboxes = [node.crictl.run_sandbox(pod, handler=handler) for pod in pods]
+def run_sandboxes(node: Node, pods: Sequence[Pod], *, handler: str = "") -> list[str]:
+    """Their sandboxes, one after the other."""
+    return [node.crictl.run_sandbox(pod, handler=handler) for pod in pods]
+
+
+def launch_at_once(node: Node, pods: Sequence[Pod], sandboxes: Sequence[str]) -> list[Running]:
+    """Create and start the only container of each pod in its sandbox, each with a crictl of its own."""
 
     def launched(pod: Pod, sandbox_id: str) -> Running:
         (container,) = pod.containers
