@@ -15,8 +15,6 @@ from testbed.errors import CommandError
 from testbed.forms import HOOKS_DIR, PODMAN_HOOKS_DIR
 from testbed.killing import HOOK, WRAPPER_KILLER, Killer
 
-# crun keeps to itself what its hooks say.
-TOLD_BY_CRICTL = ("runc", WRAPPER_HANDLER)
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
 EVERYWHERE = (frozenset({0, 1}), frozenset(range(4)))
@@ -72,7 +70,7 @@ def test_a_daemon_that_is_gone_or_slow(node: CrioNode) -> None:
     node.bayplan.start(*PATIENT)
     node.bayplan.pause()
     node.install_forms(timeout_s=2, on_failure="refuse")
-    for handler in TOLD_BY_CRICTL:
+    for handler in HANDLERS:
         assert_refused(node, handler, "did not answer within 2 s")
     node.install_forms(timeout_s=2, on_failure="allow")
     pods = [node.launch(whole_cpu(f"late-{handler}", "200Mi"), handler=handler) for handler in HANDLERS]
@@ -193,13 +191,11 @@ def test_a_definition_for_podman_alone_keeps_crio_down_and_doctor_says_so(node: 
 
 
 def assert_refused(node: CrioNode, handler: str, problem: str) -> None:
-    """The container comes to nothing, and one clear line says why: in the journal and, but for crun's hook,
-    to whom it is refused."""
+    """The container comes to nothing, and one clear line says why, in the journal and to whom asked."""
     before = len(refusals(node, problem))
     said = node.crictl.refused(whole_cpu("refused"), handler=handler)
     assert len(refusals(node, problem)) == before + 1
-    if handler in TOLD_BY_CRICTL:
-        assert problem in said
+    assert problem in said
 
 
 def refusals(node: CrioNode, problem: str) -> list[str]:

@@ -64,8 +64,11 @@ def test_a_refusal_fails_the_creation_whatever_is_configured(
 
 CALLER = """
 import subprocess, sys
+log = open(sys.argv[-1], "a")
 with open(sys.argv[1], "rb") as given:
     hook = subprocess.run(sys.argv[2].split("|"), stdin=given, stdout=-3, stderr=-3)
+if hook.returncode:
+    log.write('{"msg": "error executing hook"}\\n')
 sys.exit(hook.returncode)
 """
 
@@ -75,17 +78,25 @@ sys.exit(hook.returncode)
     ("caller", "stage", "body"),
     [("podman", "precreate", SPEC), ("crun", "createRuntime", STATE), ("runc", "createRuntime", STATE)],
 )
+@pytest.mark.parametrize("logged", ["", "earlier\n"])
 def test_why_there_is_no_container_reaches_whoever_asked_for_it(
-    installed: "Installation", daemon: OciDaemon, caller: str, stage: str, body: bytes, verdict: str
+    installed: "Installation",
+    daemon: OciDaemon,
+    caller: str,
+    stage: str,
+    body: bytes,
+    verdict: str,
+    logged: str,
 ) -> None:
-    """podman and crun throw away what their hooks say; runc makes it part of its own error."""
+    """podman and crun throw away what their hooks say; runc makes it part of its own error. In a log that has
+    nothing else the reason stays alone; one that others use is kept."""
     daemon.reply = lambda _: (
         refused('no "node" has room') if verdict == "refused" else error("the disk is full")
     )
     choice = "allow" if verdict == "let through" else "refuse"
     given, log = installed.directory / "given", installed.directory / "runtime.log"
     given.write_bytes(body)
-    log.touch()
+    log.write_text(logged)
     words = [str(installed.hook), *PATIENT, f"--on-failure={choice}", stage]
     called = [f"/usr/bin/{caller}", "-c", CALLER, str(given), "|".join(words)]
     finished = subprocess.run(
@@ -96,18 +107,19 @@ def test_why_there_is_no_container_reaches_whoever_asked_for_it(
         check=False,
     )
     if verdict == "let through":
-        assert (finished.returncode, finished.stderr, log.read_text()) == (0, "", "")
+        assert (finished.returncode, finished.stderr, log.read_text()) == (0, "", logged)
         return
     assert finished.returncode == 1
     why = 'no "node" has room' if verdict == "refused" else "the disk is full; refused"
     about = " of c1" if stage == "createRuntime" else ""
     expected = f"bayplan: {stage}{about}: {why}"
     assert finished.stderr == ("" if caller == "runc" else f"{expected}\n")
-    if caller == "crun":
-        # What crun adds makes two objects of it, so that podman shows what conmon read.
-        assert json.loads(log.read_text()) == {"level": "error", "msg": expected}
+    found = [json.loads(line) for line in log.read_text().removeprefix(logged).splitlines()]
+    ours, theirs = {"level": "error", "msg": expected}, {"msg": "error executing hook"}
+    if caller == "podman":
+        assert found == [theirs]
     else:
-        assert log.read_text() == ""
+        assert found == ([ours, theirs] if logged else [ours])
 
 
 def test_after_the_end_nothing_is_refused(installed: "Installation", daemon: OciDaemon) -> None:
