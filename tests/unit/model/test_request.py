@@ -123,6 +123,8 @@ def test_cpusets_of_the_spec_are_pins() -> None:
 def test_a_nameless_container_is_called_by_its_ids() -> None:
     request = derive_request(Pod("sandbox"), Container("c1", "sandbox"), CAPACITY)
     assert request.name == "-/sandbox/c1"
+    request = derive_request(Pod("c1"), Container("c1", "c1"), CAPACITY)
+    assert request.name == "-/-/c1"
 
 
 def test_a_change_keeps_the_class_and_forgets_our_own_cpusets() -> None:
