@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bayplan.errors import ConfigError, Problem
+
 MIB: Final = 1 << 20
 MAX_FILE_BYTES: Final = 16 * MIB
 """Of one file, unless the caller knows better. OCI specs and CDI specs have some 100 kB at most."""
@@ -104,6 +106,20 @@ def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = 
 def kind_of(status: os.stat_result) -> str:
     """What a status is the status of, in words: ``a FIFO``."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a regular file")
+
+
+def check_kind(path: Path, kind: int, expected: str) -> None:
+    """Check that *path*, if anything is there, is of that *kind* (S_IFDIR, S_IFSOCK).
+
+    Raises:
+        ConfigError: it is something else than what was *expected*.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if stat.S_IFMT(status.st_mode) != kind:
+        raise ConfigError(str(path), (Problem("the file", kind_of(status), expected),))
 
 
 def _check(status: os.stat_result, path: str | Path, most_bytes: int) -> None:

@@ -6,6 +6,7 @@ between is made up for by the next release, which writes all of them again.
 """
 
 import logging
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
+from bayplan.files import check_kind
 from bayplan.host.container import ContainerCgroup, paths_by_id
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -57,9 +59,11 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
     """The same where no daemon runs, by the records in the state *directory*.
 
     Raises:
+        ConfigError: there is something else than a directory.
         UnavailableError: a daemon runs after all.
         BayplanError: the directory or the cgroups cannot be used.
     """
+    check_kind(directory, stat.S_IFDIR, "the daemon's state directory")
     if not directory.is_dir():
         return _view((), {}, dry_run=dry_run, running=False)
     with DirectoryLock(directory):

@@ -2,12 +2,14 @@
 
 import json
 import socket
+import stat
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from bayplan.admin_protocol import API_VERSION, MAX_ANSWER_BYTES
 from bayplan.errors import BayplanError, UnavailableError
+from bayplan.files import check_kind
 
 TIMEOUT_S: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 16
@@ -31,12 +33,15 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
 
     Raises:
         UnavailableError: nobody answers there, or not in time, or not to us.
+        ConfigError: what is there is no socket.
         AnswerError: the daemon refuses, or it is not a bayplan daemon of this version.
     """
     request = {"apiVersion": API_VERSION, "verb": verb, **fields}
     try:
         line = _exchange(socket_path, json.dumps(request).encode() + b"\n", timeout_s)
     except OSError as error:
+        if isinstance(error, ConnectionRefusedError):
+            check_kind(socket_path, stat.S_IFSOCK, "the daemon's socket")
         raise UnavailableError(f"no daemon answers at {socket_path}", _advice(error)) from error
     if not line.endswith(b"\n"):
         raise UnavailableError(
@@ -57,10 +62,13 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
 def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
-        _connect(connection, socket_path, time.monotonic() + timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        _connect(connection, socket_path, deadline_s)
         connection.sendall(request)
         answer = bytearray()
         while not answer.endswith(b"\n") and len(answer) <= MAX_ANSWER_BYTES:
+            # One who says a byte now and then is not waited for either; 0 would mean not to wait at all.
+            connection.settimeout(max(deadline_s - time.monotonic(), _BUSY_PAUSE_S))
             chunk = connection.recv(_CHUNK_BYTES)
             if not chunk:
                 break

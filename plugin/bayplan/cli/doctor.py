@@ -1,12 +1,14 @@
 """`bayplan doctor`: which way each container engine reaches the daemon, and what is wrong with it."""
 
 import argparse
+import stat
 from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.render import Block, Column, Table
 from bayplan.errors import UnavailableError
+from bayplan.files import check_kind
 
 VERB: Final = "doctor"
 HELP: Final = (
@@ -31,6 +33,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The examination. A daemon that does not answer is part of it, and no error."""
     from bayplan.oci.doctor import DaemonState, Examination  # noqa: PLC0415 - only this verb parses TOML
 
+    check_kind(arguments.root, stat.S_IFDIR, "the node's root directory")
     try:
         runtime = ask(arguments.admin_socket, "status")["runtime"]
         daemon = DaemonState(runtime["name"] if runtime["connected"] else "")

@@ -1,10 +1,12 @@
 """`bayplan record-topology`: this machine's NUMA and CPU topology as one text, for `bayplan simulate`."""
 
 import argparse
+import stat
 from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.render import Block
+from bayplan.files import check_kind
 
 VERB: Final = "record-topology"
 HELP: Final = "print this machine's topology as a text that bayplan simulate takes; needs no daemon"
@@ -22,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The recording; raises HostError."""
+    """The recording; raises HostError, and ConfigError if the root is no directory."""
     from bayplan.simulate.runs import recorded_topology  # noqa: PLC0415 - only this verb reads sysfs
 
+    check_kind(arguments.root, stat.S_IFDIR, "the machine's root directory")
     return recorded_topology(arguments.root)
 
 

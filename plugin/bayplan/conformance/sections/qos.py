@@ -81,8 +81,9 @@ def _pod_config(case: Case, folder: Folder) -> None:
 
 
 def _pod_config_memory_qos(case: Case, folder: Folder) -> None:
-    """The same with MemoryQoS. Its rows have quotas by the configured period (the gate for that is on) and by
-    the default one, and do not say which: a quota has to be one of both."""
+    """The same with MemoryQoS. Kubelet computes quotas by the configured period exactly with the gate
+    CustomCPUCFSQuotaPeriod (`NodeSettings.quota_us`). The rows do not say whether it is on, and one state of
+    it does not explain all (200m by 5000 as 20000, 100m as 1000): a quota has to be that of one of both."""
     del folder
     node = NodeSettings(
         _CAPACITY_BYTES,
