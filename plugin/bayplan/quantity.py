@@ -89,7 +89,7 @@ def format_bytes(amount_bytes: int) -> str:
     if exact < 10 * 1024 and (unit or exact < 1024):  # noqa: PLR2004 - 9999Mi still reads well
         return f"{sign}{exact}{_BINARY_UNITS[unit]}"
     value, unit = float(rest), 0
-    while value >= 1024 and unit < len(_BINARY_UNITS) - 1:  # noqa: PLR2004
+    while value >= 1024 and unit < len(_BINARY_UNITS) - 1:  # noqa: PLR2004 - the step between binary units
         value, unit = value / 1024, unit + 1
     return f"{sign}{value:.2f}{_BINARY_UNITS[unit]}"
 

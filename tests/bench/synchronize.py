@@ -56,7 +56,7 @@ async def _daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[subpro
     argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
     argv += ["--oci-socket", "none"]
     log = (directory / "log").open("wb")
-    process = subprocess.Popen([*map(str, argv), "--log-format", "json"], stderr=log)  # noqa: ASYNC220
+    process = subprocess.Popen([*map(str, argv), "--log-format", "json"], stderr=log)  # noqa: ASYNC220 - to start it takes no time
     try:
         await asyncio.wait_for(runtime.synchronized(), 30)
         yield process

@@ -12,10 +12,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from testbed.crio import CrioNode  # noqa: E402 - the path comes first
-from testbed.errors import GuestError, TestBedError  # noqa: E402
-from testbed.node import Node  # noqa: E402
-from testbed.scenario import Wanted  # noqa: E402
-from testbed.topology import TWO_NODES  # noqa: E402
+from testbed.errors import GuestError, TestBedError  # noqa: E402 - found only once the path is set
+from testbed.node import Node  # noqa: E402 - found only once the path is set
+from testbed.scenario import Wanted  # noqa: E402 - found only once the path is set
+from testbed.topology import TWO_NODES  # noqa: E402 - found only once the path is set
 
 ARTIFACTS = HERE / "artifacts"
 FAILED = pytest.StashKey[bool]()

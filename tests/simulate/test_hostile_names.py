@@ -67,7 +67,7 @@ async def node(directory: Path, runtime: FakeRuntime, *more: str) -> AsyncIterat
         *("--oci-deadline", "30s", "--request-deadline", "30s", "--log-level", "debug", *more),
     ]
     with one.log.open("wb") as log:
-        process = subprocess.Popen(argv, stderr=log)  # noqa: ASYNC220
+        process = subprocess.Popen(argv, stderr=log)  # noqa: ASYNC220 - to start it takes no time
         try:
             await asyncio.wait_for(runtime.synchronized(), PATIENCE_S)
             yield one
@@ -142,7 +142,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     for is_terminal in (False, True):
         streams = io.StringIO(), io.StringIO()
         for stream in streams:
-            stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
+            stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]  # stands in for it in a test
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", streams[0])
             patch.setattr(sys, "stderr", streams[1])

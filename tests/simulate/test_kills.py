@@ -46,7 +46,7 @@ def mems(world: World, name: str) -> NodeSet | None:
     return world.life.controller.ledger.entries[id_of(name)].decision.placement.mems
 
 
-class LeftOff(Exception):  # noqa: N818
+class LeftOff(Exception):  # noqa: N818 - it is no error
     """The number of steps is reached."""
 
 

@@ -135,7 +135,7 @@ class _FullDisk:
 def full_disk(recorder: Recorder) -> Iterator[None]:
     """Let the disk be full for everything that is handed over within."""
     store = recorder.store
-    recorder.store = _FullDisk(store)  # type: ignore[assignment]
+    recorder.store = _FullDisk(store)  # type: ignore[assignment]  # stands in for it in a test
     try:
         yield
     finally:

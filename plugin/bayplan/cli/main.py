@@ -167,7 +167,7 @@ def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:
     parser.add_argument(
         "--no-color",
         action="store_true",
-        default=default(False),  # noqa: FBT003
+        default=default(False),  # noqa: FBT003 - a value, not a switch
         help="no colours on a terminal; the environment variable NO_COLOR does the same",
     )
 

@@ -69,8 +69,8 @@ def _plain_row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Co
 
 
 def _show_rich(blocks: Iterable[Block], stream: TextIO, *, color: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - imported only where it is needed, as it takes time
+    from rich.text import Text  # noqa: PLC0415 - imported only where it is needed, as it takes time
 
     console = Console(file=stream, no_color=not color, highlight=False)
     for position, block in enumerate(blocks):
@@ -80,8 +80,8 @@ def _show_rich(blocks: Iterable[Block], stream: TextIO, *, color: bool) -> None:
 
 
 def _rich_table(table: Table) -> "RichTable":
-    from rich.table import Table as RichTable  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table as RichTable  # noqa: PLC0415 - imported only where it is needed, as it takes time
+    from rich.text import Text  # noqa: PLC0415 - imported only where it is needed, as it takes time
 
     shown = RichTable(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
     for column in table.columns:

@@ -74,5 +74,5 @@ def _add(group: argparse._ArgumentGroup, key: Key) -> None:
         action="append",
         metavar=key.metavar,
         help=f"{key.meaning} (default: {key.default})".replace("%", "%%"),
-        **bare,  # type: ignore[arg-type]
+        **bare,  # type: ignore[arg-type]  # keywords of several types
     )

@@ -330,7 +330,7 @@ class Controller:
         others = [one for one in updates if one.container_id != container.id]
         return (*others, replace(own, cpuset_mems=mems))
 
-    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002
+    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002 - the signature is the interface's
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
         async with self.turn() as transaction:
             updates = self.release(transaction, container.id, replied=True)

@@ -223,7 +223,7 @@ class Transactions:
         try:
             self._recorder.settle(write)
         except StateError as error:
-            logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400
+            logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             self._retry_later()
         else:
             self._recorded(number)

@@ -273,7 +273,7 @@ class _Daemon:
                 settings = await read_meanwhile(read_again)
                 policy = self.hardware.policy_for(settings)
             except BayplanError as error:
-                logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": error.on_one_line()})  # noqa: TRY400
+                logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": error.on_one_line()})  # noqa: TRY400 - expected, so that a traceback says nothing
             except Exception:
                 # The containers' placement does not end over a file.
                 logger.exception("%s", _NOT_TAKEN_OVER)

@@ -158,7 +158,7 @@ class Hardware:
         try:
             found = await self._in_thread(self._host.machine)
         except BayplanError as error:
-            logger.error("the hardware changed, but it can't be read", extra={"problem": str(error)})  # noqa: TRY400
+            logger.error("the hardware changed, but it can't be read", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             return
         if found == self._found:
             return

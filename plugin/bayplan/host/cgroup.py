@@ -38,7 +38,7 @@ _LEGACY_RECURSIVE: Final = "hierarchical_"
 _NODE_VALUE: Final = re.compile(r"N([0-9]{1,5})=([0-9]{1,20})")
 
 
-class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]
+class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]  # the library's classes have no types
     """A file as an attribute of `CgroupFiles`, read and written as a T.
 
     Reading raises AbsentError (no such file), RefusedError, or HostError with the text found; writing
@@ -69,34 +69,34 @@ class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]
         return value
 
 
-class FlagField(Field[bool], FlagFile):  # type: ignore[misc]
+class FlagField(Field[bool], FlagFile):  # type: ignore[misc]  # the library's classes have no types
     """0 or 1."""
 
     expected = "0 or 1"
 
 
-class PidsField(Field[list[int]], MultiLineIntegerFile):  # type: ignore[misc]
+class PidsField(Field[list[int]], MultiLineIntegerFile):  # type: ignore[misc]  # the library's classes have no types
     """One process id per line."""
 
     expected = "one process id per line"
     readonly = True
 
 
-class BytesField(Field[int], IntegerFile):  # type: ignore[misc]
+class BytesField(Field[int], IntegerFile):  # type: ignore[misc]  # the library's classes have no types
     """A number that is never a limit: cgroupspy would read -1 as None."""
 
     expected = "a number of 0 or more"
     sanitize_get = staticmethod(parse_number)
 
 
-class CpusField(Field[CpuSet], CommaDashSetFile):  # type: ignore[misc]
+class CpusField(Field[CpuSet], CommaDashSetFile):  # type: ignore[misc]  # the library's classes have no types
     """A list of CPUs. Parsed as a bitmask: cgroupspy unrolls 0-1023 into a thousand objects."""
 
     expected = "a list of CPUs such as 0-3,8"
     sanitize_get = staticmethod(CpuSet.parse)
 
 
-class MemsField(Field[NodeSet], CommaDashSetFile):  # type: ignore[misc]
+class MemsField(Field[NodeSet], CommaDashSetFile):  # type: ignore[misc]  # the library's classes have no types
     """A list of NUMA nodes."""
 
     expected = "a list of NUMA nodes such as 0-3,8"
@@ -117,7 +117,7 @@ class LimitField(Field[int | None]):
         return _MAX if value is None else str(value)
 
 
-class LegacyLimitField(Field[int | None], IntegerFile):  # type: ignore[misc]
+class LegacyLimitField(Field[int | None], IntegerFile):  # type: ignore[misc]  # the library's classes have no types
     """A number of bytes, or None for no limit: huge when read, -1 when written (as cgroupspy has it)."""
 
     expected = "a number of bytes"
@@ -163,7 +163,7 @@ class LegacyNodeBytesField(NodeBytesField):
         }
 
 
-class CgroupFiles(Controller):  # type: ignore[misc]
+class CgroupFiles(Controller):  # type: ignore[misc]  # the library's classes have no types
     """cgroupspy's controller, whose files are read through an open directory instead of by path."""
 
     procs = PidsField("cgroup.procs")

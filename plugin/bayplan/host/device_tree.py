@@ -122,7 +122,7 @@ def _parse_node(text: str) -> int | None:
 def _entries(directory: str) -> list[str]:
     """The paths of a directory's entries, sorted; none if it is absent."""
     try:
-        return sorted(f"{directory}/{name}" for name in os.listdir(directory))  # noqa: PTH208
+        return sorted(f"{directory}/{name}" for name in os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -126,7 +126,7 @@ class _Look:
             return []
         directory = self._root + path
         try:
-            if os.stat(directory).st_dev != os.stat(f"{self._root}/dev").st_dev:  # noqa: PTH116
+            if os.stat(directory).st_dev != os.stat(f"{self._root}/dev").st_dev:  # noqa: PTH116 - the path is a text
                 return []
             with os.scandir(directory) as entries:
                 some = zip(range(MAX_DIRECTORY_ENTRIES), entries, strict=False)

@@ -72,7 +72,7 @@ async def watch_hotplug(
         failed = False
         while True:
             try:
-                async with aclosing(events()) as stream:  # type: ignore[type-var]
+                async with aclosing(events()) as stream:  # type: ignore[type-var]  # the library's types are too narrow
                     async for subsystem in stream:
                         failed = False
                         if subsystem in SUBSYSTEMS or subsystem == UNKNOWN:

@@ -76,7 +76,7 @@ def _make_inside(path: str, make: Callable[[], socket.socket]) -> socket.socket 
 def _is_own(status: os.stat_result) -> bool:
     for path in _OWN_NAMESPACES:
         with contextlib.suppress(OSError):  # without CAP_SYS_PTRACE the second one may be hidden
-            if os.path.samestat(status, os.stat(path)):  # noqa: PTH116
+            if os.path.samestat(status, os.stat(path)):  # noqa: PTH116 - the path is a text
                 return True
     return False
 

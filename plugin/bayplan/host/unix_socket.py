@@ -212,7 +212,7 @@ class SocketServer(abc.ABC):
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            logger.error("a client could not be accepted", extra={"problem": error.strerror})  # noqa: TRY400
+            logger.error("a client could not be accepted", extra={"problem": error.strerror})  # noqa: TRY400 - expected, so that a traceback says nothing
             self._do_not_listen(_ACCEPT_PAUSE_S)
             return
         connection.setblocking(False)  # noqa: FBT003 - the only argument it has

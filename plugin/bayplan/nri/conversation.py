@@ -165,7 +165,7 @@ class Conversation:
             self._route(message)
         except PayloadError as error:
             # An error status would stop a container; to Configure and Synchronize it is the right answer.
-            logger.error("unreadable request", extra={"problem": str(error)})  # noqa: TRY400
+            logger.error("unreadable request", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             code = Code.OK if message.method in METHODS else Code.INVALID_ARGUMENT
             self.link.send(Response(message.stream_id, code, printable(str(error))))
             if isinstance(error, EndlessListError):

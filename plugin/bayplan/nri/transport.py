@@ -106,7 +106,7 @@ class InheritedSocket:
             if (inherited.family, inherited.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
                 inherited.detach()
                 raise UnavailableError(str(self), "is not a unix stream socket")
-            inherited.setblocking(False)  # noqa: FBT003
+            inherited.setblocking(False)  # noqa: FBT003 - the standard library's signature
             self._used = True
             await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=inherited)
         except OSError as error:

@@ -124,7 +124,7 @@ def _containerd(files: _Files) -> Engine:
             content = _merged(content, files.toml(path))
     plugins = _table(content, "plugins")
     nri = _table(plugins, "io.containerd.nri.v1.nri")
-    disabled = nri.get("disable", False if content.get("version") == 3 else None)  # noqa: PLR2004
+    disabled = nri.get("disable", False if content.get("version") == 3 else None)  # noqa: PLR2004 - the version of the file's format
     runtimes: dict[str, str] = {}
     default = ""
     for plugin in ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):

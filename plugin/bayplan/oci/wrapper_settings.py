@@ -27,14 +27,14 @@ def parse_wrapper_settings(text: str) -> WrapperSettings:
         words = line.split(None, 2)
         if not words or words[0].startswith("#"):
             continue
-        if len(words) < 2 or words[1] != "=":  # noqa: PLR2004
+        if len(words) < 2 or words[1] != "=":  # noqa: PLR2004 - key, sign and value
             problems.append(
                 Problem(f"{PATH}:{number}", repr(line.strip()), "key = value, with blanks around =")
             )
         elif words[0] not in KEYS:
             problems.append(Problem(f"{PATH}:{number}", words[0], f"one of {', '.join(KEYS)}"))
         else:
-            said[words[0]] = words[2].strip() if len(words) > 2 else ""  # noqa: PLR2004
+            said[words[0]] = words[2].strip() if len(words) > 2 else ""  # noqa: PLR2004 - key, sign and value
     problems += [problem for key, value in said.items() if (problem := _wrong(key, value)) is not None]
     return WrapperSettings(said, tuple(problems))
 

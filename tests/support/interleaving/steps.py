@@ -83,7 +83,7 @@ class SteppedStoreThread(StoreThread):
     """The store's thread, which does one thing for each `step`; all at once as long as it is ``quick``."""
 
     def __init__(self) -> None:
-        self._errands: deque[Errand[Any]] = deque()  # type: ignore[assignment]
+        self._errands: deque[Errand[Any]] = deque()  # type: ignore[assignment]  # stands in for it in a test
         self.quick = False
 
     def hand_over(self, work: Callable[[], Result]) -> Errand[Result]:

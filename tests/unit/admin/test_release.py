@@ -28,7 +28,7 @@ FILES = {"cpuset.cpus": "0-1\n", "cpuset.mems": "0\n", "cgroup.procs": ""}
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def recorded(directory: Path) -> set[str]:

@@ -58,7 +58,7 @@ async def at_once(work: Callable[[], Any]) -> Any:
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def test_devices_and_interfaces_together(devices: HostDevices) -> None:

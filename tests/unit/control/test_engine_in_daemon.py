@@ -56,7 +56,7 @@ async def daemon(directory: Path, policy: Policy = RESTRICTED) -> AsyncIterator[
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def guaranteed(name: str, memory_bytes: int, milli_cpus: int = 500) -> Container:

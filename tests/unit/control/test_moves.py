@@ -23,7 +23,7 @@ WIDER = Update("flexible", cpuset_mems=NodeSet([0, 1]))
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def recorded(directory: Path) -> dict[str, str]:

@@ -118,7 +118,7 @@ async def widened(one: Controlled, late: Container = LATE) -> None:
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:

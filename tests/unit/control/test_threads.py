@@ -26,7 +26,7 @@ def _raiser() -> None:
 def test_everything_is_done_in_order_and_by_the_end() -> None:
     thread, done = StoreThread("state"), []
     for number in range(100):
-        thread.hand_over(lambda number=number: done.append(number))  # type: ignore[misc]
+        thread.hand_over(lambda number=number: done.append(number))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
     thread.end()
     assert done == list(range(100))
 

@@ -42,7 +42,7 @@ LATE = container("late", BOUND, memory_bytes=900 * MIB, milli_cpus=500)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 class Stall:
@@ -143,7 +143,7 @@ def test_a_change_that_fails_harms_nobody_elses_turn(
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
             async with one.controller.turn():
-                one.controller.soon(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+                one.controller.soon(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
                 one.controller.take_engine(KubeletNodeEngine())
             assert one.controller.engine.name == "kubelet"
             await one.controller.create_container(GUARANTEED, memory("a"))
@@ -195,13 +195,13 @@ def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next_write
             store, taken = controller.recorder.store, controller.recorder.store.commit
 
             def failing(step: object) -> None:
-                taken(step)  # type: ignore[arg-type]
+                taken(step)  # type: ignore[arg-type]  # what the test hands over on purpose
                 raise StateError("the disk", "said nothing, and had it")
 
-            store.commit = failing  # type: ignore[assignment, method-assign]
+            store.commit = failing  # type: ignore[assignment, method-assign]  # stands in for it in a test
             with pytest.raises(StateError):
                 await controller.create_container(GUARANTEED, exclusive("first"))
-            store.commit = taken  # type: ignore[method-assign]
+            store.commit = taken  # type: ignore[method-assign]  # stands in for it in a test
             assert controller.ledger.entries == {}
             await controller.create_container(GUARANTEED, exclusive("second"))
             await agree(one)

@@ -59,7 +59,7 @@ async def around(tmp_path: Path, mode: MemoryPressure = MemoryPressure.OBSERVE) 
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 def test_what_is_there_is_seen_and_nothing_is_at_risk(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ UNIT = PACKAGING / "systemd" / "bayplan.service"
 
 def unit() -> configparser.ConfigParser:
     parsed = configparser.ConfigParser(interpolation=None, strict=True)
-    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]  # how configparser is told to keep case
     parsed.read_string(UNIT.read_text())
     return parsed
 

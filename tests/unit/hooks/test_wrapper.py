@@ -410,7 +410,7 @@ def test_an_update_from_a_file_is_merged(
     file = installed.directory / "new resources.json"
     file.write_bytes(RESOURCES)
     for merged in (MERGED, b""):
-        daemon.reply = lambda _, merged=merged: ok(merged)  # type: ignore[misc]
+        daemon.reply = lambda _, merged=merged: ok(merged)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         arguments = [word.format(file=file) for word in how]
         finished = installed.run_wrapper("--root", "/r", "update", *arguments, "--memory", "1g", "c1")
         assert finished.returncode == 0

@@ -45,7 +45,7 @@ def test_good(tmp_path):
 def test_absent_names_the_file(tmp_path, path):
     tree = SysfsTree(SMALL)
     if path.endswith("nr_hugepages"):  # its directory announces it
-        tree.files[f"{os.path.dirname(path)}/free_hugepages"] = "0\n"  # noqa: PTH120
+        tree.files[f"{os.path.dirname(path)}/free_hugepages"] = "0\n"  # noqa: PTH120 - plain functions are shorter here
     del tree.files[path]
     with pytest.raises(AbsentError) as caught:
         read_machine(tree.write(tmp_path))

@@ -65,7 +65,7 @@ def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
             assert read_allowed(identify(pid)).cpus == entry.told_cpus
             assert read_oom_score_adj(identify(pid)) == 1000
             limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
-            text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240
+            text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240 - a file in memory
             assert int(text) == 64 * MIB
             # It lives, so that a deletion that failed takes nothing away.
             assert await one.ask("delete", ID.encode()) == ("ok", "")
@@ -73,7 +73,7 @@ def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
             os.kill(pid, 9)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - a zombie from here on
             for mount in set(hierarchy.mounts.values()):
-                while Path(f"{mount}{path}/cgroup.procs").read_text():  # noqa: ASYNC240
+                while Path(f"{mount}{path}/cgroup.procs").read_text():  # noqa: ASYNC240 - a file in memory
                     pass
             assert await one.ask("poststop", state(ID, bundle, 0)) == ("ok", "")
             assert one.entries == {}

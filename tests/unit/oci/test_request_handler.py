@@ -101,12 +101,12 @@ def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, place
             announced = one.node.begin(ID, placed, 4242)
             async with one.turn:
                 answer = asyncio.create_task(one.ask("createRuntime", announced))
-                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110
+                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - nothing tells when it is so
                     await asyncio.sleep(0)
                 # It is about to be decided, and the thread that writes has something else to do then.
                 busy = asyncio.ensure_future(one.desk._thread.do(gate.wait))
                 await asyncio.sleep(0)
-            while ID not in one.entries:  # noqa: ASYNC110
+            while ID not in one.entries:  # noqa: ASYNC110 - nothing tells when it is so
                 await asyncio.sleep(0)
             nri = container("x", GUARANTEED, memory_bytes=GIB // 4, milli_cpus=2000)
             await one.around.controller.create_container(GUARANTEED, nri)
@@ -274,7 +274,7 @@ def test_what_cannot_be_applied_is_released_and_answered_as_configured(
 
 
 def _pid(pid: int | None) -> Callable[[OciNode], bytes]:
-    return lambda node: state(ID, node.write_spec(ID, EXCLUSIVE), pid)  # type: ignore[arg-type]
+    return lambda node: state(ID, node.write_spec(ID, EXCLUSIVE), pid)  # type: ignore[arg-type]  # what the test hands over on purpose
 
 
 def _in_cgroup(path: str, cgroups_path: str = SYSTEMD) -> Callable[[OciNode], bytes]:
@@ -459,7 +459,7 @@ def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: P
                 _, writer = await asyncio.open_unix_connection(str(one.path))
                 writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
                 await writer.drain()
-                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110
+                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - nothing tells when it is so
                     await asyncio.sleep(0)
                 writer.transport.abort()
             await one.desk.close()

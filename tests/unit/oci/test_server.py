@@ -172,9 +172,9 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
         for number in range(MAX_CLIENTS + 50):
             asked.append(asyncio.ensure_future(ask(path, "delete", b"x")))
             # The kernel's queue has an end as well.
-            while len(server.clients) < min(number, MAX_CLIENTS):  # noqa: ASYNC110
+            while len(server.clients) < min(number, MAX_CLIENTS):  # noqa: ASYNC110 - nothing tells when it is so
                 await asyncio.sleep(0)
-        while server._silent or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110
+        while server._silent or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
             await asyncio.sleep(0)
         server._most_silence_s = 0.0
         for _ in range(1000):
@@ -196,7 +196,7 @@ def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path
         for _ in range(MAX_CLIENTS):
             silent.append(await asyncio.open_unix_connection(str(path)))
             silent[-1][1].write(begin)
-        while len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110
+        while len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
             await asyncio.sleep(0)
         assert await ask(path, "delete", b"x") == ("ok", b"yes")
         assert await silent[0][0].read() == b""
@@ -208,7 +208,7 @@ def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path
 
 def test_only_the_owner_may_connect_and_the_file_goes_with_the_server(path: Path) -> None:
     async def scenario(server: OciServer, path: Path) -> None:
-        status = path.stat()  # noqa: ASYNC240
+        status = path.stat()  # noqa: ASYNC240 - a file in memory
         assert stat.S_ISSOCK(status.st_mode)
         assert stat.S_IMODE(status.st_mode) == 0o600
         second = OciServer(path, Daemon())
@@ -224,7 +224,7 @@ def test_another_user_is_turned_away_even_with_access(open_directory: Path) -> N
     daemon = Daemon()
 
     async def scenario(server: OciServer, path: Path) -> None:
-        path.chmod(0o666)  # noqa: ASYNC240
+        path.chmod(0o666)  # noqa: ASYNC240 - a file in memory
         client = (
             "import os,socket,sys; os.setuid(65534); s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
             "s.sendall(b'bayplan-oci/1 delete 1\\nx'); sys.stdout.buffer.write(s.makefile('rb').read())"
@@ -246,7 +246,7 @@ def test_an_answer_that_nobody_takes_is_dropped(path: Path) -> None:
     async def scenario(server: OciServer, path: Path) -> None:
         _, writer = await asyncio.open_unix_connection(str(path), limit=1)
         writer.write(b"bayplan-oci/1 precreate 1\nx")
-        while not server.clients:  # noqa: ASYNC110
+        while not server.clients:  # noqa: ASYNC110 - nothing tells when it is so
             await asyncio.sleep(0)
         await asyncio.wait(list(server.clients))
         writer.transport.abort()

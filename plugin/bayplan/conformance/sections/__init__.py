@@ -121,7 +121,7 @@ class Section:
         if isinstance(table, dict):
             return tuple([key, value] for key, value in table.items())
         if not isinstance(table, list):
-            raise ValueError(f"the table is a {type(table).__name__}, expected a list of cases")  # noqa: TRY004
+            raise ValueError(f"the table is a {type(table).__name__}, expected a list of cases")  # noqa: TRY004 - the table is wrong, not the call
         return tuple(table)
 
 

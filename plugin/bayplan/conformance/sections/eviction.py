@@ -63,9 +63,9 @@ def _percentage(case: Case, folder: Folder) -> None:
     try:
         share = parse_percentage(case["name"])
     except ParseError:
-        expect("refused", True, case["hasError"])  # noqa: FBT003
+        expect("refused", True, case["hasError"])  # noqa: FBT003 - a value, not a switch
         return
-    expect("refused", False, case["hasError"])  # noqa: FBT003
+    expect("refused", False, case["hasError"])  # noqa: FBT003 - a value, not a switch
     expect("share", share, case["value"])
 
 

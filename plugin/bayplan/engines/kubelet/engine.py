@@ -139,9 +139,9 @@ class KubeletNodeEngine:
     def returns(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002
-        ledger: Ledger,  # noqa: ARG002
-        staying: Collection[str] = (),  # noqa: ARG002
+        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
+        staying: Collection[str] = (),  # noqa: ARG002 - the signature is the interface's
     ) -> tuple[Move, ...]:
         """See `Engine.returns`: kubelet moves nobody."""
         return ()
@@ -149,8 +149,8 @@ class KubeletNodeEngine:
     def opened(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002
-        ledger: Ledger,  # noqa: ARG002
+        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Placement]:
         """See `Engine.opened`: those that kubelet does not confine have nothing on any node."""
         return {}
@@ -158,8 +158,8 @@ class KubeletNodeEngine:
     def topped_up(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002
-        ledger: Ledger,  # noqa: ARG002
+        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Claim]:
         """See `Engine.topped_up`: kubelet promises all or nothing."""
         return {}

@@ -124,7 +124,7 @@ def _varint(view: memoryview, at: int, limit_bytes: int) -> tuple[int, int]:
         byte = view[at]
         at += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004
+        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
             return number & 0xFFFF_FFFF_FFFF_FFFF, at
     raise UndecodableError("a number too long")
 
@@ -191,7 +191,7 @@ def _metadata(key: str, value: str) -> tuple[bytes, ...]:
 
 def _number(number: int) -> bytes:
     out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004
+    while number > 0x7F:  # noqa: PLR2004 - the bit that says that more follows
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)

@@ -6,7 +6,7 @@ own, so that a slow command does not hold up the others. Forwarding: the frames 
 Standard library only; ends when the host closes the first port.
 """
 # pathlib takes longer to import than all the rest together, and emulation is slow.
-# ruff: noqa: PTH101, PTH103, PTH120, PTH123, PTH207
+# ruff: noqa: PTH101, PTH103, PTH120, PTH123, PTH207 - as little as possible is imported in the guest
 
 import base64
 import contextlib

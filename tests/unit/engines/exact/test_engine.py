@@ -46,7 +46,7 @@ class Node:
 
     def place(self, container_id: str, memory_bytes: int, milli_cpus: int = 500, **spec: object) -> Decision:
         one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
-        one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]
+        one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
         request = derive_request(GUARANTEED, one, self.machine.memory_bytes)
         return self.decide(request)
 

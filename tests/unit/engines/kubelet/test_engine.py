@@ -64,7 +64,7 @@ class Node:
         if totals is not None:
             home = replace(home, resources=totals)
         one = container(container_id, home, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
-        one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]
+        one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
         return derive_request(home, one, self.machine.memory_bytes)
 
     def decide(self, request: Request, current: Placement | None = None) -> Decision:
@@ -75,7 +75,7 @@ class Node:
         return decision
 
     def place(self, container_id: str, memory_bytes: int, milli_cpus: int = 500, **more: object) -> Decision:
-        return self.decide(self.request(container_id, memory_bytes, milli_cpus, **more))  # type: ignore[arg-type]
+        return self.decide(self.request(container_id, memory_bytes, milli_cpus, **more))  # type: ignore[arg-type]  # keywords of several types
 
     def mems(self, container_id: str, memory_bytes: int, milli_cpus: int = 500) -> str:
         return str(self.place(container_id, memory_bytes, milli_cpus).placement.mems)
@@ -369,7 +369,7 @@ def _resized(node: Node, container_id: str, **change: int) -> Decision:
     old = node.ledger.entries[container_id].decision
     milli = old.request.cpu_milli
     spec = Resources(old.request.memory_limit_bytes, cpu_quota_us=milli * 100, cpu_period_us=100_000)
-    request = changed_request(old.request, spec, Resources(**change))  # type: ignore[arg-type]
+    request = changed_request(old.request, spec, Resources(**change))  # type: ignore[arg-type]  # keywords of several types
     return node.decide(request, old.placement)
 
 

@@ -42,7 +42,7 @@ def decide(
 ) -> Decision:
     home = pod("p", qos)
     one = container("c", home, memory_bytes=memory_bytes, milli_cpus=500)
-    one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]
+    one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
     request = derive_request(home, one, hardware.memory_bytes, hints=hints)
     return KubeletNodeEngine(managers).decide(hardware, policy, ledger, request)
 

@@ -47,7 +47,7 @@ class AttachedDevices(Struct, frozen=True):
         """Where the container's devices are."""
         return self.pod_hints(state, pod) if container.name == self.container else None
 
-    def pod_hints(self, state: State, pod: PodSpec) -> ProviderHints:  # noqa: ARG002
+    def pod_hints(self, state: State, pod: PodSpec) -> ProviderHints:  # noqa: ARG002 - the signature is the interface's
         """The same: of the pod's other containers the devices are not known yet."""
         hints = {}
         for name, demand in self.resources().items():
@@ -56,11 +56,11 @@ class AttachedDevices(Struct, frozen=True):
             hints[name] = HintSet(regions=(replace(region, preferred=OfSize(size)),))
         return hints
 
-    def allocate(self, state: State, pod: PodSpec, container: ContainerSpec, hint: Hint) -> State:  # noqa: ARG002
+    def allocate(self, state: State, pod: PodSpec, container: ContainerSpec, hint: Hint) -> State:  # noqa: ARG002 - the signature is the interface's
         """Nothing to be done: it has them."""
         return state
 
-    def allocate_pod(self, state: State, pod: PodSpec, hint: Hint) -> State:  # noqa: ARG002
+    def allocate_pod(self, state: State, pod: PodSpec, hint: Hint) -> State:  # noqa: ARG002 - the signature is the interface's
         """Nothing to be done: it has them."""
         return state
 
