@@ -42,9 +42,8 @@ _NO_WISHES: Final = Wishes()
 def container_name(pod: Pod, container: Container) -> str:
     """The name people know a container by: ``namespace/pod/container``; the id where a name is missing,
     ``-/-/id`` without a pod. It stands in sentences, so that each part is printable and bounded."""
-    pod_name = pod.name or pod.id or container.pod_id
-    if pod_name == container.id:
-        pod_name = "-"  # A pod of its own is called like it.
+    # A container without a pod has one of its own, with its id.
+    pod_name = pod.name or ("-" if pod.id == container.id else pod.id or container.pod_id)
     parts = (pod.namespace or "-", pod_name, container.name or container.id)
     return "/".join(printable(part, MOST_NAME_CHARACTERS) for part in parts)
 

@@ -125,6 +125,8 @@ def test_a_nameless_container_is_called_by_its_ids() -> None:
     assert request.name == "-/sandbox/c1"
     request = derive_request(Pod("c1"), Container("c1", "c1"), CAPACITY)
     assert request.name == "-/-/c1"
+    request = derive_request(Pod("p1", "c1"), Container("c1", "p1"), CAPACITY)
+    assert request.name == "-/c1/c1"
 
 
 def test_a_change_keeps_the_class_and_forgets_our_own_cpusets() -> None:
