@@ -5,18 +5,19 @@ import asyncio
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.cli.main import main
+from bayplan.cli.main import VERBS, main
 from bayplan.oci.protocol import Verb
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.quantity import GIB
@@ -44,9 +45,12 @@ class Node:
     admin: Path
     oci: Path
     log: Path
+    asked: set[object] = field(default_factory=set)
+    """The verbs that the admin socket was asked."""
 
     async def ask(self, **request: object) -> dict[str, Any]:
         """The answer of the admin socket; its bytes are looked at first."""
+        self.asked.add(request.get("verb"))
         reader, writer = await asyncio.open_unix_connection(str(self.admin), limit=1 << 26)
         writer.write(json.dumps(request).encode() + b"\n")
         line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
@@ -156,8 +160,11 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
     status = await one.ask(verb="status")
     assert len(json.dumps(status)) < 200_000
     names = [str(container["name"]) for container in status["containers"]]
-    for verb in ("nodes", "metrics", "ping"):
+    for verb in ("nodes", "metrics", "ping", "release", "log-level"):
         await one.ask(verb=verb)
+    # A verb that comes has to be asked here.
+    _, _, known = (await one.ask(verb="none"))["message"].partition("expected one of ")
+    assert known
     for subject in (*names, "pod2" + hostile, hostile, "team" + hostile):
         await one.ask(verb="explain", subject=subject)
     manifest = {"kind": "Pod", "metadata": {"name": hostile}, "spec": {"containers": [{"name": "c"}]}}
@@ -165,7 +172,44 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
         await one.ask(verb="what-if", pods=pods)
     for request in ({"verb": hostile}, {"verb": "log-level", "level": hostile}, {"apiVersion": hostile}):
         assert (await one.ask(**request))["kind"] == "Error"
+    assert set(known.split(", ")) <= one.asked
     return names
+
+
+def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str, ...]]:
+    """Every verb of the command line, on a node whose files have such texts."""
+    root, quoted = directory / "root", json.dumps(hostile).replace("\x7f", "\\u007f")
+    containerd = f"version = 3\nimports = [{quoted}]\n[plugins.{quoted}]\nx = {quoted}\n"
+    hook = {
+        "version": "1.0.0",
+        "hook": {"path": f"/{hostile}"},
+        "when": {"always": True},
+        "stages": [hostile],
+    }
+    files = {
+        "etc/bayplan/oci-runtime.conf": f"runtime = /{hostile}\n{hostile} = {hostile}\n",
+        "etc/crio/crio.conf": f"[crio.runtime]\ndefault_runtime = {quoted}\nhooks_dir = [{quoted}]\n"
+        f"[crio.runtime.runtimes.{quoted}]\nruntime_path = {quoted}\n",
+        "etc/containerd/config.toml": containerd,
+        "usr/share/containers/oci/hooks.d/90-bayplan.json": json.dumps(hook),
+        "sys/devices/system/node/online": hostile,
+        "sys/devices/system/cpu/online": hostile,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    named = [("--name", hostile, "--memory", "1Gi"), ("--memory", hostile)]
+    named.append(("--memory", "1Gi", "--annotation", f"bayplan.dev/{hostile}={hostile}"))
+    calls: dict[str, list[tuple[str, ...]]] = {
+        **{verb: [()] for verb in ("status", "nodes", "metrics", "log-level", "release")},
+        "explain": [(name,) for name in (*names, hostile)],
+        "what-if": named,
+        "doctor": [("--root", str(root))],
+        "record-topology": [("--root", str(root))],
+        "simulate": [],  # has a test of its own
+    }
+    assert calls.keys() == VERBS.keys()
+    return [(verb, *words) for verb, given in calls.items() for words in given]
 
 
 async def hand_over(one: Node, hostile: str) -> None:
@@ -186,6 +230,23 @@ async def hand_over(one: Node, hostile: str) -> None:
     )
     assert hooked.returncode == 1
     check_text(hooked.stderr.decode())
+    # As the wrapper calls it; the runtime's log is what containerd and podman read.
+    for form in ("text", "json"):
+        log = one.log.with_name(f"runtime-{form}.log")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system_log:
+            system_log.bind(str(one.log.with_name(f"system-log-{form}")))
+            words = [f"--log-socket={system_log.getsockname()}", "--runtime=/bin/true", f"--log={log}"]
+            words += [f"--log-format={form}", f"--bundle={hostile}", f"--id={hostile}", "create"]
+            wrapped = await asyncio.to_thread(
+                subprocess.run, [*argv, *words], capture_output=True, check=False
+            )
+            check_text(system_log.recv(1 << 20).decode())
+        assert wrapped.returncode == 1
+        assert wrapped.stderr
+        check_text(wrapped.stderr.decode())
+        check_text(log.read_text())
+        assert len(log.read_text().splitlines()) == 1
+        assert form == "text" or json.loads(log.read_text())["msg"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -214,8 +275,7 @@ def test_no_way_out_of_the_daemon_carries_them(
             names = await ask_everything(one, hostile)
             assert len(names) >= 2
             await hand_over(one, hostile)
-            explained = (("explain", name) for name in (*names, hostile))
-            for words in (("status",), ("nodes",), ("metrics",), *explained):
+            for words in commands(tmp_path, hostile, names):
                 for form in ("table", "json"):
                     options = (f"--output={form}", f"--admin-socket={one.admin}")
                     printed = await asyncio.to_thread(command, monkeypatch, *words, *options)

@@ -72,7 +72,7 @@ class _Files:
 
     def at(self, path: str) -> Path:
         """Where the node's *path* is for us."""
-        return self._root / PurePosixPath(path).relative_to("/")
+        return self._root / path.lstrip("/")
 
     def listed(self, directory: str, ending: str = "") -> list[str]:
         """The files of *directory* in the order of their names; none if it is not there."""
