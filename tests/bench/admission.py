@@ -15,8 +15,8 @@ from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager
-from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
@@ -45,7 +45,7 @@ def machine(nodes: int) -> Machine:
     )
 
 
-def engine(hardware: Machine, closest: bool) -> tuple[KubeletEngine, EngineState]:
+def engine(hardware: Machine, closest: bool) -> tuple[KubeletManagers, ManagersState]:
     """All managers, with nothing allocated."""
     cpus = StaticCpuPolicy.reserving(CpuTopology.of_machine(hardware), CpuOptions(), 2)
     devices = {
@@ -56,9 +56,9 @@ def engine(hardware: Machine, closest: bool) -> tuple[KubeletEngine, EngineState
     topology = TopologyManager.of(
         hardware, TopologyPolicy.BEST_EFFORT, options=TopologyOptions(prefer_closest=closest)
     )
-    memory = start(MemoryPolicy.STATIC, hardware, {0: {"memory": GIB}}, FeatureGates())
-    together = KubeletEngine(topology, cpus, DeviceManager({DEVICE: devices}))
-    return together, EngineState(cpus.start(CpuState()), memory)
+    memory = start(MemoryManagerPolicy.STATIC, hardware, {0: {"memory": GIB}}, FeatureGates())
+    together = KubeletManagers(topology, cpus, DeviceManager({DEVICE: devices}))
+    return together, ManagersState(cpus.start(CpuState()), memory)
 
 
 def pod(number: int, hugepages: bool, rng: random.Random) -> PodSpec:

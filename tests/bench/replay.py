@@ -28,7 +28,7 @@ from goside import GoSideError, compiled
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine, Node
@@ -259,7 +259,7 @@ def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("exact", hardware, ExactEngine(), policy)
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
-        yield Ours("kubelet", hardware, KubeletNodeEngine(), policy)
+        yield Ours("kubelet", hardware, KubeletEngine(), policy)
     if program is not None:
         libmem = Libmem(hardware, program)
         try:

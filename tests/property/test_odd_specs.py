@@ -11,7 +11,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError
 from bayplan.model.policy import MemoryQos, Policy, TopologyPolicy
 from bayplan.model.wishes import KEYS
@@ -164,7 +164,7 @@ async def step(
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.topology.value)
-@pytest.mark.parametrize("engine", [ExactEngine(), KubeletNodeEngine()], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", [ExactEngine(), KubeletEngine()], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_spec_stops_the_daemon(tmp_path: Path, seed: int, engine: Engine, policy: Policy) -> None:
     async def scenario() -> None:

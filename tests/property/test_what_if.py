@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bayplan.admin.questions import what_if_view
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.policy import Policy, TopologyPolicy
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.quantity import GIB
@@ -31,7 +31,7 @@ def manifest(name: str, mib: int, cpus: str, nodes: str) -> dict[str, object]:
     return sizes_manifest(name, memory=f"{mib}Mi", cpus=cpus, annotations=wishes)
 
 
-@pytest.mark.parametrize("make", [ExactEngine, KubeletNodeEngine])
+@pytest.mark.parametrize("make", [ExactEngine, KubeletEngine])
 @given(st.sampled_from(TopologyPolicy), PODS, PODS)
 def test_nothing_is_changed(
     make: Callable[[], Engine],

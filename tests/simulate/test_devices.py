@@ -12,7 +12,7 @@ from bayplan.control.controller import Controller
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.recorder import Recorder
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
@@ -69,7 +69,7 @@ async def daemon(runtime, directory, engine=None):
     controller = Controller(
         MACHINE,
         RESTRICTED,
-        engine or KubeletNodeEngine(),
+        engine or KubeletEngine(),
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=unused,

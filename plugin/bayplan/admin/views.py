@@ -15,7 +15,7 @@ from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.kept_room import rests
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
@@ -152,7 +152,7 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
 
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
-    if snapshot.engine != KubeletNodeEngine.name:
+    if snapshot.engine != KubeletEngine.name:
         return []
     entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.between.values())
     requests = (entry.decision.request for entry in entries)

@@ -32,7 +32,7 @@ from bayplan.config.values import (
 from bayplan.engines.kubelet.cpu import options as cpu_options
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
 from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import OPTIONS, Scope
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
 
@@ -104,7 +104,7 @@ PLACEMENT: Final = (
     ),
     Key(
         "memoryManagerPolicy", "memory_manager", "memory-manager-policy", "POLICY",
-        one_of({policy.value: policy for policy in MemoryPolicy}), syntax.text, "Static",
+        one_of({policy.value: policy for policy in MemoryManagerPolicy}), syntax.text, "Static",
         "how memory is placed: Static, or with the engine kubelet also None and BestEffort",
         of_managers=True,
     ),

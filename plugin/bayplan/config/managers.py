@@ -15,7 +15,7 @@ from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.engines.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
@@ -24,7 +24,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     thresholds_of,
     without_grace_period,
 )
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
     KEY,
     ReservationProblem,
@@ -78,8 +78,8 @@ def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
     if settings.engine != KUBELET:
         return ExactEngine(settings.topology_scope)
-    return KubeletNodeEngine(
-        Managers(
+    return KubeletEngine(
+        ManagerOptions(
             settings.memory_manager,
             settings.cpu_manager == STATIC,
             _cpu_options(settings),
@@ -112,7 +112,7 @@ def wrong_options(settings: Settings, unread: Collection[str] = ()) -> Iterator[
 
 def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
     """What kubelet's managers would not start with on *machine*; nothing that depends on keys *unread*."""
-    if settings.memory_manager is not MemoryPolicy.NONE and _SUM_OF.isdisjoint(unread):
+    if settings.memory_manager is not MemoryManagerPolicy.NONE and _SUM_OF.isdisjoint(unread):
         yield from _wrong_sums(settings, machine)
     if _TOPOLOGY_OF.isdisjoint(unread):
         yield from _wrong_topology(settings, machine)

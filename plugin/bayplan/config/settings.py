@@ -19,7 +19,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     ThresholdValue,
     Values,
 )
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
@@ -64,7 +64,7 @@ class Settings(Struct, frozen=True):
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     topology_scope: Scope = Scope.CONTAINER
     topology_options: Mapping[str, str] = field(default_factory=dict)
-    memory_manager: MemoryPolicy = MemoryPolicy.STATIC
+    memory_manager: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
     cpu_manager: str = STATIC
     cpu_options: Mapping[str, str] = field(default_factory=dict)
     reserved_memory: Mapping[int, Mapping[str, int]] | None = None

@@ -13,7 +13,7 @@ from bayplan.config.load import load_settings
 from bayplan.config.managers import eviction_bytes
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ConfigError
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
@@ -78,7 +78,7 @@ FULL = Settings(
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
     topology_scope=Scope.POD,
     topology_options={"prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16"},
-    memory_manager=MemoryPolicy.BEST_EFFORT,
+    memory_manager=MemoryManagerPolicy.BEST_EFFORT,
     cpu_options={"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
     reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
     reserved_cpus=CpuSet([0, 1, 8]),
@@ -528,13 +528,13 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     settings = load_settings([path], {"engine": ["kubelet"]})
     assert settings.engine == "kubelet"
     assert settings.topology_scope is Scope.POD
-    assert settings.memory_manager is MemoryPolicy.STATIC
+    assert settings.memory_manager is MemoryManagerPolicy.STATIC
     assert settings.cpu_options == {"full-pcpus-only": "true"}
     assert settings.notices == ()
     assert list(settings.kubelet_managers) == [KubeletManager.CPU, KubeletManager.MEMORY]
     without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
     bare = load_settings([without, write('engine = "kubelet"')])
-    assert (bare.memory_manager, bare.cpu_manager) == (MemoryPolicy.NONE, "none")
+    assert (bare.memory_manager, bare.cpu_manager) == (MemoryManagerPolicy.NONE, "none")
 
 
 def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:

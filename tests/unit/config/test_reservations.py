@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from bayplan.config.load import engine_of, resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.cpu.options import CpuOptions
-from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
 from bayplan.errors import ConfigError
 from bayplan.model.machine import Cpu, Machine, Node
@@ -219,7 +219,10 @@ def test_nothing_reserved_anywhere_is_kubelets_error_too() -> None:
 
 def test_without_managers_there_are_no_rules() -> None:
     settings = kubelet(
-        reserved_memory=None, reserved_cpus=CpuSet(), memory_manager=MemoryPolicy.NONE, cpu_manager="none"
+        reserved_memory=None,
+        reserved_cpus=CpuSet(),
+        memory_manager=MemoryManagerPolicy.NONE,
+        cpu_manager="none",
     )
     assert resolve_policy(settings, machine(GIB, GIB)).reserved_bytes == {
         node: {"memory": 50 * MIB} for node in (0, 2)
@@ -260,14 +263,14 @@ def test_options_against_the_machine() -> None:
 def test_the_engine_has_what_was_configured() -> None:
     settings = kubelet(
         topology_scope=Scope.POD,
-        memory_manager=MemoryPolicy.BEST_EFFORT,
+        memory_manager=MemoryManagerPolicy.BEST_EFFORT,
         cpu_options={"full-pcpus-only": "true"},
         topology_options={"max-allowable-numa-nodes": "64"},
     )
     engine = engine_of(settings)
-    assert isinstance(engine, KubeletNodeEngine)
-    assert engine.managers == Managers(
-        MemoryPolicy.BEST_EFFORT,
+    assert isinstance(engine, KubeletEngine)
+    assert engine.managers == ManagerOptions(
+        MemoryManagerPolicy.BEST_EFFORT,
         static_cpus=True,
         cpu_options=CpuOptions(full_pcpus_only=True),
         scope=Scope.POD,

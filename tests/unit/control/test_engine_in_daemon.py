@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bayplan.admin.snapshot import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.recorder import Recorder
-from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import Policy, TopologyPolicy
@@ -38,7 +38,7 @@ async def _nothing(_pod: Pod, _container: Container, _value: int) -> None:
 async def daemon(directory: Path, policy: Policy = RESTRICTED) -> AsyncIterator[Controller]:
     recorder = await Recorder.open(partial(Store.open, directory))
     try:
-        engine = KubeletNodeEngine(Managers())
+        engine = KubeletEngine(ManagerOptions())
         made = Controller(
             MACHINE,
             policy,

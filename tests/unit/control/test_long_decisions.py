@@ -9,7 +9,7 @@ import pytest
 
 from bayplan.control.threads import WorkThread
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Decision, Placement, QosClass, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -94,7 +94,7 @@ def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, thread: Wor
 
 
 def test_another_engine_answers_the_same() -> None:
-    for engine in (ExactEngine(max_steps=100), KubeletNodeEngine()):
+    for engine in (ExactEngine(max_steps=100), KubeletEngine()):
         twin = engine.another()
         assert twin is not engine
         for size in (1, 20, 70):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bayplan.control.session_handler import SessionHandler
 from bayplan.control.transactions import RETRY_S
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Ledger
@@ -70,7 +70,7 @@ async def agree(one: Controlled) -> None:
 
 
 CHANGES: dict[str, Callable[[Controlled], None]] = {
-    "engine": lambda one: one.controller.take_engine(KubeletNodeEngine()),
+    "engine": lambda one: one.controller.take_engine(KubeletEngine()),
     "machine": lambda one: one.accept(machine(3, cpus_per_node=4)),
     "policy": lambda one: one.accept(policy=Policy(reserved_bytes={0: {MEMORY: GIB}})),
     "missed creation": lambda one: one.controller.missed(Event.CREATE_CONTAINER, "a", "late"),
@@ -107,7 +107,7 @@ def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
             stall = Stall(one)
             creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
             await until(controller._transactions._lock.locked)
-            controller.take_engine(KubeletNodeEngine())
+            controller.take_engine(KubeletEngine())
             stall.end()
             await creation
             promised = [entry.decision.placement for entry in controller.ledger.entries.values()]
@@ -144,7 +144,7 @@ def test_a_change_that_fails_harms_nobody_elses_turn(
         async with controlled(tmp_path) as one:
             async with one.controller.turn():
                 one.controller.soon(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
-                one.controller.take_engine(KubeletNodeEngine())
+                one.controller.take_engine(KubeletEngine())
             assert one.controller.engine.name == "kubelet"
             await one.controller.create_container(GUARANTEED, memory("a"))
 

@@ -8,7 +8,7 @@ from bayplan.conformance.sections.pods import container, gates, machine, pod
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryManagerError
 from bayplan.engines.kubelet.memory.hints import violates_groups
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.pool import check_shared_pool
 from bayplan.engines.kubelet.memory.requests import pod_wants, takes_part
 from bayplan.engines.kubelet.memory.restore import start
@@ -76,7 +76,7 @@ def _switches(case: Case) -> FeatureGates:
 
 def _manager(case: Case) -> MemoryManager:
     found = state(case["machine_state"], case["assignments"])
-    return MemoryManager(MemoryPolicy.STATIC, found, _switches(case))
+    return MemoryManager(MemoryManagerPolicy.STATIC, found, _switches(case))
 
 
 def reserved(written: Written | None) -> dict[int, dict[str, int]]:
@@ -136,7 +136,7 @@ def _new(case: Case, folder: Folder) -> None:
     del folder
     empty = Machine((), ())
     found = raised(
-        lambda: start(MemoryPolicy.STATIC, empty, reserved(case["system_reserved"]), _switches(case))
+        lambda: start(MemoryManagerPolicy.STATIC, empty, reserved(case["system_reserved"]), _switches(case))
     )
     expect("error", found, case["expected_error"])
 
@@ -146,7 +146,7 @@ def _start(case: Case, folder: Folder) -> None:
     recorded = state(case["machine_state"], case["assignments"])
     where, kept = machine(case["machine_info"]), reserved(case["system_reserved"])
     try:
-        manager = start(MemoryPolicy.STATIC, where, kept, _switches(case), recorded)
+        manager = start(MemoryManagerPolicy.STATIC, where, kept, _switches(case), recorded)
     except MemoryManagerError as error:
         expect("error", str(error), case["expected_error"])
         return
@@ -242,7 +242,7 @@ def _restart(case: Case, folder: Folder) -> None:
     found = _pod_of_texts(case)
     where = machine({"nodes": [{"id": 0, "memory": 4 << 30, "hugepages": []}]})
     reserved = {0: {MEMORY: 1 << 30}}
-    manager = start(MemoryPolicy.STATIC, where, reserved, switches)
+    manager = start(MemoryManagerPolicy.STATIC, where, reserved, switches)
     if found.resources is not None:
         manager = manager.allocate_pod(found)
     else:
@@ -250,7 +250,9 @@ def _restart(case: Case, folder: Folder) -> None:
             manager = manager.allocate(found, each)
     version = 2 if switches.pod_level_resource_managers else 1
     text = format_checkpoint(checkpoint_of("Static", manager.state), version)
-    again = start(MemoryPolicy.STATIC, where, reserved, switches, restored(text, "f", "Static", switches))
+    again = start(
+        MemoryManagerPolicy.STATIC, where, reserved, switches, restored(text, "f", "Static", switches)
+    )
     expect("state", again.state, manager.state)
     expect("pod blocks", bool(again.state.pod_blocks.get(found.uid)), case["expectPodBlocks"])
     names = {each.name for each in found.all_containers} if takes_part(found, switches) else set()

@@ -11,7 +11,7 @@ from bayplan.conformance.sections.memory import (
 )
 from bayplan.conformance.sections.pods import amounts, container, machine, pod
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
     Reservation,
     ReservationProblem,
@@ -88,14 +88,14 @@ def _new_manager(case: Case, folder: Folder) -> None:
     del folder
     found = machine(case["machineInfo"])
     kept = by_node(_reservations(case["systemReservedMemory"]), found)
-    errors = [raised(lambda: MemoryPolicy.named(case["policyName"]))]
-    if errors == [None] and MemoryPolicy.named(case["policyName"]) is MemoryPolicy.STATIC:
+    errors = [raised(lambda: MemoryManagerPolicy.named(case["policyName"]))]
+    if errors == [None] and MemoryManagerPolicy.named(case["policyName"]) is MemoryManagerPolicy.STATIC:
         errors = list(_sum_errors(case)) or [
-            raised(lambda: start(MemoryPolicy.STATIC, found, kept, FeatureGates()))
+            raised(lambda: start(MemoryManagerPolicy.STATIC, found, kept, FeatureGates()))
         ]
     if case["expectedError"] not in errors:
         raise MismatchError("error", errors, case["expectedError"])
-    if case["expectedError"] is None and case["policyName"] == MemoryPolicy.STATIC.value:
+    if case["expectedError"] is None and case["policyName"] == MemoryManagerPolicy.STATIC.value:
         _expect_reserved(kept, case["expectedReserved"])
 
 
@@ -105,7 +105,7 @@ def _around(case: Case) -> MemoryManager | None:
     found = state(case["machineState"], case["assignments"])
     if case["policyName"] == "mock":
         return None
-    return MemoryManager(MemoryPolicy.named(case["policyName"]), found)
+    return MemoryManager(MemoryManagerPolicy.named(case["policyName"]), found)
 
 
 _AFTER = ("expectedAssignments", "expectedMachineState")

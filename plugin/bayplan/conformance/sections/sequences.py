@@ -27,11 +27,11 @@ from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, parse_checkpoint, state_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start as start_memory
 from bayplan.engines.kubelet.memory.state import MemoryState
 from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
@@ -55,10 +55,10 @@ class _Run:
     """One machine on its way through the operations. ``contradicted``: kubelet's books once did, so that the
     two may part from then on; ``parted``: they have, and kubelet's books are beyond comparison."""
 
-    engine: KubeletEngine
+    engine: KubeletManagers
     machine: Machine
     reserved_bytes: Mapping[int, Mapping[str, int]]
-    state: EngineState
+    state: ManagersState
     pods: dict[str, PodSpec] = field(default_factory=dict)
     contradicted: bool = False
     parted: bool = False
@@ -87,7 +87,7 @@ def _start(case: Case) -> _Run:
         Scope(case["tm"]["scope"]),
         TopologyOptions.parse(case["tm"]["options"]),
     )
-    state = EngineState()
+    state = ManagersState()
     cpus = None
     parted = False
     if "cpu" in case:
@@ -105,10 +105,10 @@ def _start(case: Case) -> _Run:
     reserved_bytes: dict[int, Mapping[str, int]] = {}
     if "memory" in case:
         reserved_bytes = {int(node): sizes for node, sizes in case["memory"]["reserved"].items()}
-        memory = start_memory(MemoryPolicy.STATIC, machine, reserved_bytes, FeatureGates())
+        memory = start_memory(MemoryManagerPolicy.STATIC, machine, reserved_bytes, FeatureGates())
         state = replace(state, memory=memory)
         _expect_tables(memory.state, case["memory"]["initial_tables"])
-    return _Run(KubeletEngine(topology, cpus), machine, reserved_bytes, state, parted=parted)
+    return _Run(KubeletManagers(topology, cpus), machine, reserved_bytes, state, parted=parted)
 
 
 def _operate(run: _Run, written: Written, what: str) -> None:
@@ -157,7 +157,7 @@ def _contradicts(nodes: Written) -> bool:
 def _check_own_books(run: _Run, what: str) -> None:
     """The engine's books can be restored, which includes that they add up."""
     memory = run.state.memory
-    start_memory(MemoryPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), memory.state)
+    start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), memory.state)
     for node, each in memory.state.nodes.items():
         for name, table in each.tables.items():
             sizes = (table.reserved >= 0, table.free >= 0, table.reserved + table.free)
@@ -225,7 +225,7 @@ def _totals(nodes: Written) -> tuple[dict[str, int], dict[str, int]]:
     return {node: count for node, (count, _, _) in nodes.items()}, reserved
 
 
-def _expect_cpus(state: EngineState, written: Written, what: str) -> None:
+def _expect_cpus(state: ManagersState, written: Written, what: str) -> None:
     assignments = {
         pod_uid: {name: str(cpus) for name, cpus in containers.items()}
         for pod_uid, containers in state.cpus.assignments.items()
@@ -292,11 +292,11 @@ def _expect_memory_file(run: _Run, final: Written) -> None:
     found = run.state.memory.state
     expect("memory in the state file", _assigned(found), _assigned(recorded))
     ordered = replace(found, assignments=recorded.assignments)
-    text = format_memory(checkpoint_of(MemoryPolicy.STATIC.value, ordered), version=1)
+    text = format_memory(checkpoint_of(MemoryManagerPolicy.STATIC.value, ordered), version=1)
     expect("memory state file", text, final["memory_state_file"])
     error = None
     try:
-        start_memory(MemoryPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), found)
+        start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), found)
     except MemoryManagerError as raised:
         error = str(raised)
     expect("memory restart", error, final["memory_restart_error"])

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.kept_room import REST, Rest, rests
-from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, EngineState
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
+from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
 from bayplan.model.decision import Affinity, Decision, Placement
 from bayplan.model.ledger import Ledger
@@ -19,14 +19,14 @@ from bayplan.sets import CpuSet, NodeSet
 
 
 def books(
-    policy: MemoryPolicy,
+    policy: MemoryManagerPolicy,
     empty: Nodes,
     cpus: StaticCpuPolicy | None,
     ledger: Ledger,
     for_pod: str | None = None,
     *,
     blocks: bool = True,
-) -> EngineState:
+) -> ManagersState:
     """What the managers have given away when everything in *ledger* is promised.
 
     *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
@@ -35,16 +35,16 @@ def books(
     """
     entries = (*ledger.entries.values(), *ledger.between.values())
     kept = [rest for rest in rests(entries) if rest.pod_id != for_pod]
-    return EngineState(
+    return ManagersState(
         cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),
         memory=NO_MEMORY_MANAGER
-        if policy is MemoryPolicy.NONE
+        if policy is MemoryManagerPolicy.NONE
         else _memory(policy, empty, ledger, kept, blocks=blocks),
     )
 
 
 def placement(
-    before: EngineState, after: EngineState, pod_uid: str, container: str, affinity: Affinity | None
+    before: ManagersState, after: ManagersState, pod_uid: str, container: str, affinity: Affinity | None
 ) -> Placement:
     """Where a container is that was allocated between *before* and *after*, and nothing else was."""
     memory = after.memory
@@ -78,7 +78,7 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[Rest]) -> CpuState
 
 
 def _memory(
-    policy: MemoryPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest], *, blocks: bool
+    policy: MemoryManagerPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest], *, blocks: bool
 ) -> MemoryManager:
     everything = NodeSet(empty)
     counts = dict.fromkeys(empty, 0)
@@ -101,7 +101,7 @@ def _memory(
 
 
 def _bound(
-    policy: MemoryPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
 ) -> Iterator[tuple[NodeSet, int]]:
     """The sets of nodes that something is bound to, and how many promises of a resource each has."""
     # Counted by bit masks, because there are hundreds of entries and few sets.
@@ -128,7 +128,7 @@ def _kept_together(everything: NodeSet, kept: list[Rest]) -> list[tuple[NodeSet,
 
 
 def _assignments(
-    policy: MemoryPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
 ) -> dict[str, dict[str, Blocks]]:
     """What each container, and each rest of a pod, has been promised."""
     found: dict[str, dict[str, Blocks]] = {}
@@ -168,7 +168,7 @@ def _blocks(where: NodeSet, placed: Placement) -> Blocks:
     return tuple(Block(where, resource, size_bytes) for resource, size_bytes in sorted(sizes.items()))
 
 
-def _bound_to(policy: MemoryPolicy, decision: Decision) -> NodeSet:
+def _bound_to(policy: MemoryManagerPolicy, decision: Decision) -> NodeSet:
     """The set of nodes that a container's memory is counted for as a whole.
 
     Empty for what nobody confined to nodes, or somebody else did: that lies where it lies, and binds no node
@@ -177,7 +177,11 @@ def _bound_to(policy: MemoryPolicy, decision: Decision) -> NodeSet:
     placed, request = decision.placement, decision.request
     if placed.mems is not None:
         return placed.mems
-    if policy is MemoryPolicy.BEST_EFFORT and placed.affinity is not None and request.pinned_mems is None:
+    if (
+        policy is MemoryManagerPolicy.BEST_EFFORT
+        and placed.affinity is not None
+        and request.pinned_mems is None
+    ):
         return NodeSet(placed.booked_bytes)
     return NodeSet()
 

@@ -21,8 +21,8 @@ from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.kept_room import REST, rests
-from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, EngineState, KubeletEngine
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, KubeletManagers, ManagersState
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Nodes, empty_nodes
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
@@ -56,48 +56,48 @@ _POD_LEVEL: Final = Reason(
 )
 
 
-class Managers(Struct, frozen=True):
+class ManagerOptions(Struct, frozen=True):
     """kubelet's managers as configured. ``static_cpus`` False is the CPU Manager's policy none."""
 
-    memory: MemoryPolicy = MemoryPolicy.STATIC
+    memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
     static_cpus: bool = True
     cpu_options: CpuOptions = field(default=CpuOptions())
     scope: Scope = Scope.CONTAINER
     topology_options: TopologyOptions = field(default=TopologyOptions())
 
 
-class _Site(Struct, frozen=True):
+class _PreparedManagers(Struct, frozen=True):
     """The managers on one machine under one policy, and its nodes without any promise."""
 
     machine: Machine
     policy: Policy
-    engine: KubeletEngine
+    engine: KubeletManagers
     empty: Nodes
 
     @classmethod
-    def of(cls, machine: Machine, policy: Policy, managers: Managers) -> "_Site":
+    def of(cls, machine: Machine, policy: Policy, managers: ManagerOptions) -> "_PreparedManagers":
         topology = TopologyManager.of(machine, policy.topology, managers.scope, managers.topology_options)
         cpus = None
         if managers.static_cpus:
             kept = reserved_cpus(machine, policy)
             cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), managers.cpu_options, kept)
         return cls(
-            machine, policy, KubeletEngine(topology, cpus), empty_nodes(machine, policy.reserved_bytes)
+            machine, policy, KubeletManagers(topology, cpus), empty_nodes(machine, policy.reserved_bytes)
         )
 
 
-class KubeletNodeEngine:
+class KubeletEngine:
     """See the module. It remembers what it worked out of the last machine and policy, nothing else."""
 
     name: str = "kubelet"
 
-    def __init__(self, managers: Managers | None = None) -> None:
-        self.managers = managers or Managers()
-        self._site: _Site | None = None
+    def __init__(self, managers: ManagerOptions | None = None) -> None:
+        self.managers = managers or ManagerOptions()
+        self._site: _PreparedManagers | None = None
 
-    def another(self) -> "KubeletNodeEngine":
+    def another(self) -> "KubeletEngine":
         """See `Engine.another`."""
-        return KubeletNodeEngine(self.managers)
+        return KubeletEngine(self.managers)
 
     def decide(
         self,
@@ -115,9 +115,9 @@ class KubeletNodeEngine:
             return answer or Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
         site = self._site
         if site is None or site.machine is not machine or site.policy is not policy:
-            site = self._site = _Site.of(machine, policy, self.managers)
+            site = self._site = _PreparedManagers.of(machine, policy, self.managers)
         if answer is not None:
-            return _Choice(self.managers, site, ledger, EngineState(), request).refusal() or answer
+            return _Choice(self.managers, site, ledger, ManagersState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
         state = books(self.managers.memory, site.empty, site.engine.cpus, ledger, for_pod, blocks=False)
         if current is not None:
@@ -173,7 +173,12 @@ class _Choice:
     """One decision about one new container."""
 
     def __init__(
-        self, managers: Managers, site: _Site, ledger: Ledger, state: EngineState, request: Request
+        self,
+        managers: ManagerOptions,
+        site: _PreparedManagers,
+        ledger: Ledger,
+        state: ManagersState,
+        request: Request,
     ) -> None:
         self.managers, self.site, self.ledger, self.state = managers, site, ledger, state
         self.request = request
@@ -203,12 +208,14 @@ class _Choice:
             return self._refused(pod, admission)
         hint = admission.hint(self.container.name)
         affinity = self.affinity
-        if affinity is None and (self._pod_by_pod() or self.managers.memory is MemoryPolicy.BEST_EFFORT):
+        if affinity is None and (
+            self._pod_by_pod() or self.managers.memory is MemoryManagerPolicy.BEST_EFFORT
+        ):
             affinity = Affinity(hint.nodes, hint.preferred)
         placed = placement(self.state, admission.state, self.pod.uid, self.container.name, affinity)
         return Decision(self.request, self._outcome(hint, placed), placed, tuple(self._why(hint, placed)))
 
-    def _refused(self, pod: PodSpec, admission: Admission[EngineState]) -> Decision:
+    def _refused(self, pod: PodSpec, admission: Admission[ManagersState]) -> Decision:
         why = reasons(self.engine, pod, replace(admission, state=self.state))
         plain = tuple(_without_kind(reason, admission.reason) for reason in why)
         return Decision(self.request, Outcome.REFUSED, reasons=plain, refused_as=admission.reason)
@@ -216,7 +223,7 @@ class _Choice:
     def _pod_by_pod(self) -> bool:
         return self.managers.scope is Scope.POD and self.site.policy.topology is not TopologyPolicy.NONE
 
-    def _admit_in_pod(self) -> tuple[PodSpec, Admission[EngineState]]:
+    def _admit_in_pod(self) -> tuple[PodSpec, Admission[ManagersState]]:
         """Align the pod's first container together with the rest of the pod, later ones as the first."""
         self.affinity = affinity = self._affinity_of_pod()
         if affinity is not None:
@@ -257,7 +264,7 @@ class _Choice:
         need = {name: amount for name, amount in left.items() if amount > 0}
         return (_container(REST, max(0, totals.cpu_milli - self.request.cpu_milli), need),)
 
-    def _allocated(self, hint: Hint) -> Admission[EngineState]:
+    def _allocated(self, hint: Hint) -> Admission[ManagersState]:
         """This container with its resources by a hint that is settled."""
         admission = Admission(self.state, admitted=True, hints={self.container.name: hint})
         for provider in self.engine.providers():
@@ -292,7 +299,7 @@ class _Choice:
 
     def _without_memory(self, placed: Placement) -> bool:
         """Whether the container runs without an entry in the books, which only BestEffort allows."""
-        manages = self.managers.memory is not MemoryPolicy.NONE
+        manages = self.managers.memory is not MemoryManagerPolicy.NONE
         return manages and not placed.booked_bytes and bool(memory_need(self.request))
 
     def _why(self, hint: Hint, placed: Placement) -> list[Reason]:
@@ -320,7 +327,12 @@ class _Resize:
     """
 
     def __init__(
-        self, managers: Managers, site: _Site, state: EngineState, request: Request, current: Placement
+        self,
+        managers: ManagerOptions,
+        site: _PreparedManagers,
+        state: ManagersState,
+        request: Request,
+        current: Placement,
     ) -> None:
         self.managers, self.site, self.state = managers, site, state
         self.request, self.current = request, current
@@ -331,7 +343,7 @@ class _Resize:
         if self.managers.static_cpus and wanted != own:
             why = f"it has {own} CPUs of its own and would need {wanted}"
             return self._refused('CPU Manager policy "static"', why)
-        if self.managers.memory is MemoryPolicy.NONE:
+        if self.managers.memory is MemoryManagerPolicy.NONE:
             return self._granted(replace(current, booked_bytes={}), Outcome.PLACED)
         nodes = current.mems or NodeSet(current.booked_bytes) or self.site.machine.memory_nodes
         need = memory_need(request)
@@ -340,7 +352,7 @@ class _Resize:
             for node, memory in self.state.memory.state.nodes.items()
         }
         fits = covers(free, nodes, need)
-        if not fits and self.managers.memory is MemoryPolicy.STATIC:
+        if not fits and self.managers.memory is MemoryManagerPolicy.STATIC:
             return self._refused('Memory Manager policy "Static"', f"it does not fit on node {nodes}")
         booked = book(free, nodes, need)
         if current.mems is None and current.affinity is not None:

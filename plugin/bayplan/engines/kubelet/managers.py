@@ -1,7 +1,7 @@
 """kubelet's four managers on one immutable state: admit a pod, start its containers, take them away again.
 
 Nothing is decided here; the managers do. What a refused pod got before it was refused stays in the returned
-state, as in kubelet, until `KubeletEngine.without_pod` takes it back.
+state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
 from bayplan.sets import CpuSet, NodeSet
 
-NO_MEMORY_MANAGER = MemoryManager(MemoryPolicy.NONE, MemoryState())
+NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
 """The policy None: no books, no hints, no refusals."""
 
 
-class EngineState(Struct, frozen=True):
+class ManagersState(Struct, frozen=True):
     """What all managers have given away."""
 
     cpus: CpuState = field(default=CpuState())
@@ -32,7 +32,7 @@ class EngineState(Struct, frozen=True):
     devices: DeviceState = field(default=DeviceState())
 
 
-class KubeletEngine(Struct, frozen=True):
+class KubeletManagers(Struct, frozen=True):
     """The managers of one machine. ``cpus`` None is the CPU Manager's policy none; the Memory Manager is part
     of the state, because it is a value with its books; ``devices`` None are no devices to choose from, and
     ``attached`` are those that the container in question has already."""
@@ -42,7 +42,7 @@ class KubeletEngine(Struct, frozen=True):
     devices: DeviceManager | None = None
     attached: AttachedDevices | None = None
 
-    def providers(self) -> Iterator[Provider[EngineState]]:
+    def providers(self) -> Iterator[Provider[ManagersState]]:
         """The managers in the order in which kubelet asks them."""
         if self.devices is not None:
             yield _Devices(self.devices)
@@ -52,34 +52,34 @@ class KubeletEngine(Struct, frozen=True):
             yield _Cpus(self.cpus)
         yield _Memory()
 
-    def admit(self, state: EngineState, pod: PodSpec) -> Admission[EngineState]:
+    def admit(self, state: ManagersState, pod: PodSpec) -> Admission[ManagersState]:
         """Admit a pod with all of its containers, or refuse it."""
         return self.topology.admit(state, pod, tuple(self.providers()))
 
-    def started(self, state: EngineState, pod: PodSpec, container: ContainerSpec) -> EngineState:
+    def started(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ManagersState:
         """The state after a container was started: the init containers before it have released their memory.
         Their CPUs and devices stay with the pod."""
         return replace(state, memory=state.memory.started(pod, container))
 
-    def without_container(self, state: EngineState, pod_uid: str, container: str) -> EngineState:
+    def without_container(self, state: ManagersState, pod_uid: str, container: str) -> ManagersState:
         """The state after a container is gone for good."""
-        return EngineState(
+        return ManagersState(
             cpus=state.cpus if self.cpus is None else self.cpus.remove(state.cpus, pod_uid, container),
             memory=state.memory.without(pod_uid, container),
             devices=state.devices.without(pod_uid, container),
         )
 
-    def without_pod(self, state: EngineState, pod: PodSpec) -> EngineState:
+    def without_pod(self, state: ManagersState, pod: PodSpec) -> ManagersState:
         """The state after a pod is gone, or was refused."""
         for container in pod.all_containers:
             state = self.without_container(state, pod.uid, container.name)
         return state
 
-    def exclusive_cpus(self, state: EngineState, pod_uid: str, container: str) -> CpuSet:
+    def exclusive_cpus(self, state: ManagersState, pod_uid: str, container: str) -> CpuSet:
         """The CPUs that a container has to itself; none if it shares."""
         return state.cpus.of(pod_uid, container) or CpuSet()
 
-    def mems(self, state: EngineState, pod_uid: str, container: str) -> NodeSet | None:
+    def mems(self, state: ManagersState, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes that a container's memory is bound to; None if to none in particular."""
         return state.memory.mems(pod_uid, container)
 
@@ -90,32 +90,36 @@ class _Cpus:
     def __init__(self, policy: StaticCpuPolicy) -> None:
         self._policy = policy
 
-    def hints(self, state: EngineState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
+    def hints(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
         return self._policy.hints(state.cpus, pod, container)
 
-    def pod_hints(self, state: EngineState, pod: PodSpec) -> ProviderHints:
+    def pod_hints(self, state: ManagersState, pod: PodSpec) -> ProviderHints:
         return self._policy.pod_hints(state.cpus, pod)
 
-    def allocate(self, state: EngineState, pod: PodSpec, container: ContainerSpec, hint: Hint) -> EngineState:
+    def allocate(
+        self, state: ManagersState, pod: PodSpec, container: ContainerSpec, hint: Hint
+    ) -> ManagersState:
         return replace(state, cpus=self._policy.allocate(state.cpus, pod, container, hint.nodes))
 
-    def allocate_pod(self, state: EngineState, pod: PodSpec, hint: Hint) -> EngineState:
+    def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
         return replace(state, cpus=self._policy.allocate_pod(state.cpus, pod, hint.nodes))
 
 
 class _Memory:
     """The Memory Manager as a provider."""
 
-    def hints(self, state: EngineState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
+    def hints(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
         return state.memory.hints(pod, container)
 
-    def pod_hints(self, state: EngineState, pod: PodSpec) -> ProviderHints:
+    def pod_hints(self, state: ManagersState, pod: PodSpec) -> ProviderHints:
         return state.memory.pod_hints(pod)
 
-    def allocate(self, state: EngineState, pod: PodSpec, container: ContainerSpec, hint: Hint) -> EngineState:
+    def allocate(
+        self, state: ManagersState, pod: PodSpec, container: ContainerSpec, hint: Hint
+    ) -> ManagersState:
         return replace(state, memory=state.memory.allocate(pod, container, hint))
 
-    def allocate_pod(self, state: EngineState, pod: PodSpec, hint: Hint) -> EngineState:
+    def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
         return replace(state, memory=state.memory.allocate_pod(pod, hint))
 
 
@@ -125,16 +129,18 @@ class _Devices:
     def __init__(self, manager: DeviceManager) -> None:
         self._manager = manager
 
-    def hints(self, state: EngineState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
+    def hints(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
         return self._manager.hints(state.devices, pod, container)
 
-    def pod_hints(self, state: EngineState, pod: PodSpec) -> ProviderHints:
+    def pod_hints(self, state: ManagersState, pod: PodSpec) -> ProviderHints:
         return self._manager.pod_hints(state.devices, pod)
 
-    def allocate(self, state: EngineState, pod: PodSpec, container: ContainerSpec, hint: Hint) -> EngineState:
+    def allocate(
+        self, state: ManagersState, pod: PodSpec, container: ContainerSpec, hint: Hint
+    ) -> ManagersState:
         return replace(state, devices=self._manager.allocate(state.devices, pod, container, hint.nodes))
 
-    def allocate_pod(self, state: EngineState, pod: PodSpec, hint: Hint) -> EngineState:
+    def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
         """Devices are given to containers one by one, whatever the pod has as a whole."""
         for container in pod.all_containers:
             state = self.allocate(state, pod, container, hint)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import by_node, settled_by_node, share, shortages, witness
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import Policy
@@ -43,7 +43,7 @@ def test_the_share_of_one_is_its_part_of_the_whole_and_order_plays_no_part(seed:
 
 
 def test_a_ledger_of_kubelets_becomes_claims_and_claims_become_bookings() -> None:
-    kubelet, exact = KubeletNodeEngine(), ExactEngine()
+    kubelet, exact = KubeletEngine(), ExactEngine()
     booked = placed(kubelet, placed(kubelet, Ledger(), "small", 600 * MIB), "other", 700 * MIB)
     ours = exact.restored(MACHINE, POLICY, booked)
     assert not ours.booked_bytes

@@ -14,9 +14,9 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
-from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import same_books
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
@@ -44,10 +44,10 @@ class Node:
     """A machine under a policy with what was placed on it so far."""
 
     def __init__(
-        self, hardware: Machine, policy: Policy = RESTRICTED, managers: Managers | None = None
+        self, hardware: Machine, policy: Policy = RESTRICTED, managers: ManagerOptions | None = None
     ) -> None:
         self.machine, self.policy, self.ledger = hardware, policy, Ledger()
-        self.engine: Engine = KubeletNodeEngine(managers)
+        self.engine: Engine = KubeletEngine(managers)
 
     def request(
         self,
@@ -144,7 +144,7 @@ def test_cpus_and_memory_and_huge_pages_come_from_one_node() -> None:
 
 
 def test_full_cores_only() -> None:
-    managers = Managers(cpu_options=CpuOptions(full_pcpus_only=True))
+    managers = ManagerOptions(cpu_options=CpuOptions(full_pcpus_only=True))
     node = Node(machine(2, 4, threads_per_core=2), managers=managers)
     assert str(node.place("a", MIB, 2000).placement.exclusive_cpus) == "2-3"
     odd = node.place("odd", MIB, 1000)
@@ -153,12 +153,14 @@ def test_full_cores_only() -> None:
 
 
 def test_without_managers_nothing_is_bound_or_booked() -> None:
-    node = Node(machine(2), managers=Managers(memory=MemoryPolicy.NONE, static_cpus=False))
+    node = Node(machine(2), managers=ManagerOptions(memory=MemoryManagerPolicy.NONE, static_cpus=False))
     assert node.place("a", 100 * GIB, 2000).placement == Placement()
 
 
 def test_best_effort_memory_is_counted_and_not_bound() -> None:
-    node = Node(machine(2, memory_bytes=GIB), BEST_EFFORT, Managers(memory=MemoryPolicy.BEST_EFFORT))
+    node = Node(
+        machine(2, memory_bytes=GIB), BEST_EFFORT, ManagerOptions(memory=MemoryManagerPolicy.BEST_EFFORT)
+    )
     wide = node.place("wide", 1500 * MIB).placement
     assert wide.mems is None
     assert wide.booked_bytes == {0: {MEMORY: GIB}, 1: {MEMORY: 476 * MIB}}
@@ -200,7 +202,7 @@ def test_a_guaranteed_container_without_a_visible_limit_gets_its_cpus() -> None:
 # --- pod by pod ---
 
 
-POD_SCOPE = Managers(scope=Scope.POD)
+POD_SCOPE = ManagerOptions(scope=Scope.POD)
 
 
 def _sums(memory_bytes: int, milli_cpus: int) -> Resources:
@@ -407,10 +409,10 @@ class Facade:
 
     def __init__(self, hardware: Machine, policy: Policy) -> None:
         cpus = StaticCpuPolicy(CpuTopology.of_machine(hardware), CpuOptions(), policy.reserved_cpus)
-        self.engine = KubeletEngine(TopologyManager.of(hardware, policy.topology), cpus)
+        self.engine = KubeletManagers(TopologyManager.of(hardware, policy.topology), cpus)
         self.empty = empty_nodes(hardware, policy.reserved_bytes)
-        memory = MemoryManager(MemoryPolicy.STATIC, MemoryState(self.empty))
-        self.state = EngineState(cpus.start(CpuState()), memory)
+        memory = MemoryManager(MemoryManagerPolicy.STATIC, MemoryState(self.empty))
+        self.state = ManagersState(cpus.start(CpuState()), memory)
 
     def admit(self, request: Request) -> Placement | None:
         amounts = {"cpu": request.cpu_milli, MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
@@ -505,7 +507,7 @@ def test_memory_goes_where_kubelets_own_books_would_put_it(
     hardware = _hardware(nodes)
     node, facade = Node(hardware, policy), Facade(hardware, policy)
     _walk(node, facade, steps, whole_cpus=False)
-    ours = books(MemoryPolicy.STATIC, facade.empty, facade.engine.cpus, node.ledger)
+    ours = books(MemoryManagerPolicy.STATIC, facade.empty, facade.engine.cpus, node.ledger)
     kubelets = facade.state.memory.state
     assert same_books(kubelets, facade.empty, ours.memory.state.nodes)
     assert ours.cpus.shared == facade.state.cpus.shared
@@ -531,8 +533,8 @@ def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
     cpus = StaticCpuPolicy(CpuTopology.of_machine(hardware), CpuOptions(), policy.reserved_cpus)
     stored = sorted(node.ledger.entries.values(), key=lambda entry: entry.container_id, reverse=True)
     again = Ledger.of(decode_entry(encode(entry)) for entry in stored)
-    before = books(MemoryPolicy.STATIC, empty, cpus, node.ledger)
-    after = books(MemoryPolicy.STATIC, empty, cpus, again)
+    before = books(MemoryManagerPolicy.STATIC, empty, cpus, node.ledger)
+    after = books(MemoryManagerPolicy.STATIC, empty, cpus, again)
     assert before == after
 
 

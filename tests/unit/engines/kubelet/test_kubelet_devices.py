@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, DeviceState
-from bayplan.engines.kubelet.engine import KubeletNodeEngine, Managers
+from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.engines.kubelet.topology.options import Scope
@@ -35,7 +35,7 @@ def decide(
     *hints: DeviceHint,
     memory_bytes: int = 100 * MIB,
     qos: QosClass = QosClass.GUARANTEED,
-    managers: Managers | None = None,
+    managers: ManagerOptions | None = None,
     hardware: Machine = FOUR,
     ledger: Ledger = Ledger(),
     **spec: object,
@@ -44,7 +44,7 @@ def decide(
     one = container("c", home, memory_bytes=memory_bytes, milli_cpus=500)
     one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
     request = derive_request(home, one, hardware.memory_bytes, hints=hints)
-    return KubeletNodeEngine(managers).decide(hardware, policy, ledger, request)
+    return KubeletEngine(managers).decide(hardware, policy, ledger, request)
 
 
 @pytest.mark.parametrize("nodes", [NodeSet([2]), NodeSet([0, 3])])
@@ -137,7 +137,7 @@ def test_under_the_scope_pod_the_devices_of_the_first_container_align_the_pod() 
     home = replace(pod("p", QosClass.GUARANTEED), resources=sums)
     one = container("c", home, memory_bytes=300 * MIB, milli_cpus=500)
     request = derive_request(home, one, FOUR.memory_bytes, hints=(DISK,))
-    engine = KubeletNodeEngine(Managers(scope=Scope.POD))
+    engine = KubeletEngine(ManagerOptions(scope=Scope.POD))
     placed = engine.decide(FOUR, RESTRICTED, Ledger(), request)
     assert str(placed.placement.mems) == "2"
     other = derive_request(home, replace(one, id="d"), FOUR.memory_bytes)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import Block, MemoryState
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
@@ -35,7 +35,7 @@ def guaranteed(name, memory=1, pages=0, *, sidecar=False):
     return ContainerSpec(name, sizes, sizes, restartable=sidecar)
 
 
-def started(*nodes, policy=MemoryPolicy.STATIC):
+def started(*nodes, policy=MemoryManagerPolicy.STATIC):
     return start(policy, machine(*nodes), RESERVED, GATES)
 
 
@@ -64,7 +64,9 @@ def check(state: MemoryState):
 def restart(manager, *nodes):
     """The manager after a restart from its file."""
     text = format_checkpoint(checkpoint_of("Static", manager.state), 2)
-    return start(MemoryPolicy.STATIC, machine(*nodes), RESERVED, GATES, restored(text, "f", "Static", GATES))
+    return start(
+        MemoryManagerPolicy.STATIC, machine(*nodes), RESERVED, GATES, restored(text, "f", "Static", GATES)
+    )
 
 
 @st.composite
@@ -200,13 +202,13 @@ def test_what_an_init_container_left_is_still_known_after_a_restart():
 
 def test_more_reserved_than_there_is_leaves_nothing():
     """Kubelet's unsigned arithmetic wraps around to almost 2^64 free bytes."""
-    manager = start(MemoryPolicy.STATIC, machine((4, 1)), {0: {"memory": 99 * MIB}}, GATES)
+    manager = start(MemoryManagerPolicy.STATIC, machine((4, 1)), {0: {"memory": 99 * MIB}}, GATES)
     assert manager.state.nodes[0].tables["memory"].free == 0
 
 
 def test_nothing_is_booked_under_policy_none():
     pod = PodSpec("p", (guaranteed("c"),))
-    manager = started((4, 0), policy=MemoryPolicy.NONE)
+    manager = started((4, 0), policy=MemoryManagerPolicy.NONE)
     assert manager.allocate(pod, pod.containers[0], NO_HINT) is manager
     assert manager.hints(pod, pod.containers[0]) is None
     assert manager.mems("p", "c") is None
@@ -215,9 +217,9 @@ def test_nothing_is_booked_under_policy_none():
 
 def test_best_effort_books_and_prefers_but_neither_binds_nor_refuses():
     fits, huge = PodSpec("p", (guaranteed("c", MIB),)), PodSpec("q", (guaranteed("c", 99 * MIB),))
-    manager = started((4, 0), (4, 0), policy=MemoryPolicy.BEST_EFFORT)
+    manager = started((4, 0), (4, 0), policy=MemoryManagerPolicy.BEST_EFFORT)
     assert manager.hints(fits, fits.containers[0])
     manager = manager.allocate(fits, fits.containers[0]).allocate(huge, huge.containers[0])
     assert manager.state.assignments == {"p": {"c": (Block(NodeSet([0]), "memory", MIB),)}}
     assert manager.mems("p", "c") is None
-    assert replace(manager, policy=MemoryPolicy.STATIC).mems("p", "c") == NodeSet([0])
+    assert replace(manager, policy=MemoryManagerPolicy.STATIC).mems("p", "c") == NodeSet([0])

@@ -11,9 +11,9 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletNodeEngine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.model.decision import QosClass
@@ -50,7 +50,7 @@ def files(request: pytest.FixtureRequest) -> Path:
 
 
 def test_the_same_pods_leave_the_same_state_files(files: Path) -> None:
-    engine, ledger = KubeletNodeEngine(), Ledger()
+    engine, ledger = KubeletEngine(), Ledger()
     for uid, (milli, memory_bytes) in PODS.items():
         home = pod(uid, QosClass.GUARANTEED)
         one = container(uid, home, memory_bytes=memory_bytes, milli_cpus=milli)
@@ -58,7 +58,7 @@ def test_the_same_pods_leave_the_same_state_files(files: Path) -> None:
         ledger = ledger.with_entry(Entry(engine.decide(MACHINE, POLICY, ledger, request)))
     cpus = StaticCpuPolicy(CpuTopology.of_machine(MACHINE), CpuOptions(), POLICY.reserved_cpus)
     empty = empty_nodes(MACHINE, POLICY.reserved_bytes)
-    state = books(MemoryPolicy.STATIC, empty, cpus, ledger)
+    state = books(MemoryManagerPolicy.STATIC, empty, cpus, ledger)
     # Containers are known by other names in the ledger than in kubelet's files.
     memory = {uid: {"main": state.memory.state.assignments[f"{uid}-sandbox"][uid]} for uid in PODS}
     saved = checkpoint_of("Static", MemoryState(state.memory.state.nodes, memory))

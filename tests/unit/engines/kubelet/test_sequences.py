@@ -16,8 +16,8 @@ from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager
-from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
@@ -214,9 +214,9 @@ def engine(policy, scope=Scope.CONTAINER):
     hardware = machine()
     cpus = StaticCpuPolicy.reserving(CpuTopology.of_machine(hardware), CpuOptions(), 2)
     gpus = {f"gpu{node}": Device(NodeSet([node])) for node in range(NODES)}
-    together = KubeletEngine(TopologyManager.of(hardware, policy, scope), cpus, DeviceManager({GPU: gpus}))
-    memory = start(MemoryPolicy.STATIC, hardware, RESERVED, FeatureGates())
-    return together, EngineState(cpus.start(CpuState()), memory)
+    together = KubeletManagers(TopologyManager.of(hardware, policy, scope), cpus, DeviceManager({GPU: gpus}))
+    memory = start(MemoryManagerPolicy.STATIC, hardware, RESERVED, FeatureGates())
+    return together, ManagersState(cpus.start(CpuState()), memory)
 
 
 def container(name, cpus, gib, gpus=0):
@@ -295,7 +295,7 @@ def test_nothing_is_promised_twice_and_everything_comes_back(policy, scope, size
         admission = together.admit(state, spec)
         state = admission.state if admission.admitted else together.without_pod(admission.state, spec)
         pods += [spec] if admission.admitted else []
-        start(MemoryPolicy.STATIC, machine(), RESERVED, FeatureGates(), state.memory.state)
+        start(MemoryManagerPolicy.STATIC, machine(), RESERVED, FeatureGates(), state.memory.state)
         together.cpus.start(state.cpus)
         held = [devices for uid in state.devices.assignments for devices in [state.devices.of_pod(uid, GPU)]]
         assert sum(len(devices) for devices in held) == len(state.devices.in_use(GPU))

@@ -48,7 +48,7 @@ NO_HINT: Final = Hint(None, preferred=False)
 """What the Topology Manager's store returns for a container it knows nothing of, as under its policy none."""
 
 
-class MemoryPolicy(enum.Enum):
+class MemoryManagerPolicy(enum.Enum):
     """kubelet's Memory Manager policies, by their configuration names.
 
     NONE keeps no books. STATIC binds Guaranteed containers to the nodes that hold their memory. BEST_EFFORT,
@@ -61,7 +61,7 @@ class MemoryPolicy(enum.Enum):
     BEST_EFFORT = "BestEffort"
 
     @classmethod
-    def named(cls, name: str) -> "MemoryPolicy":
+    def named(cls, name: str) -> "MemoryManagerPolicy":
         """The policy of that name.
 
         Raises:
@@ -76,7 +76,7 @@ class MemoryPolicy(enum.Enum):
 class MemoryManager(Struct, frozen=True):
     """The manager of one machine's memory. Hints given to it must lie within the machine's nodes."""
 
-    policy: MemoryPolicy
+    policy: MemoryManagerPolicy
     state: MemoryState
     gates: FeatureGates = field(default_factory=FeatureGates)
 
@@ -126,7 +126,7 @@ class MemoryManager(Struct, frozen=True):
         try:
             where = self._choose(pod, container.name, wanted, hint, reusable)
         except MemoryAllocationError:
-            if self.policy is MemoryPolicy.BEST_EFFORT:
+            if self.policy is MemoryManagerPolicy.BEST_EFFORT:
                 return self
             raise
         nodes = self.state.nodes
@@ -153,7 +153,7 @@ class MemoryManager(Struct, frozen=True):
             check_shared_pool(pod, wanted, self.gates)
             where = self._choose(pod, "", wanted, hint, {})
         except MemoryManagerError:
-            if self.policy is MemoryPolicy.BEST_EFFORT:
+            if self.policy is MemoryManagerPolicy.BEST_EFFORT:
                 return self
             raise
         state = replace(
@@ -197,7 +197,7 @@ class MemoryManager(Struct, frozen=True):
     def mems(self, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes to which a container is bound, for its cpuset.mems; None if to none in particular."""
         blocks = self.state.blocks(pod_uid, container)
-        if not blocks or self.policy is not MemoryPolicy.STATIC:
+        if not blocks or self.policy is not MemoryManagerPolicy.STATIC:
             return None
         return NodeSet(node for block in blocks for node in block.nodes)
 
@@ -211,7 +211,7 @@ class MemoryManager(Struct, frozen=True):
         )
 
     def _manages(self, pod: PodSpec) -> bool:
-        return self.policy is not MemoryPolicy.NONE and takes_part(pod, self.gates)
+        return self.policy is not MemoryManagerPolicy.NONE and takes_part(pod, self.gates)
 
     def _reusable(self, pod: PodSpec) -> Reusable:
         """What regular init containers of the pod still hold: the next containers may have it, as these

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError, MemoryStateError
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import (
     Block,
     MemoryState,
@@ -26,7 +26,7 @@ from bayplan.sets import NodeSet
 
 
 def start(
-    policy: MemoryPolicy,
+    policy: MemoryManagerPolicy,
     machine: Machine,
     reserved_bytes: Mapping[int, Mapping[str, int]],
     gates: FeatureGates,
@@ -38,7 +38,7 @@ def start(
         MemoryConfigurationError: no memory at all is reserved for the system, which kubelet demands.
         MemoryStateError: the recorded state is not this machine's.
     """
-    if policy is MemoryPolicy.NONE:
+    if policy is MemoryManagerPolicy.NONE:
         return MemoryManager(policy, MemoryState(), gates)
     if not any(sizes.get(MEMORY, 0) > 0 for sizes in reserved_bytes.values()):
         raise MemoryConfigurationError("[memorymanager] you should specify the system reserved memory")

@@ -10,7 +10,7 @@ from typing import Final
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
-from bayplan.engines.kubelet.managers import EngineState, KubeletEngine
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.requests import container_wants, pod_wants, takes_part
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, HintSet, OfSize, Region
@@ -30,13 +30,13 @@ _Need = tuple[Demand, Demand]
 """What is asked of one resource, out of what is free now and out of all there could ever be."""
 
 
-def reasons(engine: KubeletEngine, pod: PodSpec, admission: Admission[EngineState]) -> tuple[Reason, ...]:
+def reasons(engine: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]) -> tuple[Reason, ...]:
     """The reasons for a refusal, in the order of the argument; none for an admitted pod."""
     return () if admission.admitted else tuple(_reasons(engine, pod, admission))
 
 
 def room(
-    engine: KubeletEngine, state: EngineState, pod: PodSpec, container: ContainerSpec | None
+    engine: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
 ) -> NodeSet | None:
     """The fewest nodes that have everything free that is asked for, whatever kubelet's groups and preferred
     sizes say; None if there are none, or more than the policy allows. For a container, or for the pod.
@@ -61,7 +61,7 @@ def room(
     return found.nodes
 
 
-def _reasons(engine: KubeletEngine, pod: PodSpec, admission: Admission[EngineState]) -> Iterator[Reason]:
+def _reasons(engine: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]) -> Iterator[Reason]:
     explain = getattr(admission.error, "explanation", None)
     detail = f" ({explain()})" if callable(explain) else ""
     yield Reason(REFUSED, f"{admission.reason}: {admission.message}{detail}")
@@ -93,7 +93,7 @@ def _described(hints: HintSet | None) -> str:
 
 
 def _needs(
-    engine: KubeletEngine, state: EngineState, pod: PodSpec, container: ContainerSpec | None
+    engine: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
 ) -> Iterator[_Need]:
     if engine.cpus is not None:
         yield _cpu_need(engine.cpus, state, pod, container)
@@ -113,7 +113,7 @@ def _needs(
 
 
 def _cpu_need(
-    policy: StaticCpuPolicy, state: EngineState, pod: PodSpec, container: ContainerSpec | None
+    policy: StaticCpuPolicy, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
 ) -> _Need:
     """CPUs by node. With full-pcpus-only those of cores of which every CPU is free."""
     if container is None:

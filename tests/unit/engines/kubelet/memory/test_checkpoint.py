@@ -16,7 +16,7 @@ from bayplan.engines.kubelet.memory.checkpoint import (
 )
 from bayplan.engines.kubelet.memory.checksum import checksum, dump
 from bayplan.engines.kubelet.memory.errors import MemoryStateError
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import Block, MemoryState, MemoryTable, NodeMemory, empty_nodes
 from bayplan.engines.kubelet.pod import FeatureGates
@@ -229,12 +229,12 @@ RESERVED = {0: {"memory": 10}}
 def test_a_state_of_another_machine_is_refused(assignments, problem):
     state = MemoryState(empty_nodes(MACHINE, RESERVED), assignments)
     with pytest.raises(MemoryStateError) as raised:
-        start(MemoryPolicy.STATIC, MACHINE, RESERVED, PLAIN, state)
+        start(MemoryManagerPolicy.STATIC, MACHINE, RESERVED, PLAIN, state)
     assert str(raised.value) == problem
 
 
 def test_a_changed_reservation_is_refused():
     state = MemoryState(empty_nodes(MACHINE, RESERVED))
-    assert start(MemoryPolicy.STATIC, MACHINE, RESERVED, PLAIN, state).state == state
+    assert start(MemoryManagerPolicy.STATIC, MACHINE, RESERVED, PLAIN, state).state == state
     with pytest.raises(MemoryStateError, match="different from the real one"):
-        start(MemoryPolicy.STATIC, MACHINE, {0: {"memory": 11}}, PLAIN, state)
+        start(MemoryManagerPolicy.STATIC, MACHINE, {0: {"memory": 11}}, PLAIN, state)

@@ -3,7 +3,7 @@
 import pytest
 
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryAllocationError, Refusal
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.pool import check_shared_pool, shared_out
 from bayplan.engines.kubelet.memory.requests import container_wants, pod_wants, takes_part
 from bayplan.engines.kubelet.memory.restore import start
@@ -38,7 +38,7 @@ def machine(*memory):
 
 
 def started(*memory, gates=PLAIN):
-    return start(MemoryPolicy.STATIC, machine(*memory), {0: {"memory": 1}}, gates)
+    return start(MemoryManagerPolicy.STATIC, machine(*memory), {0: {"memory": 1}}, gates)
 
 
 def placed(manager, uid, size, *nodes):
@@ -246,7 +246,7 @@ def test_a_pod_that_leaves_nothing_to_share_is_refused(containers, inits, messag
     assert manager.pod_hints(found) == {"memory": HintSet()}
     with pytest.raises(EmptyPodSharedPoolError):
         manager.allocate_pod(found)
-    unenforced = MemoryManager(MemoryPolicy.BEST_EFFORT, manager.state, WHOLE)
+    unenforced = MemoryManager(MemoryManagerPolicy.BEST_EFFORT, manager.state, WHOLE)
     assert unenforced.allocate_pod(found) is unenforced
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError
-from bayplan.engines.kubelet.memory.manager import MemoryPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
     Reservation,
     check_machine,
@@ -91,11 +91,11 @@ def test_works_the_sum_out():
 
 def test_static_needs_memory_reserved_for_the_system():
     with pytest.raises(MemoryConfigurationError) as raised:
-        start(MemoryPolicy.STATIC, machine(4), {0: {"hugepages-2Mi": GIB}}, FeatureGates())
+        start(MemoryManagerPolicy.STATIC, machine(4), {0: {"hugepages-2Mi": GIB}}, FeatureGates())
     assert str(raised.value) == "[memorymanager] you should specify the system reserved memory"
 
 
 def test_unknown_policy():
     with pytest.raises(MemoryConfigurationError) as raised:
-        MemoryPolicy.named("static")
+        MemoryManagerPolicy.named("static")
     assert str(raised.value) == 'unknown policy: "static"'
