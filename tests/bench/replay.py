@@ -32,7 +32,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
@@ -117,7 +117,7 @@ class Ours:
 
     def __init__(self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy) -> None:
         self.name = f"{name}, {policy.value}"
-        self.stage = Rehearsal(hardware, Policy(topology=policy), engine)
+        self.stage = Rehearsal(hardware, PlacementPolicy(topology=policy), engine)
         self.moves = 0
 
     @property

@@ -22,7 +22,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import NodeWish, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
@@ -108,7 +108,7 @@ def _decision(nodes: int, population: int, *, crossing: bool = False) -> Row:
     others and the search has to solve flows."""
     hardware = machine(nodes, cpus_per_node=8, memory_bytes=64 * GIB)
     owner = pod("p", QosClass.GUARANTEED)
-    engine, policy, ledger = ExactEngine(), Policy(), Ledger()
+    engine, policy, ledger = ExactEngine(), PlacementPolicy(), Ledger()
     times_ms = []
     for number in range(population + DECISIONS):
         one = container(f"c{number}", owner, memory_bytes=nodes * 40 * GIB // population, milli_cpus=500)

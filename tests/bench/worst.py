@@ -32,17 +32,17 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.machines import machine
 
 MOST_MS: Final = 100.0
 
-Case = tuple[Machine, Policy, Ledger, Request, Placement | None]
-RESTRICTED: Final = Policy(topology=TopologyPolicy.RESTRICTED)
-SINGLE: Final = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
-BEST_EFFORT: Final = Policy()
+Case = tuple[Machine, PlacementPolicy, Ledger, Request, Placement | None]
+RESTRICTED: Final = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+SINGLE: Final = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+BEST_EFFORT: Final = PlacementPolicy()
 
 
 def asking(name: str, memory_bytes: int, cpus: int = 0) -> Request:
@@ -83,7 +83,7 @@ def random_sets(
 
 
 def crossing(
-    nodes: int, count: int, width: int, policy: Policy, *, flexible: bool = False, largest: int = 4
+    nodes: int, count: int, width: int, policy: PlacementPolicy, *, flexible: bool = False, largest: int = 4
 ) -> Callable[[random.Random], Case]:
     """Random promises on two thirds of the machine, and a request for *width* nodes."""
 
@@ -95,7 +95,7 @@ def crossing(
     return case
 
 
-def cover(elements: int, sets: int, policy: Policy = RESTRICTED) -> Callable[[random.Random], Case]:
+def cover(elements: int, sets: int, policy: PlacementPolicy = RESTRICTED) -> Callable[[random.Random], Case]:
     """Exact cover by sets of three: a node with 1 GiB left for each element, and a full node for each set,
     from which 1 GiB each could move to the nodes of its elements."""
 
@@ -110,7 +110,7 @@ def cover(elements: int, sets: int, policy: Policy = RESTRICTED) -> Callable[[ra
     return case
 
 
-def empty(nodes: int, width: int, policy: Policy = BEST_EFFORT) -> Callable[[random.Random], Case]:
+def empty(nodes: int, width: int, policy: PlacementPolicy = BEST_EFFORT) -> Callable[[random.Random], Case]:
     """A machine without promises and without order in its distances."""
 
     def case(draw: random.Random) -> Case:

@@ -17,7 +17,7 @@ from bayplan.engines.exact.nearness import FAR
 from bayplan.engines.exact.sites import Site
 from bayplan.model.decision import Claim
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.subsets import Claims, rooms_by_subset, slack_by_subset
@@ -77,7 +77,7 @@ def puzzle(draw: random.Random) -> Puzzle:
         for node in ids
     )
     machine = Machine(nodes, tuple(Cpu(node, node, node, node, node) for node in ids))
-    books = Books(machine, Policy())
+    books = Books(machine, PlacementPolicy())
     claims: dict[str, Claims] = {MEMORY: [], PAGES: []}
     for _ in range(draw.randint(0, 8)):
         wanted = NodeSet(draw.sample(ids, draw.choice([1, 2, 2, 3, len(ids)])))

@@ -11,7 +11,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Decision, Outcome, Placement, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from support.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
 from support.exact_oracle import Trial
 
@@ -57,7 +57,7 @@ class Careless(ExactEngine):
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -72,7 +72,7 @@ class Timid(ExactEngine):
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -89,7 +89,7 @@ class LeavesCpusBehind(ExactEngine):
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,

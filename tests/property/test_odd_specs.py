@@ -13,7 +13,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError
-from bayplan.model.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.model.wishes import KEYS
 from bayplan.nri import Event
 from bayplan.nri.translate import adjustment_to, container_from, pod_from, resources_from, updates_to
@@ -25,8 +25,10 @@ STEPS = 120
 MANY_DIGITS = "9" * 5000
 MACHINE = machine(3, 4, GIB, cpu_less={9: GIB}, hugepages_bytes={2 * MIB: 64 * MIB}, distances={(0, 1): 50})
 POLICIES = [
-    Policy(TopologyPolicy.BEST_EFFORT, memory_qos=MemoryQos(), default_memory_limit_bytes={"Burstable": GIB}),
-    Policy(TopologyPolicy.RESTRICTED, refuse_wrong_annotations=True),
+    PlacementPolicy(
+        TopologyPolicy.BEST_EFFORT, memory_qos=MemoryQos(), default_memory_limit_bytes={"Burstable": GIB}
+    ),
+    PlacementPolicy(TopologyPolicy.RESTRICTED, refuse_wrong_annotations=True),
 ]
 
 SIGNED = (0, 1, -1, 1024, 100_000, 200_000, MIB, GIB, 3 * GIB, (1 << 63) - 4096, (1 << 63) - 1, -(1 << 63))
@@ -166,7 +168,7 @@ async def step(
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.topology.value)
 @pytest.mark.parametrize("engine", [ExactEngine(), KubeletEngine()], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_spec_stops_the_daemon(tmp_path: Path, seed: int, engine: Engine, policy: Policy) -> None:
+def test_no_spec_stops_the_daemon(tmp_path: Path, seed: int, engine: Engine, policy: PlacementPolicy) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path, policy, on=MACHINE) as one:
             one.controller.take_engine(engine)

@@ -10,7 +10,7 @@ from bayplan.admin.questions import what_if_view
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.quantity import GIB
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
@@ -39,7 +39,7 @@ def test_nothing_is_changed(
     there: list[tuple[int, str, str]],
     asked: list[tuple[int, str, str]],
 ) -> None:
-    policy = Policy(topology=topology)
+    policy = PlacementPolicy(topology=topology)
     asked_pods = [manifest(f"w{number}", *pod) for number, pod in enumerate(asked)]
     daemon, twin = (Rehearsal(MACHINE, policy, make()) for _ in range(2))
     for number, pod in enumerate(there):
@@ -57,7 +57,7 @@ def test_nothing_is_changed(
 def test_what_it_says_is_what_happens(
     topology: TopologyPolicy, there: list[tuple[int, str, str]], asked: list[tuple[int, str, str]]
 ) -> None:
-    policy = Policy(topology=topology)
+    policy = PlacementPolicy(topology=topology)
     daemon = Rehearsal(MACHINE, policy, ExactEngine())
     for number, pod in enumerate(there):
         daemon.admit(plan_manifest(manifest(f"t{number}", *pod), MACHINE)[0])

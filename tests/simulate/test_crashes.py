@@ -13,7 +13,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.controller import Controller
 from bayplan.control.recorder import Recorder
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.placement.adjustment import cpus_for
@@ -94,7 +94,7 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon
     recorder = await Recorder.open(partial(Store.open, directory / "state"))
     controller = Controller(
         MACHINE,
-        Policy(),
+        PlacementPolicy(),
         ExactEngine(),
         recorder,
         cgroup_v2=True,

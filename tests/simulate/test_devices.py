@@ -17,7 +17,7 @@ from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
 from bayplan.model.origin import Form, Origin
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import UnixSocket
 from bayplan.sets import CpuSet
@@ -31,7 +31,7 @@ from support.sysfs import SysfsTree
 from support.workloads import GUARANTEED, make_container, make_pod
 
 MACHINE = machine(4)
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
 BEST_EFFORT = replace(RESTRICTED, topology=TopologyPolicy.BEST_EFFORT)
 NAMESPACE = "/var/run/netns/cni-1"
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from bayplan.admin.snapshot import snapshot_of
 from bayplan.cli.main import main
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import MIB
 from support.controllers import controlled
@@ -26,7 +26,7 @@ from support.plugin import UNHURRIED
 from support.runtime import FakeRuntime, OperationError
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
 
 
 @dataclass

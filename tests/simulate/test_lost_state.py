@@ -19,7 +19,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Claim
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import WRITTEN
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
@@ -36,7 +36,7 @@ from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED, make_container
 
 MACHINE = machine(2, cpus_per_node=8, memory_bytes=8 * GIB)
 Promises = dict[str, dict[str, object]]
-POLICY = Policy(reserved_cpus=CpuSet([0]))
+POLICY = PlacementPolicy(reserved_cpus=CpuSet([0]))
 OWNER, NEIGHBOUR, OTHERS = (
     make_pod("db", qos=GUARANTEED),
     make_pod("web", qos=BURSTABLE),

@@ -18,7 +18,7 @@ from bayplan.errors import StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
 from bayplan.state import Step, Store
@@ -43,7 +43,7 @@ class Controlled:
     def __init__(
         self,
         recorder: Recorder,
-        policy: Policy,
+        policy: PlacementPolicy,
         on: Machine,
         *,
         cgroup_v2: bool,
@@ -74,7 +74,10 @@ class Controlled:
         self.oom_score_adj.append((one.id, value))
 
     def accept(
-        self, machine: Machine | None = None, policy: Policy | None = None, ledger: Ledger | None = None
+        self,
+        machine: Machine | None = None,
+        policy: PlacementPolicy | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """Change what the controller decides by."""
         self.controller.soon(
@@ -145,7 +148,7 @@ def full_disk(recorder: Recorder) -> Iterator[None]:
 @asynccontextmanager
 async def controlled(
     directory: Path,
-    policy: Policy = Policy(),
+    policy: PlacementPolicy = PlacementPolicy(),
     nri: str | None = "0.12.0",
     on: Machine = MACHINE,
     *,

@@ -20,7 +20,7 @@ from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.sets import NodeSet
 from support.exact_cpus import Cpus
 from support.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
@@ -52,7 +52,7 @@ class Trial:
     def __post_init__(self) -> None:
         draw = self.random
         self.machine = draw_machine(draw, draw.randint(2, self.most_nodes))
-        self.policy = Policy(topology=self.topology or draw.choice(list(TopologyPolicy)))
+        self.policy = PlacementPolicy(topology=self.topology or draw.choice(list(TopologyPolicy)))
         self.ledger = Ledger()
         self.number = 0
         self.ids = tuple(self.machine.node_ids)

@@ -11,7 +11,7 @@ from bayplan.control.transactions import Transaction
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.oci.request_handler import DeskRules, OciDesk
 from bayplan.oci.runtime_update import Persuader
 from bayplan.oci.server import OciServer
@@ -79,7 +79,7 @@ class Desk:
 @asynccontextmanager
 async def desk(
     directory: Path,
-    policy: Policy = Policy(),
+    policy: PlacementPolicy = PlacementPolicy(),
     rules: DeskRules = DeskRules(deadline_s=60),
     persuader: Persuader | None = None,
     hierarchy: Hierarchy | None = None,

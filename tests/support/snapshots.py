@@ -22,7 +22,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import MemoryQos, Policy
+from bayplan.model.policy import MemoryQos, PlacementPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 
@@ -85,7 +85,9 @@ def make_snapshot(**changes: Any) -> Snapshot:
         taken_us=1_700_000_100_000_000,
         started_us=1_700_000_000_000_000,
         machine=MACHINE,
-        policy=Policy(reserved_bytes={0: {"memory": GIB}}, reserved_cpus=CpuSet([0]), memory_qos=MemoryQos()),
+        policy=PlacementPolicy(
+            reserved_bytes={0: {"memory": GIB}}, reserved_cpus=CpuSet([0]), memory_qos=MemoryQos()
+        ),
         ledger=Ledger.of([Entry(GUARANTEED, CpuSet([2, 3])), Entry(BURSTABLE), Entry(PINNED)]),
         engine="exact",
         runtime=RuntimeState(

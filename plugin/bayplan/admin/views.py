@@ -21,7 +21,7 @@ from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, Node
 from bayplan.model.memory_kinds import tier_ranks
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.page_placement import LivePages
 from bayplan.quantity import MIB
@@ -82,7 +82,7 @@ class Snapshot(Struct, frozen=True):
     taken_us: int
     started_us: int
     machine: Machine
-    policy: Policy
+    policy: PlacementPolicy
     ledger: Ledger
     engine: str = ""
     runtime: RuntimeState | None = None
@@ -196,7 +196,7 @@ def _runtime(runtime: RuntimeState | None) -> View:
     }
 
 
-def _policy(policy: Policy) -> View:
+def _policy(policy: PlacementPolicy) -> View:
     qos = policy.memory_qos
     return {
         "topologyManagerPolicy": policy.topology.value,

@@ -1,4 +1,4 @@
-"""The settings held against the machine: which node keeps how much from containers, and the Policy.
+"""The settings held against the machine: which node keeps how much from containers, and the policy.
 
 Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
 threshold (`bayplan.config.managers`); otherwise those three are what is spread over the nodes when
@@ -19,7 +19,7 @@ from bayplan.engines.kubelet.resources import is_memory
 from bayplan.errors import ConfigError, Problem
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import MemoryQos, Policy
+from bayplan.model.policy import MemoryQos, PlacementPolicy
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
@@ -37,7 +37,7 @@ def resolve_policy(
     machine: Machine,
     learned: Mapping[int, Learned] = MappingProxyType({}),
     ledger: Ledger = _NOBODY,
-) -> Policy:
+) -> PlacementPolicy:
     """The policy that *settings* mean on *machine*, of whose nodes *learned* is known. A reservation that was
     learned leaves at least what *ledger* has promised.
 
@@ -50,7 +50,7 @@ def resolve_policy(
     reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
     if settings.engine == KUBELET:
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
-    configured = Policy(
+    configured = PlacementPolicy(
         topology=settings.topology,
         reserved_bytes=reserved_bytes(settings, machine),
         reserved_cpus=reserved_cpus,

@@ -29,7 +29,7 @@ from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Form, Origin
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.sentences import refusal
 from bayplan.model.wishes import readable_wishes
@@ -94,7 +94,7 @@ class Controller:
     def __init__(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         engine: Engine,
         recorder: Recorder,
         *,
@@ -143,7 +143,7 @@ class Controller:
         return self.basis.machine
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PlacementPolicy:
         """The policy by which it is decided."""
         return self.basis.policy
 

@@ -21,7 +21,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Clock, Timer
 from bayplan.sets import CpuSet
 from bayplan.state import Step
@@ -36,7 +36,7 @@ class Basis(NamedTuple):
     """What decisions depend on, as it is between two turns."""
 
     machine: Machine
-    policy: Policy
+    policy: PlacementPolicy
     engine: Engine
     ledger: Ledger
 
@@ -81,7 +81,7 @@ class Transaction:
         ledger: Ledger | None = None,
         decided: str | None = None,
         machine: Machine | None = None,
-        policy: Policy | None = None,
+        policy: PlacementPolicy | None = None,
         engine: Engine | None = None,
         alone: bool = False,
     ) -> None:

@@ -31,7 +31,7 @@ from bayplan.host.sysfs import read_hugepages, read_machine
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
 from bayplan.placement.shortfall import claimants, lost_cpus, overclaims
@@ -125,7 +125,7 @@ class Hardware:
         else:
             await self.measure_once()
 
-    def policy_for(self, settings: Settings) -> Policy:
+    def policy_for(self, settings: Settings) -> PlacementPolicy:
         """The policy of other settings on this machine.
 
         Raises:
@@ -284,7 +284,7 @@ class Hardware:
         self._take_over()
 
     def _take_over(
-        self, prepared_for: "_Basis | None" = None, prepared: Policy | ConfigError | None = None
+        self, prepared_for: "_Basis | None" = None, prepared: PlacementPolicy | ConfigError | None = None
     ) -> None:
         """Work out the policy, and give it to the controller, if there is one, between two turns."""
         if self._controller is None:
@@ -301,7 +301,7 @@ class Hardware:
         transaction: Transaction,
         controller: Controller,
         prepared_for: "_Basis | None",
-        prepared: Policy | ConfigError | None,
+        prepared: PlacementPolicy | ConfigError | None,
     ) -> None:
         """Nobody decides meanwhile, so that a reservation never meets a promise that it did not know."""
         self._resolve(prepared_for, prepared)
@@ -317,7 +317,7 @@ class Hardware:
             controller.room_soon()
         self._report()
 
-    def _resolve(self, prepared_for: "_Basis | None", prepared: Policy | ConfigError | None) -> None:
+    def _resolve(self, prepared_for: "_Basis | None", prepared: PlacementPolicy | ConfigError | None) -> None:
         """The policy by the settings: the *prepared* one if all is as it was prepared for."""
         basis = self._basis()
         if prepared is None or prepared_for is None or not basis.still(prepared_for):
@@ -376,7 +376,7 @@ class _Basis(NamedTuple):
         return all(map(operator.is_, self, other))
 
 
-def _resolved(basis: _Basis) -> Policy | ConfigError:
+def _resolved(basis: _Basis) -> PlacementPolicy | ConfigError:
     try:
         return resolve_policy(basis.settings, basis.machine, basis.learned, basis.ledger)
     except ConfigError as error:

@@ -10,7 +10,7 @@ from typing import Protocol
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -42,35 +42,40 @@ class Engine(Protocol):
         ...
 
     def adopt(
-        self, machine: Machine, policy: Policy, ledger: Ledger, request: Request, mems: NodeSet | None
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        mems: NodeSet | None,
     ) -> Placement:
         """What is promised from now on to a container that exists without a decision of ours and may use
         *mems*, None for all nodes. Nothing is changed about it: the placement binds it to nothing."""
         ...
 
     def returns(
-        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
     ) -> tuple[Move, ...]:
         """A few of the containers that once became wider, for others or for more memory, and for which there
         is room again on the nodes they were placed on; without those whose ids are in *staying*."""
         ...
 
-    def opened(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Placement]:
+    def opened(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Mapping[str, Placement]:
         """What becomes of containers that may use all ordinary memory, where there is more of it than when
         they were placed: their placements, by container id."""
         ...
 
-    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> Mapping[str, Claim]:
+    def topped_up(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Mapping[str, Claim]:
         """The claims of containers that were promised less than they asked for and can be promised more, now
         that somebody is gone, by container id."""
         ...
 
-    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+    def restored(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
         """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
         ...
 
 
-def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, int]]:
+def allocatable_bytes(machine: Machine, policy: PlacementPolicy) -> dict[int, dict[str, int]]:
     """Bytes that containers may have: node id -> resource -> capacity less the reservation, never below 0."""
     return {
         node.id: {
@@ -81,7 +86,7 @@ def allocatable_bytes(machine: Machine, policy: Policy) -> dict[int, dict[str, i
     }
 
 
-def free_bytes(machine: Machine, policy: Policy, ledger: Ledger) -> dict[int, dict[str, int]]:
+def free_bytes(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, dict[str, int]]:
     """Allocatable bytes that nobody was promised by node: node id -> resource -> bytes, never below 0.
 
     Claims on sets of nodes are not among these promises.
@@ -89,7 +94,7 @@ def free_bytes(machine: Machine, policy: Policy, ledger: Ledger) -> dict[int, di
     return _less(allocatable_bytes(machine, policy), ledger.booked_bytes)
 
 
-def reserved_cpus(machine: Machine, policy: Policy) -> CpuSet:
+def reserved_cpus(machine: Machine, policy: PlacementPolicy) -> CpuSet:
     """The CPUs that never become exclusive: the configured ones, else the lowest one, because the shared
     pool must not run empty (an empty cpuset.cpus cannot be written)."""
     configured = policy.reserved_cpus & machine.online_cpus
@@ -98,7 +103,7 @@ def reserved_cpus(machine: Machine, policy: Policy) -> CpuSet:
     return CpuSet([next(iter(machine.online_cpus))])
 
 
-def exclusive_candidates(machine: Machine, policy: Policy, ledger: Ledger) -> CpuSet:
+def exclusive_candidates(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CpuSet:
     """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
     and not pinned for another container by somebody else."""
     free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)

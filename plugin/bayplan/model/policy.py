@@ -40,7 +40,7 @@ class MemoryQos(Struct, frozen=True):
     reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
 
 
-class Policy(Struct, frozen=True):
+class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.

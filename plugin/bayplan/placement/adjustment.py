@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.qos.cgroup_values import memory_high_bytes, memory_
 from bayplan.model.decision import Decision, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import MemoryQos, Policy
+from bayplan.model.policy import MemoryQos, PlacementPolicy
 from bayplan.model.qos import MEMORY_HIGH, OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj, changed_resources
 from bayplan.model.workload import Adjustment, Container, Resources, Update
@@ -36,7 +36,7 @@ def wanted_oom_score_adj(request: Request, container: Container, machine: Machin
 
 def adjustment_for(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     ability: Ability,
     shared: CpuSet,
     decision: Decision,
@@ -64,7 +64,12 @@ def adjustment_for(
 
 
 def resized(
-    machine: Machine, policy: Policy, ability: Ability, shared: CpuSet, entry: Entry, change: Resources
+    machine: Machine,
+    policy: PlacementPolicy,
+    ability: Ability,
+    shared: CpuSet,
+    entry: Entry,
+    change: Resources,
 ) -> Entry:
     """*entry*, decided for a changed spec, with what is now to be set if the container came without NRI."""
     if entry.origin is None:
@@ -146,7 +151,7 @@ def memory_qos_values(
 
 
 def _unified(
-    machine: Machine, policy: Policy, request: Request, present: Mapping[str, str]
+    machine: Machine, policy: PlacementPolicy, request: Request, present: Mapping[str, str]
 ) -> dict[str, str]:
     values: dict[str, str] = {}
     if policy.memory_qos is not None:

@@ -14,7 +14,7 @@ from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpu
 from bayplan.model.decision import Claim, Decision, Outcome, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Container, Pod, Resources
@@ -34,7 +34,7 @@ def is_carried_out(entry: Entry, container: Container) -> bool:
 
 def caught_up(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     ledger: Ledger,
     entry: Entry,
@@ -89,7 +89,7 @@ def _grown(machine: Machine, claim: Claim, wanted_bytes: Mapping[str, int]) -> C
 
 def adopt(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     ledger: Ledger,
     pod: Pod,
@@ -121,7 +121,7 @@ def adopt(
 
 
 def shared_pools(
-    machine: Machine, policy: Policy, ledger: Ledger, found: Collection[Entry], *, lost: bool
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, found: Collection[Entry], *, lost: bool
 ) -> frozenset[CpuSet]:
     """The cpusets that say that a container runs on our shared CPUs: what these are now, what members are
     known to have been told, and, where all records are *lost*, what most of those *found* have.

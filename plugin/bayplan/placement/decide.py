@@ -13,7 +13,7 @@ from bayplan.errors import ConfigError
 from bayplan.model.decision import Decision, Outcome, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.sentences import memory_text
 from bayplan.model.wishes import Wishes, read_wishes
@@ -27,7 +27,7 @@ WRONG_ANNOTATION: Final = "wrong-annotation"
 
 def decide_creation(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     ledger: Ledger,
     pod: Pod,
@@ -53,7 +53,7 @@ def decide_creation(
 
 def decide_change(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     ledger: Ledger,
     old: Decision,
@@ -87,7 +87,9 @@ def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
     return (Reason("memory-request-not-used", text),)
 
 
-def _wishes(machine: Machine, policy: Policy, pod: Pod, container: Container) -> tuple[Wishes, Reason | None]:
+def _wishes(
+    machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container
+) -> tuple[Wishes, Reason | None]:
     """What the annotations ask for, and what is wrong with them: then they count for nothing."""
     try:
         return read_wishes(pod.annotations, container.name, machine), None

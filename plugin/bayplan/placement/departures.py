@@ -10,12 +10,12 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import STAYS_WIDE, Move, Reason
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import nodes_text
 
 
 def relieved(
-    machine: Machine, policy: Policy, engine: Engine, left: Ledger
+    machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
     """What becomes of *left*, the ledger after a departure, where no pages have to be moved.
 
@@ -33,7 +33,7 @@ def relieved(
 
 
 def opened(
-    machine: Machine, policy: Policy, engine: Engine, ledger: Ledger
+    machine: Machine, policy: PlacementPolicy, engine: Engine, ledger: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
     these as well."""
@@ -46,7 +46,7 @@ def opened(
 
 
 def topped_up(
-    machine: Machine, policy: Policy, engine: Engine, left: Ledger
+    machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
     claims = engine.topped_up(machine, policy, left)

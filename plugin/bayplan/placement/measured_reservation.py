@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.witness import by_node, shortages, witness
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
 
 BAND_PER_NODE: Final = 256
@@ -62,7 +62,7 @@ def step_bytes(machine: Machine, node: int) -> int:
 
 
 def within_promises(
-    machine: Machine, least: Policy, wanted_bytes: Mapping[int, int], ledger: Ledger
+    machine: Machine, least: PlacementPolicy, wanted_bytes: Mapping[int, int], ledger: Ledger
 ) -> dict[int, int]:
     """The reservations *wanted_bytes* (of memory, by node), lowered where they would leave less than was
     promised to containers, but never below those of the policy *least*, which somebody configured.

@@ -15,7 +15,7 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import merged, shared_pool_updates
 from bayplan.placement.adoption import adopt, caught_up, is_carried_out, shared_pools
@@ -42,7 +42,7 @@ class Reconciliation(Struct, frozen=True):
 
 def reconcile(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     ledger: Ledger,
     pods: Mapping[str, Pod],
@@ -134,7 +134,7 @@ def reconcile(
 
 def _caught_up(
     machine: Machine,
-    policy: Policy,
+    policy: PlacementPolicy,
     engine: Engine,
     known: dict[str, Entry],
     observed: Mapping[str, Container],

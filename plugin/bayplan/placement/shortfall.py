@@ -11,7 +11,7 @@ from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
@@ -52,7 +52,7 @@ class LostCpus(Struct, frozen=True):
         return f"{self.name} lost its exclusive CPUs {self.lost}, which are offline; {rest}"
 
 
-def overclaims(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Overclaim, ...]:
+def overclaims(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tuple[Overclaim, ...]:
     """The smallest sets of nodes that were promised more than containers can have there, by resource."""
     return tuple(
         Overclaim(found, found.nodes - machine.node_ids) for found in shortages(machine, policy, ledger)

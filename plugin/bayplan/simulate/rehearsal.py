@@ -11,7 +11,7 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_resources
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.placement.decide import decide_change, decide_creation
@@ -27,7 +27,7 @@ class Rehearsal(Struct):
     ``promised`` the names of those that were promised more."""
 
     machine: Machine
-    policy: Policy
+    policy: PlacementPolicy
     engine: Engine
     ledger: Ledger = Ledger()
     ability: PolicyAbility = PolicyAbility()

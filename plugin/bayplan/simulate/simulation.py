@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine, allocatable_bytes
 from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Resources
 from bayplan.quantity import MIB
 from bayplan.simulate.manifest import PlannedPod
@@ -111,7 +111,7 @@ class Quality(Struct, frozen=True):
 class Simulation:
     """One run of one engine; `play` is called once."""
 
-    def __init__(self, machine: Machine, policy: Policy, engine: Engine) -> None:
+    def __init__(self, machine: Machine, policy: PlacementPolicy, engine: Engine) -> None:
         self.stage = Rehearsal(machine, policy, engine)
         self._pods: dict[str, list[str]] = {}
         self.quality = Quality()
@@ -203,7 +203,7 @@ class Simulation:
             low, high = (middle, high) if self._fits(middle * MIB, strict) else (low, middle - 1)
         return low * MIB
 
-    def _fits(self, size_bytes: int, strict: Policy) -> bool:
+    def _fits(self, size_bytes: int, strict: PlacementPolicy) -> bool:
         probe = Request(
             "probe", "probe", "probe/probe/probe", QosClass.GUARANTEED, QosSource.INFERRED,
             Interval(size_bytes, size_bytes, "limit"), size_bytes,

@@ -16,19 +16,19 @@ from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
-STRICT = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+STRICT = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 Capture = pytest.CaptureFixture[str]
 Bayplan = Callable[..., Awaitable[int]]
 
 
 async def serving(
-    directory: Path, policy: Policy, scenario: Callable[[Controller, Bayplan], Awaitable[None]]
+    directory: Path, policy: PlacementPolicy, scenario: Callable[[Controller, Bayplan], Awaitable[None]]
 ) -> None:
     """Run *scenario* with a controller and the `bayplan` command against its admin socket."""
     async with controlled(directory, policy) as rig:
@@ -55,7 +55,9 @@ async def serving(
 
 
 def run(
-    directory: Path, scenario: Callable[[Controller, Bayplan], Awaitable[None]], policy: Policy = STRICT
+    directory: Path,
+    scenario: Callable[[Controller, Bayplan], Awaitable[None]],
+    policy: PlacementPolicy = STRICT,
 ) -> None:
     asyncio.run(serving(directory, policy, scenario))
 

@@ -13,7 +13,7 @@ from bayplan.errors import ConfigError, UnavailableError
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.lock import DirectoryLock
 from bayplan.model.decision import QosClass
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
@@ -75,7 +75,7 @@ def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
     tmp_path: Path, hierarchy: Hierarchy
 ) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path / "state", Policy()) as one:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
             await place(one)
             before = one.controller.ledger
             release = releasing(one.controller, hierarchy, here)
@@ -96,7 +96,7 @@ def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
             adjustment, updates = await one.controller.create_container(OWNER, later)
             assert adjustment.cpuset_cpus == CpuSet([1, 2])
             assert list(updates) == []
-        async with controlled(tmp_path / "state", Policy()) as again:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as again:
             assert again.controller.ledger.exclusive_cpus == CpuSet([1, 2])
             assert again.controller.ledger.entries[FIRST].decision.request.opted_out
 
@@ -107,11 +107,11 @@ def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
     tmp_path: Path, hierarchy: Hierarchy
 ) -> None:
     async def before() -> None:
-        async with controlled(tmp_path / "state", Policy()) as one:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
             await place(one)
 
     async def after() -> None:
-        async with controlled(tmp_path / "state", Policy()) as one:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
             assert_given_back(one)
 
     run(before)
@@ -128,7 +128,7 @@ def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
 
 def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -> None:
     async def before() -> None:
-        async with controlled(tmp_path / "state", Policy()) as one:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
             await place(one)
 
     run(before)
@@ -155,7 +155,7 @@ def test_without_a_daemon_and_records_there_is_nothing_to_do(
 
 def test_the_command_shows_before_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def before() -> None:
-        async with controlled(tmp_path / "state", Policy()) as one:
+        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
             await place(one)
 
     run(before)

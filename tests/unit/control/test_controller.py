@@ -15,7 +15,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Adjustment, ContainerState, Pod, Resources, Update
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
@@ -88,7 +88,7 @@ def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
     tmp_path: Path, *, single_process: bool
 ) -> None:
     async def scenario() -> None:
-        policy = Policy(single_process_oom_kill=single_process)
+        policy = PlacementPolicy(single_process_oom_kill=single_process)
         plain = container("c", BEST_EFFORT, resources=Resources())
         async with controlled(tmp_path, policy) as one:
             adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
@@ -103,7 +103,7 @@ def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
 
 def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             big = container("x", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
             with pytest.raises(PlacementError) as caught:
                 await one.controller.create_container(GUARANTEED, big)
@@ -121,7 +121,7 @@ def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> No
 
 def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
             await one.controller.create_container(GUARANTEED, small)
             before = one.controller.ledger
@@ -153,7 +153,7 @@ def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> 
 
 def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=2000)
             adjustment, _ = await one.controller.create_container(GUARANTEED, small)
             assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
@@ -324,7 +324,7 @@ def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) 
             assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
 
     async def refused() -> None:
-        async with controlled(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+        async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
             with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
                 await one.controller.create_container(wrong, container("d", wrong))
 
@@ -336,7 +336,7 @@ def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
     wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/required-nodes": "7"})
 
     async def scenario() -> None:
-        async with controlled(tmp_path, Policy(refuse_wrong_annotations=True)) as one:
+        async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
             with pytest.raises(PlacementError) as raised:
                 await one.controller.create_container(wrong, container("d", wrong))
             assert one.controller.ledger.entries == {}

@@ -15,7 +15,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Resources
 from bayplan.placement.pins import KubeletManager
 from bayplan.quantity import GIB, MIB
@@ -27,7 +27,7 @@ from support.machines import container, machine, pod
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
 MACHINE = machine(2, cpus_per_node=2)
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
 
 
 async def _nothing(_pod: Pod, _container: Container, _value: int) -> None:
@@ -35,7 +35,7 @@ async def _nothing(_pod: Pod, _container: Container, _value: int) -> None:
 
 
 @asynccontextmanager
-async def daemon(directory: Path, policy: Policy = RESTRICTED) -> AsyncIterator[Controller]:
+async def daemon(directory: Path, policy: PlacementPolicy = RESTRICTED) -> AsyncIterator[Controller]:
     recorder = await Recorder.open(partial(Store.open, directory))
     try:
         engine = KubeletEngine(ManagerOptions())

@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Decision, Placement, QosClass, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
@@ -38,7 +38,7 @@ class Waiting(ExactEngine):
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -100,5 +100,5 @@ def test_another_engine_answers_the_same() -> None:
         for size in (1, 20, 70):
             one = container("c", GUARANTEED, memory_bytes=size * 200 * MIB, milli_cpus=500)
             request = derive_request(GUARANTEED, one, MANY.memory_bytes)
-            answers = [each.decide(MANY, Policy(), Ledger(), request) for each in (engine, twin)]
+            answers = [each.decide(MANY, PlacementPolicy(), Ledger(), request) for each in (engine, twin)]
             assert answers[0] == answers[1]

@@ -15,7 +15,7 @@ from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
@@ -72,7 +72,7 @@ async def agree(one: Controlled) -> None:
 CHANGES: dict[str, Callable[[Controlled], None]] = {
     "engine": lambda one: one.controller.take_engine(KubeletEngine()),
     "machine": lambda one: one.accept(machine(3, cpus_per_node=4)),
-    "policy": lambda one: one.accept(policy=Policy(reserved_bytes={0: {MEMORY: GIB}})),
+    "policy": lambda one: one.accept(policy=PlacementPolicy(reserved_bytes={0: {MEMORY: GIB}})),
     "missed creation": lambda one: one.controller.missed(Event.CREATE_CONTAINER, "a", "late"),
     "missed stop": lambda one: one.controller.missed(Event.STOP_CONTAINER, "a", "late"),
 }
@@ -300,7 +300,7 @@ def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_path: Pat
 
 def test_a_refusal_holds_also_when_it_cannot_be_recorded(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with controlled(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             with full_disk(one.controller.recorder), pytest.raises(PlacementError):
                 await one.controller.create_container(GUARANTEED, memory("large", 1500))
 

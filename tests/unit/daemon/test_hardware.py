@@ -18,7 +18,7 @@ from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.measured_reservation import PATIENCE, SMALLEST_BAND_BYTES
 from bayplan.quantity import GIB, MIB
@@ -312,7 +312,7 @@ class TestMeasuredReservation:
 
                 async def meanwhile(work: Callable[[], Any]) -> Any:
                     found = work()
-                    if isinstance(found, Policy):
+                    if isinstance(found, PlacementPolicy):
                         assert found.reserved_bytes[0][MEMORY] > 2 * GIB
                         await one.place("quick", 3 * GIB)
                     return found

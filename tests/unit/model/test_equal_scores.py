@@ -20,7 +20,7 @@ from bayplan.model.decision import (
 from bayplan.model.equal_scores import BY_SCORE
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
@@ -138,7 +138,7 @@ def hardware() -> Machine:
 
 
 def test_a_sidecar_claims_nothing_once_its_pods_container_is_there(hardware: Machine) -> None:
-    stage = Rehearsal(hardware, Policy(), ExactEngine())
+    stage = Rehearsal(hardware, PlacementPolicy(), ExactEngine())
     for number in range(5):
         for planned in plan_manifest(_pod(f"m{number}", {}), hardware):
             stage.admit(planned)
@@ -151,7 +151,7 @@ def test_a_sidecar_claims_nothing_once_its_pods_container_is_there(hardware: Mac
 
 
 def test_an_annotation_gives_a_request_where_nothing_else_does(hardware: Machine) -> None:
-    stage = Rehearsal(hardware, Policy(), ExactEngine())
+    stage = Rehearsal(hardware, PlacementPolicy(), ExactEngine())
     for planned in plan_manifest(_pod("m", {"proxy.bayplan.dev/memory-request": "128Mi"}), hardware):
         proxy, app = stage.admit(planned)
     assert proxy.request.memory == Interval(128 * MIB, 128 * MIB, "annotation")
@@ -163,7 +163,7 @@ def test_an_annotation_gives_a_request_where_nothing_else_does(hardware: Machine
 
 
 def test_an_annotated_request_that_cannot_be_is_told_of(hardware: Machine) -> None:
-    stage = Rehearsal(hardware, Policy(), ExactEngine())
+    stage = Rehearsal(hardware, PlacementPolicy(), ExactEngine())
     pod = _pod("m", {"bayplan.dev/memory-request": "30Gi"}, sidecar=False)
     for planned in plan_manifest(pod, hardware):
         (app,) = stage.admit(planned)
@@ -172,7 +172,7 @@ def test_an_annotated_request_that_cannot_be_is_told_of(hardware: Machine) -> No
 
 
 def test_a_resize_of_an_annotated_request_stays_within_its_limit(hardware: Machine) -> None:
-    stage = Rehearsal(hardware, Policy(), ExactEngine())
+    stage = Rehearsal(hardware, PlacementPolicy(), ExactEngine())
     pod = _pod("m", {"app.bayplan.dev/memory-request": "20Gi"}, sidecar=False)
     for planned in plan_manifest(pod, hardware):
         stage.admit(planned)

@@ -12,7 +12,7 @@ import pytest
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.proc import identify, read_allowed, read_oom_score_adj
 from bayplan.host.sysfs import read_machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.oci import announced_container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -53,7 +53,7 @@ def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
     created: tuple[Hierarchy, str, int], tmp_path: Path
 ) -> None:
     hierarchy, path, pid = created
-    policy = Policy(default_memory_limit_bytes={"BestEffort": 64 * MIB}, reserved_cpus=CpuSet([0]))
+    policy = PlacementPolicy(default_memory_limit_bytes={"BestEffort": 64 * MIB}, reserved_cpus=CpuSet([0]))
 
     async def scenario() -> None:
         async with desk(tmp_path, policy, hierarchy=hierarchy, on=read_machine()) as one:
@@ -89,7 +89,7 @@ def test_a_value_that_the_kernel_refuses_undoes_the_decision(
     too_many = machine(2, cpus_per_node=8192)
 
     async def scenario() -> None:
-        policy = Policy(reserved_cpus=CpuSet(range(8192)))
+        policy = PlacementPolicy(reserved_cpus=CpuSet(range(8192)))
         async with desk(tmp_path, policy, hierarchy=hierarchy, on=too_many) as one:
             document = spec(path, resources=guaranteed(2, 64 * MIB), annotations=CRIO)
             bundle = OciNode(tmp_path).write_spec(ID, document)

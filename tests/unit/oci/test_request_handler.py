@@ -13,7 +13,7 @@ import pytest
 from bayplan.config.settings import Undecided
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.origin import Form
-from bayplan.model.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.nri import Event
 from bayplan.oci.request_handler import DeskRules
 from bayplan.quantity import GIB, MIB
@@ -51,7 +51,7 @@ def test_a_container_is_placed_before_it_starts(
     child = crun and scope.endswith(".scope")
 
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(memory_qos=MemoryQos(0.9))) as one:
+        async with desk(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
             document = spec(cgroups_path, resources=guaranteed(2, GIB // 2), annotations=CRIO)
             announced = one.node.begin(ID, document, 4242, child=child)
             assert await one.ask("createRuntime", announced) == ("ok", "")
@@ -218,7 +218,7 @@ def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             big = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
             status, text = await one.ask("createRuntime", one.node.begin(ID, big, 4242))
             assert status == "refused"

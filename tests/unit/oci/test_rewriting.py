@@ -12,7 +12,7 @@ import pytest
 
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Form
-from bayplan.model.policy import MemoryQos, Policy, TopologyPolicy
+from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from support.machines import container, pod
@@ -158,7 +158,7 @@ def test_what_cannot_be_rewritten_is_an_error(tmp_path: Path, verb: str, body: b
 
 def test_a_refusal_rewrites_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             document = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
             bundle = one.node.write_spec(ID, document)
             status, text = await one.ask("create", create_body(bundle))
@@ -197,7 +197,7 @@ def test_a_repeated_creation_decides_again(tmp_path: Path) -> None:
 
 def test_what_was_decided_is_merged_into_updates(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(memory_qos=MemoryQos(0.9))) as one:
+        async with desk(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
             annotations = {**CRIO, "bayplan.dev/memory-limit": "256Mi"}
             burstable = {"cpu": {"shares": 512}}
             path = f"kubepods-burstable-pod9.slice:crio:{ID}"
@@ -235,7 +235,7 @@ def test_what_was_decided_is_merged_into_updates(tmp_path: Path) -> None:
 
 def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             bundle = one.node.write_spec(ID, spec(SYSTEMD, resources=ASKED, annotations=CRIO))
             assert (await one.ask("create", create_body(bundle)))[0] == "ok"
             before = one.entries
@@ -251,7 +251,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Pa
 
 def test_an_update_takes_cpus_along_with_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             for container_id, resources in (
                 (ID, guaranteed(2, 100 * MIB)),
                 (OTHER, guaranteed(1, 800 * MIB)),

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, Policy
+from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy
 from bayplan.model.workload import Adjustment, Resources, Update
 from bayplan.placement.adjustment import Ability, adjustment_for, memory_qos_values, shared_pool_updates
 from bayplan.quantity import GIB, MIB
@@ -22,7 +22,8 @@ def request(qos: QosClass, low: int, high: int, limit: int | None = None) -> Req
 
 
 def rewritten(
-    asked: Request, spec: Resources, placement: Placement = Placement(), *, policy: Policy = Policy(),
+    asked: Request, spec: Resources, placement: Placement = Placement(), *,
+    policy: PlacementPolicy = PlacementPolicy(),
     ability: Ability = Ability(), oom_score_adj: int | None = None,
 ) -> Adjustment:  # fmt: skip
     one = container("c", pod(), resources=spec, oom_score_adj=oom_score_adj)
@@ -62,9 +63,12 @@ def test_zero_counts_as_no_score() -> None:
 
 @pytest.mark.parametrize(
     ("ability", "policy"),
-    [(Ability(oom_score_adj=False), Policy()), (Ability(), Policy(set_oom_score_adj=False))],
+    [
+        (Ability(oom_score_adj=False), PlacementPolicy()),
+        (Ability(), PlacementPolicy(set_oom_score_adj=False)),
+    ],
 )
-def test_no_score_where_it_cannot_or_shall_not_be_set(ability: Ability, policy: Policy) -> None:
+def test_no_score_where_it_cannot_or_shall_not_be_set(ability: Ability, policy: PlacementPolicy) -> None:
     adjustment = rewritten(request(QosClass.BEST_EFFORT, 0, 0), Resources(), ability=ability, policy=policy)
     assert adjustment.oom_score_adj is None
 
@@ -72,7 +76,7 @@ def test_no_score_where_it_cannot_or_shall_not_be_set(ability: Ability, policy: 
 def test_unified_only_on_cgroup_v2_and_single_kill_only_when_asked_for() -> None:
     asked = request(QosClass.BEST_EFFORT, 0, 0)
     assert rewritten(asked, Resources(), ability=Ability(cgroup_v2=False)).unified == {}
-    assert rewritten(asked, Resources(), policy=Policy(single_process_oom_kill=True)).unified == {}
+    assert rewritten(asked, Resources(), policy=PlacementPolicy(single_process_oom_kill=True)).unified == {}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_memory_qos(asked: Request, limit: int | None, expected: dict[str, int])
 
 
 def test_memory_qos_switched_on_is_in_the_adjustment() -> None:
-    policy = Policy(memory_qos=MemoryQos(0.5), reserved_bytes={0: {"memory": 2 * GIB}})
+    policy = PlacementPolicy(memory_qos=MemoryQos(0.5), reserved_bytes={0: {"memory": 2 * GIB}})
     adjustment = rewritten(request(QosClass.BURSTABLE, 0, 2 * MIB), Resources(), policy=policy)
     assert adjustment.unified == {"memory.high": str(GIB + MIB), "memory.oom.group": "1"}
     assert memory_qos_values(MemoryQos(None), request(QosClass.BURSTABLE, 0, 0), None, GIB) == {}

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.placement.adjustment import cpus_for
@@ -19,7 +19,7 @@ MACHINE = machine(2, cpus_per_node=4)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 BURSTABLE = pod("b", QosClass.BURSTABLE)
 PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
-CPU_0 = Policy(reserved_cpus=CpuSet([0]))
+CPU_0 = PlacementPolicy(reserved_cpus=CpuSet([0]))
 
 
 def running(one: Container, cpus: str = "", mems: str = "") -> Container:

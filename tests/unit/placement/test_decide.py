@@ -11,7 +11,7 @@ from bayplan.model.decision import (
     QosClass,
 )
 from bayplan.model.ledger import Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Resources
 from bayplan.placement.decide import decide_change, decide_creation
 from bayplan.placement.memory_policy import PolicyAbility
@@ -23,7 +23,7 @@ MACHINE = machine(3)
 ABLE = PolicyAbility()
 
 
-def decide(annotations: dict[str, str], policy: Policy = Policy()):
+def decide(annotations: dict[str, str], policy: PlacementPolicy = PlacementPolicy()):
     owner = pod("p", QosClass.GUARANTEED, annotations)
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
     return decide_creation(MACHINE, policy, ExactEngine(), Ledger(), owner, one, ABLE)
@@ -39,7 +39,7 @@ def test_wishes_reach_the_engine() -> None:
 @pytest.mark.parametrize("refuse", [False, True])
 def test_a_wrong_annotation_is_a_reason_that_names_it(*, refuse: bool) -> None:
     wrong = {"bayplan.dev/required-tier": "0", "bayplan.dev/required-nodes": "1"}
-    decision = decide(wrong, Policy(refuse_wrong_annotations=refuse))
+    decision = decide(wrong, PlacementPolicy(refuse_wrong_annotations=refuse))
     assert decision.outcome is (Outcome.REFUSED if refuse else Outcome.PLACED)
     assert decision.reasons[-1].code == "wrong-annotation"
     assert "annotation bayplan.dev/required-tier: found '0'" in decision.reasons[-1].text
@@ -51,7 +51,7 @@ def test_a_wrong_annotation_is_a_reason_that_names_it(*, refuse: bool) -> None:
 
 def test_all_that_is_wrong_with_annotations_is_one_sentence() -> None:
     wrong = {"bayplan.dev/required-tier": "0", "bayplan.dev/mistyped": "1", "bayplan.dev/a\nb": "2"}
-    reason = decide(wrong, Policy(refuse_wrong_annotations=True)).reasons[-1]
+    reason = decide(wrong, PlacementPolicy(refuse_wrong_annotations=True)).reasons[-1]
     assert reason.text.isprintable()
     assert reason.text.count("; ") == 2
     assert r"bayplan.dev/a\nb" in reason.text
@@ -62,8 +62,8 @@ def test_a_change_keeps_the_memory_policy_that_the_processes_have() -> None:
     assert old.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0]))
     spec = container("c", pod("p"), memory_bytes=GIB // 2, milli_cpus=500).resources
     larger = Resources(memory_limit_bytes=GIB // 2 + MIB)
-    changed = decide_change(MACHINE, Policy(), ExactEngine(), Ledger(), old, spec, larger)
+    changed = decide_change(MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), old, spec, larger)
     assert changed is not None
     assert changed.request.memory_limit_bytes == GIB // 2 + MIB
     assert changed.placement.memory_policy == old.placement.memory_policy
-    assert decide_change(MACHINE, Policy(), ExactEngine(), Ledger(), old, spec, Resources()) is None
+    assert decide_change(MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), old, spec, Resources()) is None

@@ -16,7 +16,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.measured_reservation import (
     PATIENCE,
     SETTLED,
@@ -129,7 +129,9 @@ def claiming(*claims):
 
 def least(**reserved):
     """The policy that keeps so much of nodes n0, n1 and so on."""
-    return Policy(reserved_bytes={int(name[1:]): {MEMORY: amount} for name, amount in reserved.items()})
+    return PlacementPolicy(
+        reserved_bytes={int(name[1:]): {MEMORY: amount} for name, amount in reserved.items()}
+    )
 
 
 def test_a_reservation_leaves_what_was_promised():
@@ -173,7 +175,7 @@ amounts = st.dictionaries(st.integers(0, 3), st.integers(0, 5 * GIB))
 @given(claims, amounts, amounts)
 def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
     ledger = claiming(*claimed)
-    policy = Policy(reserved_bytes={node: {MEMORY: amount} for node, amount in configured.items()})
+    policy = PlacementPolicy(reserved_bytes={node: {MEMORY: amount} for node, amount in configured.items()})
     wanted = {node: max(amount, configured.get(node, 0)) for node, amount in wanted.items()}
     kept = within_promises(FOUR, policy, wanted, ledger)
     assert kept.keys() == wanted.keys()

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Pod, Resources, Update
 from bayplan.placement.adjustment import cpus_for
@@ -22,7 +22,7 @@ PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
 
 def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE.memory_bytes)
-    decision = ExactEngine().decide(MACHINE, Policy(), ledger, request)
+    decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
     return after.telling({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
 
@@ -44,7 +44,7 @@ AS_PLACED = [running(EXCLUSIVE, "1-2", "0"), running(SHARED, "0,3-7")]
 
 
 def against(containers: list[Container], ledger: Ledger = LEDGER) -> Reconciliation:
-    return reconcile(MACHINE, Policy(), ExactEngine(), ledger, PODS, containers)
+    return reconcile(MACHINE, PlacementPolicy(), ExactEngine(), ledger, PODS, containers)
 
 
 def test_agreement_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepages
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.shortfall import LostCpus, claimants, lost_cpus, overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -52,22 +52,22 @@ def shrunk(node: int, memory_bytes: int) -> Machine:
 
 
 def test_nothing_is_reported_while_everything_fits():
-    assert overclaims(MACHINE, Policy(), LEDGER) == ()
+    assert overclaims(MACHINE, PlacementPolicy(), LEDGER) == ()
 
 
 def test_memory_that_left_a_node():
     smaller = shrunk(0, 2 * GIB)
-    (one,) = overclaims(smaller, Policy(), LEDGER)
+    (one,) = overclaims(smaller, PlacementPolicy(), LEDGER)
     assert (one.shortage.nodes, one.shortage.resource, one.gone) == (NodeSet([0]), MEMORY, NodeSet())
     assert str(one) == (
         "node 0 has 1984Mi for containers, and 3Gi memory are promised to ns/p/a, ns/p/b; "
         "nothing new is placed there"
     )
-    assert free_bytes(smaller, Policy(), LEDGER)[0][MEMORY] == 0
+    assert free_bytes(smaller, PlacementPolicy(), LEDGER)[0][MEMORY] == 0
 
 
 def test_a_node_that_is_gone_with_its_huge_pages():
-    found = overclaims(without(1), Policy(), LEDGER)
+    found = overclaims(without(1), PlacementPolicy(), LEDGER)
     assert [(one.shortage.resource, one.gone) for one in found] == [
         (PAGES, NodeSet([1])),
         (MEMORY, NodeSet([1])),
@@ -83,23 +83,23 @@ def test_a_claim_on_several_nodes_is_short_only_if_all_of_them_are():
         return Entry(replace(plain.decision, placement=placement))
 
     ledger = Ledger.of([claim("a", "0-1", 3 * GIB), claim("b", "0-1", 3 * GIB)])
-    assert overclaims(shrunk(0, 3 * GIB), Policy(), ledger) == ()
-    (one,) = overclaims(shrunk(0, 2 * GIB), Policy(), ledger)
+    assert overclaims(shrunk(0, 3 * GIB), PlacementPolicy(), ledger) == ()
+    (one,) = overclaims(shrunk(0, 2 * GIB), PlacementPolicy(), ledger)
     promised = "for containers, and 6Gi memory are promised to ns/p/a, ns/p/b"
     assert str(one).startswith(f"nodes 0-1 have 6016Mi {promised}")
-    (one,) = overclaims(without(0), Policy(), ledger)
+    (one,) = overclaims(without(0), PlacementPolicy(), ledger)
     assert str(one).startswith(f"nodes 0-1 (node 0 is gone) have 4032Mi {promised}")
     assert claimants(ledger, 1) == "ns/p/a, ns/p/b"
 
 
 def test_a_reservation_that_grew_over_what_is_promised():
-    (one,) = overclaims(MACHINE, Policy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER)
+    (one,) = overclaims(MACHINE, PlacementPolicy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER)
     assert (one.shortage.capacity_bytes, one.shortage.promised_bytes) == (2 * GIB - 64 * MIB, 3 * GIB)
 
 
 def test_a_long_list_is_cut():
     ledger = Ledger.of([entry(f"c{number}", "0", {0: {MEMORY: GIB}}) for number in range(8)])
-    (one,) = overclaims(MACHINE, Policy(), ledger)
+    (one,) = overclaims(MACHINE, PlacementPolicy(), ledger)
     assert "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more" in str(one)
     assert claimants(ledger, 0) == "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more"
     assert claimants(ledger, 1) == ""

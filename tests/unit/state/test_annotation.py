@@ -16,7 +16,7 @@ from bayplan.model.decision import (
     Reason,
 )
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.wishes import WRITTEN, read_wishes
 from bayplan.model.workload import Container
@@ -32,7 +32,7 @@ MADE = container("x" * 64, OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
 
 def decided() -> Entry:
     decision = ExactEngine().decide(
-        MACHINE, Policy(), Ledger(), derive_request(OWNER, MADE, MACHINE.memory_bytes)
+        MACHINE, PlacementPolicy(), Ledger(), derive_request(OWNER, MADE, MACHINE.memory_bytes)
     )
     return Entry(decision, told_cpus=CpuSet([1, 2]), oom_group=True)
 
@@ -108,6 +108,6 @@ def test_the_oldest_comes_first() -> None:
     listed = []
     for at_us, one in zip((3, 1, 2), made, strict=True):
         request = derive_request(OWNER, one, MACHINE.memory_bytes)
-        entry = Entry(ExactEngine().decide(MACHINE, Policy(), Ledger(), request))
+        entry = Entry(ExactEngine().decide(MACHINE, PlacementPolicy(), Ledger(), request))
         listed.append(replace(one, annotations=annotations_of(entry, at_us)))
     assert list(entries_in(listed)) == ["b", "c", "a"]

@@ -14,7 +14,7 @@ from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Holder, Placement, Shortage
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import NodeSet
 
 NAMED_HOLDERS: Final = 5
@@ -38,7 +38,7 @@ class Cut(Struct, frozen=True):
 class Books:
     """All promises on *machine* under *policy*."""
 
-    def __init__(self, machine: Machine, policy: Policy) -> None:
+    def __init__(self, machine: Machine, policy: PlacementPolicy) -> None:
         self.machine, self.policy = machine, policy
         self.capacity: dict[str, dict[int, int]] = {}
         for node, amounts in allocatable_bytes(machine, policy).items():

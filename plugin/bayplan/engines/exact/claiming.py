@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from bayplan.model.decision import QosClass, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import NO_SIGNAL
 from bayplan.sets import NodeSet
 
@@ -66,7 +66,7 @@ def is_confined(request: Request) -> bool:
     return is_bounded(request) or wishes or request.pinned_mems is not None
 
 
-def is_flexible(policy: Policy, request: Request) -> bool:
+def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
     """Whether the container may get other nodes later, for the sake of somebody else."""
     return not (
         request.opted_out

@@ -31,7 +31,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -61,7 +61,7 @@ class ExactEngine:
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -90,7 +90,7 @@ class ExactEngine:
     def adopt(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,  # noqa: ARG002 - the engines have one shape
         request: Request,
         mems: NodeSet | None,
@@ -102,7 +102,7 @@ class ExactEngine:
         return Placement(booked_bytes=booked, claim=claim)
 
     def returns(
-        self, machine: Machine, policy: Policy, ledger: Ledger, staying: Collection[str] = ()
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
     ) -> tuple[Move, ...]:
         """See `Engine.returns`."""
         if not any(entry.decision.placement.home for entry in ledger.entries.values()):
@@ -112,13 +112,13 @@ class ExactEngine:
     def opened(
         self,
         machine: Machine,
-        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
         ledger: Ledger,
     ) -> dict[str, Placement]:
         """See `Engine.opened`."""
         return opened(machine, ledger)
 
-    def topped_up(self, machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Claim]:
+    def topped_up(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
         """See `Engine.topped_up`: in the order of the ids."""
         short = [(key, claim) for key, claim in claims_by_id(ledger) if claim.short_bytes]
         return topped_up(self._followed(machine, policy, ledger).copy(), short) if short else {}
@@ -126,7 +126,7 @@ class ExactEngine:
     def restored(
         self,
         machine: Machine,
-        policy: Policy,  # noqa: ARG002 - the engines have one shape
+        policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
         ledger: Ledger,
     ) -> Ledger:
         """See `Engine.restored`: whoever has no claim yet gets the one that the rules give."""
@@ -139,7 +139,7 @@ class ExactEngine:
         ]
         return Ledger.of([*claiming, *ledger.between.values()])
 
-    def _followed(self, machine: Machine, policy: Policy, ledger: Ledger) -> Books:
+    def _followed(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Books:
         books = self._books
         if books is None or books.machine is not machine or books.policy is not policy:
             books = self._books = Books(machine, policy)

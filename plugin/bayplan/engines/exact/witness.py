@@ -15,14 +15,14 @@ from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import NodeSet
 
 Spread = Mapping[int, Mapping[str, int]]
 """Node id -> resource -> bytes."""
 
 
-def witness(machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Spread]:
+def witness(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Spread]:
     """What every container has on each node: container id -> node id -> resource -> bytes.
 
     Placements without a claim have what was booked for them.
@@ -49,7 +49,7 @@ def by_node(spreads: Iterable[Spread]) -> dict[int, dict[str, int]]:
     return sums
 
 
-def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+def settled_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
     """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
     spreads = witness(machine, policy, ledger)
     entries = []
@@ -61,7 +61,7 @@ def settled_by_node(machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
     return Ledger.of([*entries, *ledger.between.values()])
 
 
-def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -> Spread:
+def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_id: str) -> Spread:
     """The witness of one container of *ledger*."""
     claim = ledger.entries[container_id].decision.placement.claim
     if claim is None:
@@ -79,7 +79,7 @@ def share(machine: Machine, policy: Policy, ledger: Ledger, container_id: str) -
     return _taken(loads, claim)
 
 
-def shortages(machine: Machine, policy: Policy, ledger: Ledger) -> tuple[Shortage, ...]:
+def shortages(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tuple[Shortage, ...]:
     """The sets of nodes whose capacity is below what is claimed there: the smallest ones, each resource.
 
     This happens when capacity goes away (hotplug, a larger reservation), or where containers came without us.
@@ -101,7 +101,7 @@ def _claims_on(placement: Placement, nodes: NodeSet) -> bool:
     return placement.claim is not None and placement.claim.nodes == nodes
 
 
-def _loads(machine: Machine, policy: Policy, ledger: Ledger) -> dict[str, Flow]:
+def _loads(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Flow]:
     """A flow for each resource, from nothing: narrow sets first, then by ids."""
     capacity: dict[str, dict[int, int]] = {}
     for node, amounts in allocatable_bytes(machine, policy).items():

@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.booking import book
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
@@ -30,7 +30,11 @@ def memory_need(request: Request) -> dict[str, int]:
 
 
 def undisputed(
-    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement | None = None
+    machine: Machine,
+    policy: PlacementPolicy,
+    ledger: Ledger,
+    request: Request,
+    current: Placement | None = None,
 ) -> Decision | None:
     """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned.
 
@@ -59,7 +63,7 @@ def pinned_reason(request: Request) -> Reason:
 
 
 def _respect_pins(
-    machine: Machine, policy: Policy, ledger: Ledger, request: Request, current: Placement
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request, current: Placement
 ) -> Decision:
     """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
     reason = pinned_reason(request)

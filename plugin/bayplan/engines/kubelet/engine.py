@@ -43,7 +43,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 INFEASIBLE: Final = "Infeasible"
@@ -70,12 +70,12 @@ class _PreparedManagers(Struct, frozen=True):
     """The managers on one machine under one policy, and its nodes without any promise."""
 
     machine: Machine
-    policy: Policy
+    policy: PlacementPolicy
     engine: KubeletManagers
     empty: Nodes
 
     @classmethod
-    def of(cls, machine: Machine, policy: Policy, managers: ManagerOptions) -> "_PreparedManagers":
+    def of(cls, machine: Machine, policy: PlacementPolicy, managers: ManagerOptions) -> "_PreparedManagers":
         topology = TopologyManager.of(machine, policy.topology, managers.scope, managers.topology_options)
         cpus = None
         if managers.static_cpus:
@@ -102,7 +102,7 @@ class KubeletEngine:
     def decide(
         self,
         machine: Machine,
-        policy: Policy,
+        policy: PlacementPolicy,
         ledger: Ledger,
         request: Request,
         current: Placement | None = None,
@@ -128,7 +128,12 @@ class KubeletEngine:
         return _Choice(self.managers, site, ledger, state, request).decide()
 
     def adopt(
-        self, machine: Machine, policy: Policy, ledger: Ledger, request: Request, mems: NodeSet | None
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        mems: NodeSet | None,
     ) -> Placement:
         """See `Engine.adopt`: booked where its spec lets it go, as far as there is room."""
         need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
@@ -139,7 +144,7 @@ class KubeletEngine:
     def returns(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
         staying: Collection[str] = (),  # noqa: ARG002 - the signature is the interface's
     ) -> tuple[Move, ...]:
@@ -149,7 +154,7 @@ class KubeletEngine:
     def opened(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Placement]:
         """See `Engine.opened`: those that kubelet does not confine have nothing on any node."""
@@ -158,13 +163,13 @@ class KubeletEngine:
     def topped_up(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: Policy,  # noqa: ARG002 - the signature is the interface's
+        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Claim]:
         """See `Engine.topped_up`: kubelet promises all or nothing."""
         return {}
 
-    def restored(self, machine: Machine, policy: Policy, ledger: Ledger) -> Ledger:
+    def restored(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
         """See `Engine.restored`."""
         return settled_by_node(machine, policy, ledger) if ledger.claimed_bytes else ledger
 
@@ -372,7 +377,7 @@ class _Resize:
         return Decision(self.request, Outcome.REFUSED, reasons=(reason,), refused_as=INFEASIBLE)
 
 
-def _aligns_devices(policy: Policy, request: Request) -> bool:
+def _aligns_devices(policy: PlacementPolicy, request: Request) -> bool:
     """Whether kubelet would align the devices of a container for which nothing else is aligned."""
     left_alone = request.opted_out or request.pinned_cpus is not None or request.pinned_mems is not None
     return bool(request.hints) and not left_alone and policy.topology is not TopologyPolicy.NONE

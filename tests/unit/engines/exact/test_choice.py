@@ -6,7 +6,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -25,7 +25,10 @@ def asking(memory_bytes: int, name: str = "c") -> Request:
 
 
 def decide(
-    hardware: Machine, request: Request, ledger: Ledger = Ledger(), policy: Policy = Policy()
+    hardware: Machine,
+    request: Request,
+    ledger: Ledger = Ledger(),
+    policy: PlacementPolicy = PlacementPolicy(),
 ) -> Decision:
     return ExactEngine().decide(hardware, policy, ledger, request)
 
@@ -57,7 +60,7 @@ def test_devices_are_near() -> None:
     decision = decide(machine(4, memory_bytes=GIB), near)
     assert (str(decision.placement.mems), won(decision)) == ("2", "devices elsewhere")
     apart = replace(near, hints=(*near.hints, DeviceHint("nic", NodeSet([3]))))
-    strict = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    strict = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
     refused = decide(machine(4, memory_bytes=GIB), apart, policy=strict)
     assert refused.explanation() == (
         "asks for 1Gi on one node under single-numa-node; its devices are not together on so few nodes"
@@ -105,7 +108,7 @@ def test_more_sets_than_can_be_enumerated() -> None:
 
 
 def test_a_width_limit_on_a_machine_with_too_many_sets() -> None:
-    hardware, restricted = machine(40, memory_bytes=GIB), Policy(topology=TopologyPolicy.RESTRICTED)
+    hardware, restricted = machine(40, memory_bytes=GIB), PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
     # Half of every second node is taken, and two of the free ones have room for 1 GiB each, but not together.
     ledger = Ledger()
     for node in range(0, 40, 2):

@@ -19,7 +19,7 @@ from bayplan.model.decision import (
     Request,
     TierWish,
 )
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import NO_SIGNAL
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
@@ -74,12 +74,12 @@ def test_only_a_container_that_cannot_use_more_than_it_claims_is_bounded() -> No
     ],
 )
 def test_who_asked_to_stay_is_not_flexible(firm: Request) -> None:
-    assert is_flexible(Policy(), SOME)
-    assert not is_flexible(Policy(), firm)
+    assert is_flexible(PlacementPolicy(), SOME)
+    assert not is_flexible(PlacementPolicy(), firm)
 
 
 def test_a_strict_policy_makes_what_it_confines_firm() -> None:
-    restricted = Policy(topology=TopologyPolicy.RESTRICTED)
+    restricted = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
     assert not is_flexible(restricted, SOME)
     assert is_flexible(restricted, BURSTABLE)
 

@@ -24,7 +24,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.placement.departures import relieved
@@ -34,14 +34,14 @@ from support.machines import container, machine, pod
 
 ENGINE: Engine = ExactEngine()
 GUARANTEED = pod("g", QosClass.GUARANTEED)
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
-SINGLE = Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+SINGLE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 
 
 class Node:
     """A machine under a policy with what was placed on it so far."""
 
-    def __init__(self, hardware: Machine, policy: Policy = Policy()) -> None:
+    def __init__(self, hardware: Machine, policy: PlacementPolicy = PlacementPolicy()) -> None:
         self.machine, self.policy, self.ledger = hardware, policy, Ledger()
 
     def place(self, container_id: str, memory_bytes: int, milli_cpus: int = 500, **spec: object) -> Decision:
@@ -153,7 +153,7 @@ def test_cpus_and_memory_come_from_the_same_node() -> None:
 
 
 def test_policy_none_places_memory_and_cpus_each_for_itself() -> None:
-    node = Node(machine(2, cpus_per_node=4), Policy(topology=TopologyPolicy.NONE))
+    node = Node(machine(2, cpus_per_node=4), PlacementPolicy(topology=TopologyPolicy.NONE))
     node.place("a", 100 * MIB, 3000)
     second = node.place("b", 100 * MIB, 2000)
     assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("0", "4-5")
@@ -175,9 +175,9 @@ def test_cpus_elsewhere_are_better_than_no_memory() -> None:
 
 
 def test_the_configured_cpus_stay_shared() -> None:
-    policy = Policy(reserved_cpus=CpuSet([3]))
+    policy = PlacementPolicy(reserved_cpus=CpuSet([3]))
     assert str(Node(machine(1), policy).place("c", MIB, 3000).placement.exclusive_cpus) == "0-2"
-    assert reserved_cpus(machine(1), Policy()) == CpuSet([0])
+    assert reserved_cpus(machine(1), PlacementPolicy()) == CpuSet([0])
 
 
 def wish(container_id: str, memory_bytes: int, nodes: str, *, required: bool = True) -> Request:
@@ -193,7 +193,7 @@ def test_sets_that_cross_are_taken_only_when_nothing_else_fits_and_are_marked() 
     assert node.mems("nested", 900 * MIB) == "0-3"
     node = Node(machine(4), RESTRICTED)
     for name, nodes, size in (("a", "0-1", 1200), ("c", "2", 200), ("d", "3", 900)):
-        node.policy = Policy()
+        node.policy = PlacementPolicy()
         node.decide(wish(name, size * MIB, nodes))
     node.policy = RESTRICTED
     crossing = node.place("e", 1100 * MIB)
@@ -354,12 +354,12 @@ def test_the_pod_scope_keeps_a_pod_together() -> None:
     assert refused.explanation().startswith(
         "asks for 900Mi with the rest of its pod on one node under restricted; node 0 holds 1Gi; 300Mi are"
     )
-    loose = engine.decide(hardware, Policy(), ledger, third)
+    loose = engine.decide(hardware, PlacementPolicy(), ledger, third)
     assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
 
 
 def test_a_resize_is_answered_as_a_new_container_would_be() -> None:
-    for policy in (Policy(), RESTRICTED):
+    for policy in (PlacementPolicy(), RESTRICTED):
         node = Node(machine(2), policy)
         node.place("neighbour", 900 * MIB)
         before = node.place("grown", 900 * MIB)
@@ -389,7 +389,7 @@ def test_a_resize_takes_more_nodes_around_those_it_has_and_a_smaller_one_none() 
 
 
 def test_cpus_go_where_memory_has_to_go() -> None:
-    for policy in (SINGLE, RESTRICTED, Policy()):
+    for policy in (SINGLE, RESTRICTED, PlacementPolicy()):
         node = Node(machine(2), policy)
         before = node.place("grown", 100 * MIB, 2000)
         node.decide(wish("neighbour", 800 * MIB, "0"))
@@ -405,7 +405,7 @@ def test_cpus_go_where_memory_has_to_go() -> None:
 
 
 def test_memory_without_cpus_beside_it_is_refused_by_strict_policies_and_else_degraded() -> None:
-    for policy in (SINGLE, Policy()):
+    for policy in (SINGLE, PlacementPolicy()):
         node = Node(machine(2), policy)
         before = node.place("grown", 100 * MIB, 2000)
         node.decide(wish("neighbour", 800 * MIB, "0"))
@@ -499,7 +499,9 @@ def test_a_refusal_is_about_a_node_that_could_hold_it() -> None:
 
 
 def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
-    node = Node(machine(4, hugepages_bytes={2 * MIB: 64 * MIB}), Policy(topology=TopologyPolicy.RESTRICTED))
+    node = Node(
+        machine(4, hugepages_bytes={2 * MIB: 64 * MIB}), PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+    )
     pages = {"hugepages-2Mi": 192 * MIB}
     first = node.decide(replace(request("first", 10 * MIB), hugepages_bytes=pages))
     assert str(first.placement.mems) == "0-2"
@@ -512,7 +514,7 @@ def test_an_explanation_is_about_as_many_nodes_as_the_policy_allows() -> None:
 
 
 def test_a_resize_that_asks_for_too_many_cpus_shares_all_of_them_as_a_new_container_would() -> None:
-    for policy in (Policy(), Policy(topology=TopologyPolicy.NONE), SINGLE):
+    for policy in (PlacementPolicy(), PlacementPolicy(topology=TopologyPolicy.NONE), SINGLE):
         node = Node(machine(2, cpus_per_node=5), policy)
         node.decide(replace(wish("there", 100 * MIB, "1"), exclusive_cpus=3))
         node.decide(replace(wish("here", 100 * MIB, "0"), exclusive_cpus=4))
@@ -548,7 +550,7 @@ def test_cpus_of_a_node_without_memory_are_taken_before_those_of_another_node() 
     far = {(0, 2): 21, (2, 0): 21, (1, 2): 31, (2, 1): 31}
     plain = machine(3, cpus_per_node=2, distances=far)
     nodes = tuple(replace(one, memory_bytes=0) if one.id == 2 else one for one in plain.nodes)
-    node = Node(Machine(nodes, plain.cpus), Policy(topology=TopologyPolicy.SINGLE_NUMA_NODE))
+    node = Node(Machine(nodes, plain.cpus), PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE))
     placed = node.decide(replace(wish("c", 100 * MIB, "0"), exclusive_cpus=3))
     assert (placed.outcome, str(placed.placement.exclusive_cpus)) == (Outcome.PLACED, "1,4-5")
 
@@ -618,7 +620,7 @@ policies = st.sampled_from(list(TopologyPolicy))
 
 @given(steps, policies)
 def test_nothing_is_promised_twice(operations: list[tuple[int, int, int]], policy: TopologyPolicy) -> None:
-    node = Node(machine(3, cpus_per_node=4, threads_per_core=2), Policy(topology=policy))
+    node = Node(machine(3, cpus_per_node=4, threads_per_core=2), PlacementPolicy(topology=policy))
     for number, quarter_gib, milli in operations:
         container_id = f"c{number}"
         if quarter_gib == 0:

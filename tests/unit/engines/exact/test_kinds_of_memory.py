@@ -19,7 +19,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node
 from bayplan.model.memory_kinds import device_nodes, usable_nodes
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -45,7 +45,9 @@ def asking(qos: QosClass, memory_bytes: int = 100 * MIB, **more: object) -> Requ
     return replace(plain, memory_limit_bytes=memory_bytes, **more)
 
 
-def decide(request: Request, policy: Policy = Policy(), ledger: Ledger = Ledger()) -> Decision:
+def decide(
+    request: Request, policy: PlacementPolicy = PlacementPolicy(), ledger: Ledger = Ledger()
+) -> Decision:
     return ExactEngine().decide(MACHINE, policy, ledger, request)
 
 
@@ -64,7 +66,7 @@ def test_whose_cpus_somebody_else_pinned_is_kept_off_it_too() -> None:
 
 
 def test_a_full_machine_does_not_overflow_into_it() -> None:
-    strict = Policy(topology=TopologyPolicy.RESTRICTED)
+    strict = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
     assert decide(asking(QosClass.GUARANTEED, 3 * GIB), strict).outcome is Outcome.REFUSED
     degraded = decide(asking(QosClass.GUARANTEED, 3 * GIB))
     assert (degraded.outcome, degraded.placement.mems) == (Outcome.DEGRADED, NodeSet([0, 1]))
@@ -112,7 +114,7 @@ requests = st.builds(
 
 @given(st.lists(requests, max_size=6), st.sampled_from(TopologyPolicy))
 def test_whatever_is_asked_the_rules_hold(asked: list[Request], topology: TopologyPolicy) -> None:
-    ledger, policy = Ledger(), Policy(topology=topology)
+    ledger, policy = Ledger(), PlacementPolicy(topology=topology)
     engine = ExactEngine()
     for number, one in enumerate(asked):
         request = replace(one, container_id=f"c{number}")

@@ -23,15 +23,15 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 from support.machines import machine
 
 LONG = 600_000
 """Steps for proofs that take longer than a decision may."""
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED)
-BEST_EFFORT = Policy()
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+BEST_EFFORT = PlacementPolicy()
 
 
 def asking(memory_bytes: int, name: str = "wide") -> Request:
@@ -60,7 +60,9 @@ def promised(
     return ledger
 
 
-def decide(hardware: Machine, ledger: Ledger, memory_bytes: int, policy: Policy = RESTRICTED) -> Decision:
+def decide(
+    hardware: Machine, ledger: Ledger, memory_bytes: int, policy: PlacementPolicy = RESTRICTED
+) -> Decision:
     return ExactEngine().decide(hardware, policy, ledger, asking(memory_bytes))
 
 

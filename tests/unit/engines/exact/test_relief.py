@@ -17,7 +17,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.placement.departures import brought_back, relieved, staying_wide
 from bayplan.quantity import GIB, MIB
@@ -32,7 +32,7 @@ class Node:
     """A machine with what was placed on it so far."""
 
     def __init__(self, hardware: Machine) -> None:
-        self.machine, self.policy, self.ledger = hardware, Policy(), Ledger()
+        self.machine, self.policy, self.ledger = hardware, PlacementPolicy(), Ledger()
 
     def decide(self, request: Request) -> Decision:
         decision = ENGINE.decide(self.machine, self.policy, self.ledger, request)

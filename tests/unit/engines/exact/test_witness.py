@@ -11,7 +11,7 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import Policy
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -20,7 +20,7 @@ from support.machines import container, machine, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 MACHINE = machine(2)
-POLICY = Policy(reserved_cpus=CpuSet([0]))
+POLICY = PlacementPolicy(reserved_cpus=CpuSet([0]))
 
 
 def placed(engine: Engine, ledger: Ledger, name: str, memory_bytes: int) -> Ledger:

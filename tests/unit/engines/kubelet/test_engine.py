@@ -25,7 +25,7 @@ from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.workload import Pod, Resources
 from bayplan.placement.reconcile import adopt
@@ -34,7 +34,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.state.codec import decode_entry, encode
 from support.machines import container, machine, pod
 
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
 SINGLE = replace(RESTRICTED, topology=TopologyPolicy.SINGLE_NUMA_NODE)
 BEST_EFFORT = replace(RESTRICTED, topology=TopologyPolicy.BEST_EFFORT)
 PAGES = "hugepages-2Mi"
@@ -44,7 +44,7 @@ class Node:
     """A machine under a policy with what was placed on it so far."""
 
     def __init__(
-        self, hardware: Machine, policy: Policy = RESTRICTED, managers: ManagerOptions | None = None
+        self, hardware: Machine, policy: PlacementPolicy = RESTRICTED, managers: ManagerOptions | None = None
     ) -> None:
         self.machine, self.policy, self.ledger = hardware, policy, Ledger()
         self.engine: Engine = KubeletEngine(managers)
@@ -317,7 +317,7 @@ def test_what_a_resized_pod_needs_is_not_known_and_so_not_kept() -> None:
     ),
 )
 def test_no_container_of_an_admitted_pod_finds_its_room_taken(
-    policy: Policy,
+    policy: PlacementPolicy,
     nodes: int,
     plans: list[tuple[bool, list[tuple[int, int]]]],
     turns: list[tuple[int, str]],
@@ -407,7 +407,7 @@ def test_another_number_of_exclusive_cpus_is_infeasible() -> None:
 class Facade:
     """The managers with their own books, as kubelet keeps them."""
 
-    def __init__(self, hardware: Machine, policy: Policy) -> None:
+    def __init__(self, hardware: Machine, policy: PlacementPolicy) -> None:
         cpus = StaticCpuPolicy(CpuTopology.of_machine(hardware), CpuOptions(), policy.reserved_cpus)
         self.engine = KubeletManagers(TopologyManager.of(hardware, policy.topology), cpus)
         self.empty = empty_nodes(hardware, policy.reserved_bytes)
@@ -502,7 +502,7 @@ def _walk(node: Node, facade: Facade | None, steps: Sequence[Step], *, whole_cpu
 
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_memory_goes_where_kubelets_own_books_would_put_it(
-    nodes: int, policy: Policy, steps: list[Step]
+    nodes: int, policy: PlacementPolicy, steps: list[Step]
 ) -> None:
     hardware = _hardware(nodes)
     node, facade = Node(hardware, policy), Facade(hardware, policy)
@@ -515,7 +515,7 @@ def test_memory_goes_where_kubelets_own_books_would_put_it(
 
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_cpus_and_memory_go_where_kubelets_own_books_would_put_them_until_somebody_leaves(
-    nodes: int, policy: Policy, steps: list[Step]
+    nodes: int, policy: PlacementPolicy, steps: list[Step]
 ) -> None:
     hardware = _hardware(nodes)
     arrivals = [step for step in steps if step[0] == "place"]
@@ -524,7 +524,7 @@ def test_cpus_and_memory_go_where_kubelets_own_books_would_put_them_until_somebo
 
 @given(st.integers(1, 4), POLICIES, STEPS)
 def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
-    nodes: int, policy: Policy, steps: list[Step]
+    nodes: int, policy: PlacementPolicy, steps: list[Step]
 ) -> None:
     hardware = _hardware(nodes)
     node = Node(hardware, policy)
@@ -540,7 +540,7 @@ def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
 
 @given(st.integers(2, 4), st.sampled_from([RESTRICTED, SINGLE]), STEPS)
 def test_where_only_kubelets_rules_refuse_the_exact_engine_does_not(
-    nodes: int, policy: Policy, steps: list[Step]
+    nodes: int, policy: PlacementPolicy, steps: list[Step]
 ) -> None:
     """That is what such a refusal says, about exactly this ledger."""
     node, exact = Node(_hardware(nodes), policy), ExactEngine()

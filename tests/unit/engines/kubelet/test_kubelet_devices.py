@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import Decision, DeviceHint, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
@@ -21,7 +21,7 @@ from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, machine, pod
 
 FOUR = machine(4, memory_bytes=GIB)
-RESTRICTED = Policy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
 SINGLE = replace(RESTRICTED, topology=TopologyPolicy.SINGLE_NUMA_NODE)
 BEST_EFFORT = replace(RESTRICTED, topology=TopologyPolicy.BEST_EFFORT)
 NONE = replace(RESTRICTED, topology=TopologyPolicy.NONE)
@@ -31,7 +31,7 @@ SHARED = DeviceHint("/dev/dm-0", NodeSet([1, 2]))
 
 
 def decide(
-    policy: Policy,
+    policy: PlacementPolicy,
     *hints: DeviceHint,
     memory_bytes: int = 100 * MIB,
     qos: QosClass = QosClass.GUARANTEED,

@@ -19,13 +19,13 @@ from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import Policy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from support.machines import container, pod
 
-POLICY = Policy(
+POLICY = PlacementPolicy(
     topology=TopologyPolicy.RESTRICTED,
     reserved_bytes={node: {"memory": 50 * MIB} for node in range(4)},
     reserved_cpus=CpuSet([0]),
