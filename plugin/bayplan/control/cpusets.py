@@ -5,10 +5,12 @@ create a container, or carry out a reply. Each look and each write is made under
 ledger of that moment: nothing that was decided earlier can follow something later, whoever else is at it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from threading import Lock
+from typing import Final
 
 from bayplan.control.expectations import Expectation, Expected, cgroup_of
 from bayplan.control.starts import Starts
@@ -21,6 +23,10 @@ from bayplan.model.origin import Form
 from bayplan.model.workload import Update
 
 logger = logging.getLogger(__name__)
+
+LOOK_PAUSE_S: Final = 0.02
+LOOKED_FOR_S: Final = 10.0
+"""A runtime makes the cgroup of a container and starts it in less, when many are made at once."""
 
 
 class Cpusets:
@@ -39,10 +45,32 @@ class Cpusets:
         self._expected = expected
         self._in_thread = in_thread
         self._lock = Lock()
+        self._all_settled = asyncio.Event()
 
     async def settle(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
         await self._in_thread(partial(self.write, container_ids, mems=mems))
+        if container_ids is None:
+            self._all_settled.set()
+
+    async def follow_starting(self) -> None:
+        """For ever: whenever the CPUs of all were compared, because somebody got some of its own, compare
+        those of containers that did not run yet again and again until they do. A runtime makes their cgroups
+        with the CPUs that it was told earlier, and has processes of its own in there before it says so."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._all_settled.wait()
+            self._all_settled.clear()
+            end_s, starting = clock() + LOOKED_FOR_S, self._starting()
+            while starting and clock() < end_s and not self._all_settled.is_set():
+                await self.settle(starting)
+                await asyncio.sleep(LOOK_PAUSE_S)
+                starting = self._starting(starting)
+
+    def _starting(self, container_ids: Collection[str] | None = None) -> list[str]:
+        """Those of them that do not run yet."""
+        expected = self._expected(container_ids)
+        return [one.container.id for one in expected if one.starting and one.cpus is not None]
 
     def write(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """Compare the CPUs of those containers, of all if none are named, with the ledger and write what

@@ -125,6 +125,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.end_on_signal(),
             daemon.reload_on_signal(read_again, notifier),
             daemon.verify_for_ever(),
+            daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
