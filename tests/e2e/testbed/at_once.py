@@ -20,20 +20,22 @@ from testbed.pods import Pod
 PROGRAM = Path(__file__).parent / "programs" / "cpu_watch.py"
 SERVICE = "cpu-watch"
 LOG = "/run/testbed/cpu-watch.log"
-RUNTIMES_OWN = re.compile(r"/(usr/s?bin/|memfd:)?(runc|crun)")
-"""The programs that an OCI runtime executes in a cgroup before it starts the container, copies of itself in
-memory or in an overlay among them; their processes have any names, such as 6 for a descriptor."""
+RUNTIMES_OWN = re.compile(r"/$|/(usr/s?bin/|memfd:)?(runc|crun)")
+"""The programs that an OCI runtime executes in a cgroup before it starts the container: itself, or a copy in
+memory, in an overlay (runc) or in a mount that is nowhere (crun, hence the mere slash). The names of their
+processes say nothing: one is called 6, after a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """For so long, in seconds of the guest's clock, a process was allowed on these CPUs. ``program`` is the
-    path of what it executes."""
+    """A process was allowed on these CPUs: by the guest's clock seen there from ``begin_s`` to ``last_s``,
+    and at ``end_s`` no more. ``program`` is the path of what it executes."""
 
     container_id: str
     program: str
     cpus: frozenset[int]
     begin_s: float
+    last_s: float
     end_s: float
 
     @property
@@ -44,11 +46,13 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A process of another container that was allowed on an owner's CPUs while that ran."""
+    """A process of another container that was allowed on an owner's CPUs while that ran, for at most
+    ``seconds``, and at least for ``seen_s``."""
 
     owner: str
     other: Allowed
     seconds: float
+    seen_s: float
 
 
 class CpuWatch:
@@ -89,21 +93,24 @@ class CpuWatch:
             own = [one for one in self._seen if one.container_id == owner and not one.starting]
             begin_s, end_s = min(one.begin_s for one in own), max(one.end_s for one in own)
             for other in self._seen:
-                seconds = min(other.end_s, end_s) - max(other.begin_s, begin_s)
+                first_s = max(other.begin_s, begin_s)
+                seconds = min(other.end_s, end_s) - first_s
+                seen_s = max(0.0, min(other.last_s, end_s) - first_s)
                 if other.container_id not in counted - {owner}:
                     continue
                 if seconds > 0 and other.cpus & frozenset(cpus):
-                    found.append(Overlap(owner, other, seconds))
+                    found.append(Overlap(owner, other, seconds, seen_s))
         return found
 
     def measured(self, overlaps: Iterable[Overlap]) -> str:
         """For people: for how long each container was there before its start, and how often was looked."""
-        longest_ms: dict[str, int] = {}
+        found: dict[str, tuple[float, float]] = {}
         for one in overlaps:
             if one.other.starting:
                 key = f"{one.other.container_id[:6]} {one.other.program}"
-                longest_ms[key] = max(longest_ms.get(key, 0), round(one.seconds * 1000))
-        return f"before their start, in ms: {longest_ms or 'none'}; looks: {self._looks}"
+                found[key] = max(found.get(key, (0.0, 0.0)), (one.seconds, one.seen_s))
+        texts = [f"{key} seen for {seen:.3f}, at most {most:.3f}" for key, (most, seen) in found.items()]
+        return f"before their start, in s: {texts or 'none'}; looks: {self._looks}"
 
 
 def _intervals(log: str) -> list[Allowed]:
@@ -114,19 +121,21 @@ def _intervals(log: str) -> list[Allowed]:
     for line in log.split("\n")[:-1]:
         if line.startswith("{"):
             break
-        now_s, pid, container_id, program, cpus = json.loads(line)
+        before_s, now_s, pid, container_id, program, cpus = json.loads(line)
         if pid in open_since:
             begin_s, *was = open_since.pop(pid)
-            seen.append(_allowed(*was, begin_s, now_s))
+            seen.append(_allowed(*was, begin_s, max(begin_s, before_s), now_s))
         if cpus:
             open_since[pid] = (now_s, container_id, program, cpus)
     for begin_s, *was in open_since.values():
-        seen.append(_allowed(*was, begin_s, now_s))
+        seen.append(_allowed(*was, begin_s, now_s, now_s))
     return seen
 
 
-def _allowed(container_id: str, program: str, cpus: str, begin_s: float, end_s: float) -> Allowed:
-    return Allowed(container_id, program, frozenset(parse_ids(cpus)), begin_s, end_s)
+def _allowed(
+    container_id: str, program: str, cpus: str, begin_s: float, last_s: float, end_s: float
+) -> Allowed:
+    return Allowed(container_id, program, frozenset(parse_ids(cpus)), begin_s, last_s, end_s)
 
 
 def run_sandboxes(node: Node, pods: Sequence[Pod], *, handler: str = "") -> list[str]:

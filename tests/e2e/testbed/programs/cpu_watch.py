@@ -1,9 +1,9 @@
 """Sent to the guest and run there: says on which CPUs the processes of containers may run, at each change.
 
-One JSON array per line: seconds of the monotonic clock, process id, the container's id, the path of the
-process's program, the list of CPUs. A process that is gone has an empty list; at SIGTERM, after a last look,
-all have. The last line is an object: how many looks there were, and the median and the longest time between
-two. Standard library only.
+One JSON array per line: seconds of the monotonic clock at the look before and at this one, process id, the
+container's id, the path of the process's program, the list of CPUs. A process that is gone has an empty list;
+at SIGTERM, after a last look, all have. The last line is an object: how many looks there were, and the median
+and the longest time between two. Standard library only.
 """
 # ruff: noqa: PTH115, PTH123, PTH208 - as little as possible is imported in the guest
 
@@ -64,12 +64,13 @@ def main():
     while not ended:
         ended = bool(asked_to_end)
         now, found = time.monotonic(), look(left_out)
+        before = looks_at[-1] if looks_at else now
         looks_at.append(now)
         for pid, said in found.items():
             if last.get(pid) != said:
-                print(json.dumps([now, pid, *said]), flush=True)
+                print(json.dumps([before, now, pid, *said]), flush=True)
         for pid in last if ended else last.keys() - found.keys():
-            print(json.dumps([now, pid, *last[pid][:2], ""]), flush=True)
+            print(json.dumps([before, now, pid, *last[pid][:2], ""]), flush=True)
         last = found
         time.sleep(0.001)
     between = [after - before for before, after in itertools.pairwise(looks_at)] or [0.0]
