@@ -29,6 +29,7 @@ HARDWARE = ("-accel", "kvm", "-cpu", "host")
 ROOT_BUS = "bus=pcie.0"
 # numa_balancing moves pages between allowed nodes: what memory.numa_stat says would depend on the hour.
 # Without tsc=reliable the kernel reads the time from an emulated timer, several thousand times dearer.
+# Without no_timer_check it looks whether timer interrupts come, and panics where a busy machine delays them.
 KERNEL_WORDS = (
     "console=ttyS0",
     "panic=-1",
@@ -38,6 +39,7 @@ KERNEL_WORDS = (
     "random.trust_cpu=on",
     "numa_balancing=disable",
     "tsc=reliable",
+    "no_timer_check",
     "init_on_alloc=0",
     "cgroup_no_v1=all",
 )
