@@ -131,7 +131,7 @@ class World:
         for key, entry in ledger.entries.items():
             wanted = cpus_for(entry.decision, ledger.shared_cpus(MACHINE))
             assert CpuSet.parse(self.runtime.containers[key].linux.resources.cpu.cpus) == wanted, self.said
-            assert entry.told_cpus == wanted, self.said
+            assert entry.notified_cpus == wanted, self.said
             if key in self.running:
                 assert self.tree.cpus(key) == wanted, (key, "; ".join(self.said))
         for _ in range(2):
@@ -188,7 +188,7 @@ async def test_an_event_that_is_missed_is_made_up_for(tmp_path: Path, flavor: Fl
     world, shared = World(flavor, tmp_path), sharer("s")
 
     class Failing:
-        async def settle(self, *_, **__):
+        async def sync(self, *_, **__):
             raise OSError
 
     async with world.daemon(tmp_path) as around:

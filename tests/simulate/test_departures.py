@@ -84,7 +84,7 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
         session = Session(handler, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)
         tasks = [
             asyncio.create_task(session.run()),
-            asyncio.create_task(narrowing.follow(one.room_due, pause_s=0)),
+            asyncio.create_task(narrowing.follow(one.narrowing_due, pause_s=0)),
         ]
         try:
             await runtime.synchronized()

@@ -73,7 +73,7 @@ async def daemon(runtime, directory, engine=None):
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=unused,
-        settle_cpusets=no_kernel,
+        sync_cpusets=no_kernel,
         verify_soon=lambda: None,
         devices=search,
     )
@@ -137,7 +137,7 @@ async def test_the_default_engine_goes_where_the_devices_are(tmp_path):
         with pytest.raises(OperationError) as caught:
             await place(runtime, pod_with("apart", NAMESPACE), disk=True)
         assert "its devices: /dev/disk on node 2; net/eth0 on node 3" in str(caught.value)
-        controller.soon(lambda turn: turn.accept(policy=BEST_EFFORT))
+        controller.schedule(lambda turn: turn.accept(policy=BEST_EFFORT))
         apart = pod_with("apart", NAMESPACE)
         mems = await place(runtime, apart, disk=True)
         assert mems in {"2", "3"}

@@ -83,7 +83,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=nothing,
-        settle_cpusets=no_kernel,
+        sync_cpusets=no_kernel,
         verify_soon=lambda: None,
     )
     await controller.restore()
@@ -112,7 +112,7 @@ def promised(controller: Controller) -> Promises:
             "claim": entry.decision.placement.claim,
             "home": entry.decision.placement.home,
             "overlapping": entry.decision.placement.overlapping,
-            "told": entry.told_cpus,
+            "told": entry.notified_cpus,
             "oom group": entry.oom_group,
             "ended": entry.ended,
         }
@@ -191,7 +191,7 @@ async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> Non
     async with daemon(runtime, tmp_path / "state") as controller:
         assert promised(controller) == before
         assert specs(runtime) == told
-        assert controller.residents.found == {}
+        assert controller.known.unmanaged == {}
         assert controller.counters["recovered_containers"] == 20
         await runtime.create_container(OWNER, guaranteed("later", 2, 100 * MIB))
         taken = [entry.decision.placement.exclusive_cpus for entry in controller.ledger.entries.values()]
@@ -252,7 +252,7 @@ async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_p
         entries = controller.ledger.entries
         owners = [key for key, one in entries.items() if one.decision.placement.exclusive_cpus]
         assert owners == [f"{OWNER.id}-real"]
-        assert set(controller.residents.found) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
+        assert set(controller.known.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
         for name in ("copied", "forged"):
             resources = runtime.containers[f"{OWNER.id}-{name}"].linux.resources
             assert resources.cpu.cpus == str(controller.ledger.shared_cpus(MACHINE))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import UnavailableError
-from bayplan.oci.stale_entries import Residue
+from bayplan.oci.stale_entries import StaleEntries
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here
@@ -72,11 +72,11 @@ def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: i
     async def scenario() -> None:
         async with desk(tmp_path) as one:
             controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
-            residue = Residue(controller, one.node.hierarchy, here, one.desk.release, nobody)
+            stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.desk.release, nobody)
             for number in range(STARTS):
                 await runtime.start(number)
             await one.quiet()
-            await residue.look()
+            await stale_entries.look()
 
             assert set(one.entries) == set(runtime.alive)
             shared = controller.ledger.shared_cpus(controller.machine)

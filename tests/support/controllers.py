@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bayplan.control.controller import Controller, DecideApart
+from bayplan.control.controller import Controller, DecideInThread
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
@@ -49,12 +49,12 @@ class Controlled:
         cgroup_v2: bool,
         clock: Clock | None = None,
         engine: Engine | None = None,
-        decide_apart: DecideApart | None = None,
+        decide_in_thread: DecideInThread | None = None,
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
         self.cpusets: Cpusets | None = None
-        self.room_due = asyncio.Event()
+        self.narrowing_due = asyncio.Event()
         self.controller = Controller(
             on,
             policy,
@@ -62,11 +62,11 @@ class Controlled:
             recorder,
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,
-            settle_cpusets=self.settle_cpusets,
+            sync_cpusets=self.sync_cpusets,
             verify_soon=self.verify_soon,
-            room_soon=self.room_due.set,
+            capacity_freed=self.narrowing_due.set,
             clock=clock,
-            decide_apart=decide_apart,
+            decide_in_thread=decide_in_thread,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
@@ -80,16 +80,14 @@ class Controlled:
         ledger: Ledger | None = None,
     ) -> None:
         """Change what the controller decides by."""
-        self.controller.soon(
+        self.controller.schedule(
             lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
         )
 
-    async def settle_cpusets(
-        self, container_ids: Collection[str] | None = None, *, mems: bool = False
-    ) -> None:
+    async def sync_cpusets(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """Do so on the kernel, if there is one."""
         if self.cpusets is not None:
-            await self.cpusets.settle(container_ids, mems=mems)
+            await self.cpusets.sync(container_ids, mems=mems)
 
     def verify_soon(self) -> None:
         """Count it."""
@@ -155,7 +153,7 @@ async def controlled(
     cgroup_v2: bool = True,
     clock: Clock | None = None,
     engine: Engine | None = None,
-    decide_apart: DecideApart | None = None,
+    decide_in_thread: DecideInThread | None = None,
 ) -> AsyncIterator[Controlled]:
     """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
     recorder = await Recorder.open(partial(Store.open, directory))
@@ -167,7 +165,7 @@ async def controlled(
             cgroup_v2=cgroup_v2,
             clock=clock,
             engine=engine,
-            decide_apart=decide_apart,
+            decide_in_thread=decide_in_thread,
         )
         await made.controller.restore()
         if nri is not None:

@@ -66,9 +66,9 @@ class Desk:
         return (self.path.parent / f"{self.path.name}.starts" / container_id).exists()
 
     @property
-    def turn(self) -> AbstractAsyncContextManager[Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """The turn at the controller."""
-        return self.around.controller.turn()
+        return self.around.controller.transaction()
 
     @property
     def entries(self) -> dict[str, Entry]:

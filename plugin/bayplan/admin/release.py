@@ -38,7 +38,7 @@ def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread)
 
     async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
         dry_run = request.get("dryRun") is not False
-        async with controller.turn() as transaction:
+        async with controller.transaction() as transaction:
             ledger = transaction.basis.ledger
             wanted = _wanted(ledger.entries.values())
             if not dry_run:
@@ -47,7 +47,7 @@ def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread)
                 transaction.accept(ledger=ledger)
         outcomes: dict[str, str] = {}
         if not dry_run:
-            await controller.written()
+            await controller.wait_written()
             outcomes = await in_thread(partial(give_back, hierarchy, wanted))
             logger.warning("every container was given back", extra={"containers": len(wanted)})
         return _view(wanted, outcomes, dry_run=dry_run, running=True)
@@ -73,7 +73,7 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
             wanted = _wanted(entries.values())
             outcomes: dict[str, str] = {}
             if not dry_run and wanted:
-                store.commit(Step.of((), told=[given_back(entries[one.container_id]) for one in wanted]))
+                store.commit(Step.of((), unlisted=[given_back(entries[one.container_id]) for one in wanted]))
                 outcomes = give_back(hierarchy or Hierarchy.detect(), wanted)
         finally:
             store.close()

@@ -32,7 +32,7 @@ def snapshot_of(
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
     so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
     *live* is what was seen last of the nodes' memory."""
-    residents, runtime = controller.residents, controller.runtime
+    known, runtime = controller.known, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
         started_us=started_us,
@@ -46,9 +46,9 @@ def snapshot_of(
             runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
         ),
         counters=dict(controller.counters),
-        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(residents.found.items())),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(known.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
-        oom_score_adj=dict(residents.oom_score_adj),
+        oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=kernel_oom_score_adj,
         problems=tuple(_problems(controller, notices)),
         reservations=reservations,
@@ -60,7 +60,7 @@ def kernel_oom_score_adj(controller: Controller, root: Path) -> dict[str, int]:
     """The oom_score_adj that the kernel has for the first process of each container, as far as that is known
     and still there. Two small files each."""
     found = {}
-    for container in controller.residents.containers.values():
+    for container in controller.known.containers.values():
         try:
             value = (
                 proc.oom_score_adj_within(container.pid, container.id, root) if container.pid > 1 else None
@@ -79,4 +79,4 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     yield from notices
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
-    yield from sentences(decided, controller.journal.pins.configured)
+    yield from sentences(decided, controller.decision_log.pins.configured)

@@ -154,7 +154,7 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
     if snapshot.engine != KubeletEngine.name:
         return []
-    entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.between.values())
+    entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.retained.values())
     requests = (entry.decision.request for entry in entries)
     names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}
     return [

@@ -16,11 +16,11 @@ from typing import Final, NoReturn, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.expectations import Expectation, expectations
-from bayplan.control.journal import Journal
-from bayplan.control.known_containers import Residents, without_cpus
-from bayplan.control.notified import KNOWN_SINCE, SettleCpusets, Told
+from bayplan.control.known_containers import KnownContainers, without_cpus
+from bayplan.control.notified import KNOWN_SINCE, Notifications, SyncCpusets
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Basis, Transaction, Transactions
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
@@ -81,7 +81,7 @@ _FEW_NODES: Final = 8
 Answer = TypeVar("Answer", bound=Decision | None)
 
 
-class DecideApart(Protocol):
+class DecideInThread(Protocol):
     """Has something done in a thread for decisions."""
 
     def __call__(self, work: Callable[[], Answer], /) -> Awaitable[Answer]:
@@ -100,33 +100,33 @@ class Controller:
         *,
         cgroup_v2: bool,
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
-        settle_cpusets: SettleCpusets,
+        sync_cpusets: SyncCpusets,
         verify_soon: Callable[[], None],
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
-        room_soon: Callable[[], None] = lambda: None,
+        capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
-        decide_apart: DecideApart | None = None,
+        decide_in_thread: DecideInThread | None = None,
     ) -> None:
         self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
-        self.residents = Residents()
+        self.known = KnownContainers()
         self.runtime: Runtime | None = None
         self.counters: Counter[str] = Counter()
-        self.journal = Journal(self.counters)
+        self.decision_log = DecisionLog(self.counters)
         self.recorder = recorder
         self._cgroup_v2 = cgroup_v2
         self._write_oom_score_adj = write_oom_score_adj
-        self._settle_cpusets = settle_cpusets
+        self._sync_cpusets = sync_cpusets
         self._verify_soon = verify_soon
-        self.room_soon = room_soon
+        self.capacity_freed = capacity_freed
         """To be called when there may be room for those who lack some, or had to become wider."""
         self.before_promises: Callable[[], Awaitable[None]] = _at_once
         """Awaited in the turn in which a runtime listed what runs, before anything is promised."""
-        self.told = Told()
+        self.notifications = Notifications()
         self._weighted_interleave = weighted_interleave
         self._devices = devices
-        self._decide_apart = decide_apart
-        self._engine_apart: tuple[Engine, Engine] | None = None
+        self._decide_in_thread = decide_in_thread
+        self._thread_engine: tuple[Engine, Engine] | None = None
         """The engine, and the one that answers for it in the other thread."""
         self._stopped_pods: set[str] = set()
         self._missed_ends: set[str] = set()
@@ -157,26 +157,26 @@ class Controller:
         """What is promised."""
         return self.basis.ledger
 
-    def turn(self) -> AbstractAsyncContextManager[Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Everything that reads, decides and changes does so within one turn."""
-        return self._transactions.turn()
+        return self._transactions.transaction()
 
-    def soon(self, change: Callable[[Transaction], None]) -> None:
+    def schedule(self, change: Callable[[Transaction], None]) -> None:
         """Make a *change* that cannot wait by itself: now, or at the end of the present turn."""
-        self._transactions.soon(change)
+        self._transactions.schedule(change)
 
-    async def written(self) -> None:
+    async def wait_written(self) -> None:
         """Wait until what has happened is on the disk, or could not be recorded for now."""
-        await self._transactions.written()
+        await self._transactions.wait_written()
 
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         await self._transactions.restore()
-        self.residents.see_recorded(self.ledger.entries)
+        self.known.add_recorded(self.ledger.entries)
 
     def take_engine(self, engine: Engine) -> None:
         """Decide by *engine* from the next turn on; what was promised stays promised."""
-        self.soon(lambda transaction: transaction.accept(engine=engine))
+        self.schedule(lambda transaction: transaction.accept(engine=engine))
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -194,10 +194,10 @@ class Controller:
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """Make ledger and runtime agree on what exists."""
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             updates = self._synchronize(transaction, pods, containers)
             await self.before_promises()
-        await self.written()
+        await self.wait_written()
         return updates
 
     def _synchronize(
@@ -211,24 +211,27 @@ class Controller:
             basis.engine,
             basis.ledger,
             by_id,
-            [one if one.id in basis.ledger.entries else self.residents.as_chosen(one) for one in containers],
+            [
+                one if one.id in basis.ledger.entries else self.known.without_default_cpus(one)
+                for one in containers
+            ],
             carried=entries_in(one for one in containers if one.id not in basis.ledger.entries),
-            kubelet_pins_cpus=self.journal.pins.kubelet_pins_cpus(basis.ledger),
+            kubelet_pins_cpus=self.decision_log.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, alone=True)
-        self.told.synchronized(containers, result.updates)
-        self.room_soon()
+        self.notifications.synchronized(containers, result.updates)
+        self.capacity_freed()
         found = {entry.container_id: entry.decision.request.name for entry in result.found}
-        kept = {key: name for key, name in self.residents.found.items() if key in result.ledger.entries}
-        self.residents = Residents(found=kept | found)
+        kept = {key: name for key, name in self.known.unmanaged.items() if key in result.ledger.entries}
+        self.known = KnownContainers(unmanaged=kept | found)
         for container in containers:
-            self.residents.see(by_id.get(container.pod_id, Pod(container.pod_id)), container)
-        self.residents.see_recorded(self.ledger.entries, seen={container.id for container in containers})
+            self.known.add(by_id.get(container.pod_id, Pod(container.pod_id)), container)
+        self.known.add_recorded(self.ledger.entries, seen={container.id for container in containers})
         self._stopped_pods &= by_id.keys()
         self._missed_ends.clear()
         if self._devices is not None:
             self._devices.keep(by_id)
-        self.journal.synchronized(result)
+        self.decision_log.synchronized(result)
         return result.updates
 
     async def create_container(
@@ -239,7 +242,7 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow any placement that is left.
         """
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             return await self.place(transaction, pod, container, origin)
 
     async def place(
@@ -268,12 +271,12 @@ class Controller:
         after, replied = base.moved(decision.moves).with_entry(entry), origin is None
         updates = await self._commit(transaction, after, container.id, decision.moves, replied=replied)
         if replied:
-            self.told.decided(container.id)
-        self.residents.see(pod, container)
-        self.residents.found.pop(container.id, None)
-        self.journal.decided("placed", decision)
+            self.notifications.decided(container.id)
+        self.known.add(pod, container)
+        self.known.unmanaged.pop(container.id, None)
+        self.decision_log.decided("placed", decision)
         if adjustment.oom_score_adj is not None:
-            self.residents.oom_score_adj[container.id] = adjustment.oom_score_adj
+            self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
         if origin is None and not decision.request.opted_out:
             adjustment = replace(adjustment, annotations=annotations_of(entry, time.time_ns() // 1000))
         return adjustment, updates
@@ -286,13 +289,13 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow the changed request.
         """
-        self.told.heard(Event.UPDATE_CONTAINER, container.id)
+        self.notifications.heard(Event.UPDATE_CONTAINER, container.id)
         before = self.ledger.exclusive_cpus
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             updates = await self.change(transaction, pod, container, resources)
         if not self.ledger.exclusive_cpus <= before:
             # It runs already: others must have left before it has them to itself.
-            await self._settle_cpusets()
+            await self._sync_cpusets()
         return updates
 
     async def change(
@@ -318,13 +321,13 @@ class Controller:
         after = base.moved(decision.moves).with_entry(changed)
         replied = entry.origin is None
         updates = await self._commit(transaction, after, container.id, decision.moves, replied=replied)
-        self.residents.see(pod, container)
-        self.journal.decided("placed again", decision)
-        self.room_soon()
+        self.known.add(pod, container)
+        self.decision_log.decided("placed again", decision)
+        self.capacity_freed()
         mems = decision.placement.mems
         own = next((one for one in updates if one.container_id == container.id), Update(container.id))
         if replied:
-            self.told.answering(own)
+            self.notifications.answering(own)
         if mems is None or mems == old.placement.mems:
             return updates
         others = [one for one in updates if one.container_id != container.id]
@@ -332,17 +335,17 @@ class Controller:
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002 - the signature is the interface's
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             updates = self.release(transaction, container.id, replied=True)
-        await self.written()
+        await self.wait_written()
         return updates
 
     def release(
         self, transaction: Transaction, container_id: str, *, replied: bool = False
     ) -> Sequence[Update]:
         """`stop_container`, in a turn. *replied*: the updates go to the runtime, which waits for them."""
-        self.residents.drop(container_id)
-        self.told.gone(container_id)
+        self.known.forget(container_id)
+        self.notifications.gone(container_id)
         machine, policy, engine, ledger = transaction.basis
         entry = ledger.entries.get(container_id)
         if entry is None:
@@ -353,8 +356,8 @@ class Controller:
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self._stopped_pods)
         left, _ = topped_up(machine, policy, engine, left)
         updates = self._accept(transaction, left, replied=replied)
-        self.journal.released(entry.decision.request.name, container_id)
-        self.room_soon()
+        self.decision_log.released(entry.decision.request.name, container_id)
+        self.capacity_freed()
         return updates
 
     def enter(
@@ -369,16 +372,16 @@ class Controller:
         """Enter a container that exists without a decision of ours, as it is; for *origin* and *replied* see
         above."""
         machine, policy, engine, ledger = transaction.basis
-        chosen = self.residents.as_chosen(container)
+        chosen = self.known.without_default_cpus(container)
         entry = adopt(machine, policy, engine, ledger, pod, chosen)
         if entry.decision.request.pinned_cpus is not None and _has_ours(container):
             # What it was given while it was being created has gone to others since.
             entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
-        entry = replace(entry, told_cpus=container.resources.cpuset_cpus, origin=origin)
+        entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
         updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
-        self.residents.see(pod, container)
-        self.residents.found[container.id] = entry.decision.request.name
-        self.journal.found(entry.decision)
+        self.known.add(pod, container)
+        self.known.unmanaged[container.id] = entry.decision.request.name
+        self.decision_log.found(entry.decision)
         return updates
 
     def wanted(self, entry: Entry) -> Adjustment:
@@ -387,24 +390,23 @@ class Controller:
 
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """What the kernel should have now of those containers, of all if none are named. Threads may ask."""
-        basis, residents = self.basis, self.residents
-        known = residents.containers
+        basis, known = self.basis, self.known.containers
         containers = (
             list(known.values())
             if container_ids is None
             else [known[key] for key in container_ids if key in known]
         )
-        withheld, stages = basis.policy.withheld_cpus, self.told.stages
-        return expectations(basis.machine, withheld, basis.ledger, residents.pods, containers, stages)
+        withheld, stages = basis.policy.withheld_cpus, self.notifications.stages
+        return expectations(basis.machine, withheld, basis.ledger, self.known.pods, containers, stages)
 
     def amend(self, transaction: Transaction, entry: Entry) -> None:
         """Note what became known of a container that came without NRI; its promises stay the same."""
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
-        self.residents.see_recorded({entry.container_id: entry})
+        self.known.add_recorded({entry.container_id: entry})
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. No update can be sent from here; what is due is written to the kernel."""
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             if container is None:
                 self._pod_changed(transaction, event, pod)
             elif event is Event.REMOVE_CONTAINER:
@@ -416,22 +418,22 @@ class Controller:
                 self._updated(transaction, container.id)
             elif event in KNOWN_SINCE:
                 self._seen(transaction, event, pod, container)
-        await self.written()
+        await self.wait_written()
         if container is None:
             return
         if event is Event.START_CONTAINER:
             await self._set_oom_score_adj(pod, container)
         if event in KNOWN_SINCE or event is Event.POST_UPDATE_CONTAINER:
             if event is Event.START_CONTAINER:
-                await self.settle_start(container.id)
+                await self.sync_before_start(container.id)
             else:
-                await self._settle_cpusets((container.id,), mems=True)
+                await self._sync_cpusets((container.id,), mems=True)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
         free = not opted_out and container.resources.cpuset_cpus is None
-        return self.residents.default(container, self.basis.shared_cpus) if free else Adjustment()
+        return self.known.default_adjustment(container, self.basis.shared_cpus) if free else Adjustment()
 
     def missed(
         self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
@@ -443,27 +445,27 @@ class Controller:
         """
         self.counters["missed"] += 1
         logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
-        self.told.heard(event, container_id)
+        self.notifications.heard(event, container_id)
         if event in (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
             self._missed_ends.add(container_id)
         if event in _REPLIES:
-            self.soon(lambda transaction: self._undo(transaction, event, container_id))
+            self.schedule(lambda transaction: self._undo(transaction, event, container_id))
         elif container_id:
-            self.soon(lambda transaction: self._missed_news(transaction, event, news))
+            self.schedule(lambda transaction: self._missed_news(transaction, event, news))
             self._verify_soon()
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
         ledger = transaction.basis.ledger
-        entry, lost = ledger.entries.get(container_id), self.told.lost_reply()
-        ledger = ledger.telling({key: None for key in lost if key in ledger.entries})
+        entry, lost = ledger.entries.get(container_id), self.notifications.lost_reply()
+        ledger = ledger.with_notified_cpus({key: None for key in lost if key in ledger.entries})
         # Unless it was decided since, on another way.
         decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin is None)
         if event is Event.STOP_CONTAINER:
-            self.residents.drop(container_id)
+            self.known.forget(container_id)
         if event is Event.STOP_CONTAINER or decided:
-            self.told.gone(container_id)
+            self.notifications.gone(container_id)
             ledger = ledger.without(container_id)
-            self.room_soon()
+            self.capacity_freed()
         transaction.accept(ledger=ledger)
         # The answer may have been for others too.
         self._verify_soon()
@@ -471,11 +473,11 @@ class Controller:
     async def _decided(self, basis: Basis, decide: Callable[[Engine], Answer]) -> Answer:
         """What *decide* says by the engine: on machines of many nodes in another thread, so that the timer
         that answers by default runs meanwhile. As it has the turn, the basis stays as it is."""
-        if self._decide_apart is None or len(basis.machine.nodes) <= _FEW_NODES:
+        if self._decide_in_thread is None or len(basis.machine.nodes) <= _FEW_NODES:
             return decide(basis.engine)
-        if self._engine_apart is None or self._engine_apart[0] is not basis.engine:
-            self._engine_apart = basis.engine, basis.engine.another()
-        return await self._decide_apart(partial(decide, self._engine_apart[1]))
+        if self._thread_engine is None or self._thread_engine[0] is not basis.engine:
+            self._thread_engine = basis.engine, basis.engine.another()
+        return await self._decide_in_thread(partial(decide, self._thread_engine[1]))
 
     def _missed_news(
         self, transaction: Transaction, event: Event, news: tuple[Pod, Container] | None
@@ -502,7 +504,7 @@ class Controller:
             self._devices.pod_started(pod)
         if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
             self._stopped_pods.add(pod.id)
-            transaction.accept(ledger=transaction.basis.ledger.without_pod_between(pod.id))
+            transaction.accept(ledger=transaction.basis.ledger.without_retained(pod.id))
         if event is not Event.REMOVE_POD_SANDBOX:
             return
         if self._devices is not None:
@@ -517,8 +519,8 @@ class Controller:
 
     def _seen(self, transaction: Transaction, event: Event, pod: Pod, container: Container) -> None:
         """The runtime knows a container: it was created, is about to start, or has started."""
-        self.residents.see(pod, container)
-        self.told.heard(event, container.id)
+        self.known.add(pod, container)
+        self.notifications.heard(event, container.id)
         if container.id not in transaction.basis.ledger.entries:
             self.enter(transaction, pod, container)
             self._verify_soon()
@@ -526,21 +528,21 @@ class Controller:
     def _updated(self, transaction: Transaction, container_id: str) -> None:
         """The runtime has carried out the answer to an update of the container itself, perhaps after what it
         was told of it since."""
-        cpus, ledger = self.told.carried_out(container_id), transaction.basis.ledger
+        cpus, ledger = self.notifications.carried_out(container_id), transaction.basis.ledger
         if cpus is not None and container_id in ledger.entries:
-            transaction.accept(ledger=ledger.telling({container_id: cpus}))
+            transaction.accept(ledger=ledger.with_notified_cpus({container_id: cpus}))
 
-    async def settle_start(self, container_id: str) -> None:
+    async def sync_before_start(self, container_id: str) -> None:
         """Have the kernel's cpusets right for a container that has its cgroup, before its first instruction.
 
         What was decided since its creation did not reach it: containerd does not change the cgroup of a
         container that does not run yet, and nobody changes a spec that was rewritten. Nor does the owner of
         CPUs start before all others have left them.
         """
-        await self._settle_cpusets((container_id,), mems=True)
+        await self._sync_cpusets((container_id,), mems=True)
         entry = self.ledger.entries.get(container_id)
         if entry is not None and entry.decision.placement.exclusive_cpus:
-            await self._settle_cpusets()
+            await self._sync_cpusets()
 
     async def _set_oom_score_adj(self, pod: Pod, container: Container) -> None:
         """Set what the runtime could not be told. Who was found running is left alone."""
@@ -550,7 +552,7 @@ class Controller:
         wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
         if wanted is not None and self.policy.set_oom_score_adj:
             await self._write_oom_score_adj(pod, container, wanted)
-            self.residents.oom_score_adj[container.id] = wanted
+            self.known.oom_score_adj[container.id] = wanted
 
     async def _commit(
         self,
@@ -564,11 +566,11 @@ class Controller:
         """Record *ledger* and make it current; the updates that it makes due. *decided* is the id of the
         container that was decided about, *moves* what that does to others. *replied*: they go to the runtime.
         """
-        ledger, updates, nodes_due = self._telling(transaction.basis, ledger, moves, replied=replied)
+        ledger, updates, nodes_due = self._with_updates(transaction.basis, ledger, moves, replied=replied)
         await transaction.commit(ledger, decided)
-        self.told.telling(updates, nodes_due, replied=replied)
+        self.notifications.sent(updates, nodes_due, replied=replied)
         for one in moves:
-            self.journal.moved(one)
+            self.decision_log.moved(one)
         return updates
 
     def _accept(
@@ -576,22 +578,22 @@ class Controller:
     ) -> Sequence[Update]:
         """Make *ledger* current, which says what has happened; the updates that it makes due. *replied*: they
         go to the runtime."""
-        ledger, updates, nodes_due = self._telling(transaction.basis, ledger, replied=replied)
+        ledger, updates, nodes_due = self._with_updates(transaction.basis, ledger, replied=replied)
         transaction.accept(ledger=ledger, decided=decided)
-        self.told.telling(updates, nodes_due, replied=replied)
+        self.notifications.sent(updates, nodes_due, replied=replied)
         return updates
 
-    def _telling(
+    def _with_updates(
         self, basis: Basis, ledger: Ledger, moves: Collection[Move] = (), *, replied: bool
     ) -> tuple[Ledger, Sequence[Update], set[str]]:
         """How *ledger* is once the updates are told that it makes due; these, all of them if they are not for
         a reply; and who is still to be told of its nodes. What the runtime cannot take stays due."""
         pool = shared_pool_updates(ledger, basis.machine, basis.policy.withheld_cpus)
-        nodes = {move.container_id for move in moves} | self.told.nodes_due
+        nodes = {move.container_id for move in moves} | self.notifications.nodes_due
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
-        lost = self.told.unreachable(ledger, updates, replied=replied)
+        lost = self.notifications.unreachable(ledger, updates, replied=replied)
         # The kernel has it from us: who could not be told is due also if what it was told last becomes right.
-        ledger = ledger.telling(
+        ledger = ledger.with_notified_cpus(
             {one.container_id: None if one.container_id in lost else one.cpuset_cpus for one in pool}
         )
         reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
@@ -599,7 +601,7 @@ class Controller:
 
     def _refuse(self, decision: Decision) -> NoReturn:
         self.recorder.refused(decision)
-        self.journal.decided("refused", decision)
+        self.decision_log.decided("refused", decision)
         raise refusal(decision)
 
     def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
@@ -622,4 +624,4 @@ async def _at_once() -> None:
 def _has_ours(container: Container) -> bool:
     """Whether the CPUs of *container* are those that a decision of ours, written into it, gave to it."""
     carried = entries_in([container]).get(container.id)
-    return carried is not None and carried.told_cpus == container.resources.cpuset_cpus
+    return carried is not None and carried.notified_cpus == container.resources.cpuset_cpus

@@ -47,7 +47,7 @@ class Cpusets:
         self._lock = Lock()
         self._all_settled = asyncio.Event()
 
-    async def settle(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+    async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
         await self._in_thread(partial(self.write, container_ids, mems=mems))
         if container_ids is None:

@@ -12,21 +12,21 @@ from bayplan.model.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet
 
 
-class Residents(Struct):
+class KnownContainers(Struct):
     """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
 
-    ``found`` maps the ids of containers that were created without a decision to their names,
+    ``unmanaged`` maps the ids of containers that were created without a decision to their names,
     ``oom_score_adj`` ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
     runtime was told by default, when there was no time for a decision.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
-    found: dict[str, str] = field(default_factory=dict)
+    unmanaged: dict[str, str] = field(default_factory=dict)
     oom_score_adj: dict[str, int] = field(default_factory=dict)
     defaulted: dict[str, CpuSet] = field(default_factory=dict)
 
-    def see(self, pod: Pod, container: Container) -> None:
+    def add(self, pod: Pod, container: Container) -> None:
         """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
         self.pods[pod.id] = pod
         self.containers[container.id] = container
@@ -34,7 +34,7 @@ class Residents(Struct):
         if carried is not None:
             self.oom_score_adj[container.id] = carried
 
-    def as_chosen(self, container: Container) -> Container:
+    def without_default_cpus(self, container: Container) -> Container:
         """*container* without CPUs that nobody chose: the runtime was told so by default, by us, or by an
         earlier life of ours that left a note."""
         cpus = container.resources.cpuset_cpus
@@ -42,26 +42,26 @@ class Residents(Struct):
         ours = cpus is not None and (noted or cpus == self.defaulted.get(container.id))
         return without_cpus(container) if ours else container
 
-    def default(self, container: Container, cpus: CpuSet) -> Adjustment:
+    def default_adjustment(self, container: Container, cpus: CpuSet) -> Adjustment:
         """The adjustment that gives *container* those *cpus* without a decision."""
         self.defaulted[container.id] = cpus
         return Adjustment(cpuset_cpus=cpus, annotations=_note(container, cpus))
 
-    def drop(self, container_id: str) -> None:
+    def forget(self, container_id: str) -> None:
         """Forget a container, and its pod with its last container."""
         gone = self.containers.pop(container_id, None)
-        self.found.pop(container_id, None)
+        self.unmanaged.pop(container_id, None)
         self.oom_score_adj.pop(container_id, None)
         self.defaulted.pop(container_id, None)
         if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
             self.pods.pop(gone.pod_id, None)
 
-    def see_recorded(self, entries: Mapping[str, Entry], seen: Collection[str] = ()) -> None:
+    def add_recorded(self, entries: Mapping[str, Entry], seen: Collection[str] = ()) -> None:
         """Remember those *entries* that no session lists: all that is known of them is in the ledger."""
         for container_id, entry in entries.items():
             if entry.origin is None or container_id in seen:
                 continue
-            self.see(entry.origin.pod, entry.origin.container)
+            self.add(entry.origin.pod, entry.origin.container)
             applied = entry.origin.applied.oom_score_adj
             if applied is not None:
                 self.oom_score_adj[container_id] = applied

@@ -82,7 +82,7 @@ class Narrowing:
     async def relieve(self) -> bool:
         """Make up for short promises, then bring back whoever can go back, one after the other; whether
         anybody is back."""
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             await self._give_room(transaction)
         tried: set[str] = set()
         returned = False
@@ -101,7 +101,7 @@ class Narrowing:
         if wider or promised:
             await transaction.commit(ledger)
         if wider:
-            controller.told.nodes_due |= {key for key in wider if ledger.entries[key].origin is None}
+            controller.notifications.nodes_due |= {key for key in wider if ledger.entries[key].origin is None}
             self._verify_soon()
 
     async def _bring_back(self, move: Move) -> bool:
@@ -116,7 +116,7 @@ class Narrowing:
         except BayplanError as error:
             found = Evacuation(obstacle=str(error))
         try:
-            async with self._controller.turn() as transaction:
+            async with self._controller.transaction() as transaction:
                 return await self._settle(transaction, entry, move, found)
         finally:
             # Where nothing was recorded the kernel may have been told all the same.
@@ -165,9 +165,9 @@ class Narrowing:
             return False
         logger.info("pages moved", extra=fields)
         await transaction.commit(brought_back(ledger, move))
-        controller.journal.moved(move)
+        controller.decision_log.moved(move)
         if entry.origin is None:
-            controller.told.nodes_due.add(key)
+            controller.notifications.nodes_due.add(key)
         return True
 
 

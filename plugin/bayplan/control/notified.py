@@ -18,7 +18,7 @@ KNOWN_SINCE: Final = frozenset(
 """The events that show that the runtime knows a container which it was to create."""
 
 
-class SettleCpusets(Protocol):
+class SyncCpusets(Protocol):
     """Makes the kernel's cpusets what the ledger says, at once; see `bayplan.control.cpusets`."""
 
     async def __call__(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
@@ -38,7 +38,7 @@ class Stage(enum.Enum):
     CREATED = "created"
 
 
-class Told:
+class Notifications:
     """``stages`` are the containers that do not run yet. ``nodes_due`` are the ids of those who have other
     nodes than the runtime was told: it is told with the next reply."""
 
@@ -82,7 +82,7 @@ class Told:
             and not (replied and self.stages.get(one.container_id) is not Stage.DECIDED)
         )
 
-    def telling(self, updates: Iterable[Update], nodes_due: set[str], *, replied: bool) -> None:
+    def sent(self, updates: Iterable[Update], nodes_due: set[str], *, replied: bool) -> None:
         """These *updates* are due, and with *replied* told; *nodes_due* still are."""
         self.nodes_due = nodes_due
         if replied:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
-from bayplan.control.threads import Errand, StoreThread
+from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
@@ -46,13 +46,13 @@ class Recorder:
         """Open the store in the thread that will use it."""
         thread = StoreThread("state")
         try:
-            return cls(thread, await thread.hand_over(open_store).outcome())
+            return cls(thread, await thread.submit(open_store).outcome())
         except BaseException:
             thread.end()
             raise
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        return await self._thread.hand_over(work).outcome()
+        return await self._thread.submit(work).outcome()
 
     async def entries(self) -> list[Entry]:
         """Everything that is recorded."""
@@ -71,16 +71,16 @@ class Recorder:
     def learned(self, learned: Mapping[int, Learned]) -> None:
         """Have committed what was learned of such memory. If that fails, the next time may do."""
         kept = dict(learned)
-        self._thread.hand_over(
+        self._thread.submit(
             lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
         )
 
-    def hand_over(self, step: Step) -> Errand[bool]:
+    def submit(self, step: Step) -> Job[bool]:
         """Have *step* committed, behind everything that was handed over before; mostly it is done when this
         returns. Whoever waits for it has it `settle`d."""
-        return self._thread.attend(partial(self.store.commit, step), GRACE_S)
+        return self._thread.run_blocking(partial(self.store.commit, step), GRACE_S)
 
-    def settle(self, write: Errand[bool]) -> None:
+    def settle(self, write: Job[bool]) -> None:
         """Note what became of a *write* that is done.
 
         Raises:
@@ -90,7 +90,7 @@ class Recorder:
             written = write.result()
         except StateError as error:
             self.problem = str(error)
-            self._thread.spread()
+            self._thread.release_cpu()
             raise
         if written:
             # A step that leaves the disk as it is shows nothing: it succeeds on a full disk too.
@@ -100,7 +100,7 @@ class Recorder:
     def refused(self, decision: Decision) -> None:
         """Have a refusal committed to the history. It holds whether or not that succeeds."""
         step = Step.refusal(decision)
-        self._thread.hand_over(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))
+        self._thread.submit(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))
 
     def _checkpoint_at_rest(self) -> None:
         """Tidy up when nothing was committed for a while, or at once when it has been put off too long."""
@@ -115,7 +115,7 @@ class Recorder:
 
     def _rested(self) -> None:
         # In a burst too, so that the scheduler can find a better CPU.
-        self._thread.spread()
+        self._thread.release_cpu()
         loop = asyncio.get_running_loop()
         if loop.time() < self._rested_at:
             self._rest = loop.call_at(self._rested_at, self._rested)
@@ -127,7 +127,7 @@ class Recorder:
     def _submit_checkpoint(self) -> None:
         self._commits = 0
         said = "the state database was not tidied up"
-        self._thread.hand_over(lambda: self._attempt(self.store.checkpoint, said))
+        self._thread.submit(lambda: self._attempt(self.store.checkpoint, said))
 
     def _attempt(self, work: Callable[[], object], otherwise: str) -> None:
         try:

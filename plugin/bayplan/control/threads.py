@@ -27,7 +27,7 @@ class InThread(Protocol):
         """The result of *work*."""
 
 
-class Errand(Generic[Result]):
+class Job(Generic[Result]):
     """A piece of work and its outcome. Made by `StoreThread`."""
 
     __slots__ = ("_error", "_finished", "_result", "_tell", "_work", "done")
@@ -82,45 +82,45 @@ class StoreThread:
     """Starts with its making. Whatever was handed over is done, also by the time `end` returns."""
 
     def __init__(self, name: str) -> None:
-        self._errands: SimpleQueue[Errand[Any] | None] = SimpleQueue()
-        self._last: Errand[Any] | None = None
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._last: Job[Any] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         assert self._thread.native_id is not None
         self._cpu = SharedCpu(self._thread.native_id)
 
-    def hand_over(self, work: Callable[[], Result]) -> Errand[Result]:
+    def submit(self, work: Callable[[], Result]) -> Job[Result]:
         """Have *work* done after everything that was handed over before."""
-        errand = Errand(work)
-        self._last = errand
-        self._errands.put(errand)
-        return errand
+        job = Job(work)
+        self._last = job
+        self._jobs.put(job)
+        return job
 
-    def attend(self, work: Callable[[], Result], timeout_s: float) -> Errand[Result]:
-        """`hand_over`, and block until it is done, for at most so long; not if there is more to be done
-        first. From then on both threads share a CPU, until `spread`."""
+    def run_blocking(self, work: Callable[[], Result], timeout_s: float) -> Job[Result]:
+        """`submit`, and block until it is done, for at most so long; not if there is more to be done
+        first. From then on both threads share a CPU, until `release_cpu`."""
         if self._last is not None and not self._last.done:
-            return self.hand_over(work)
+            return self.submit(work)
         self._cpu.hold()
-        errand = self.hand_over(work)
-        errand.wait(timeout_s)
-        if not errand.done:
+        job = self.submit(work)
+        job.wait(timeout_s)
+        if not job.done:
             self._cpu.release()
-        return errand
+        return job
 
-    def spread(self) -> None:
+    def release_cpu(self) -> None:
         """Let both threads run on any CPU again."""
         self._cpu.release()
 
     def end(self) -> None:
         """Wait until everything is done, and end the thread."""
-        self.spread()
-        self._errands.put(None)
+        self.release_cpu()
+        self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (errand := self._errands.get()) is not None:
-            errand.run()
+        while (job := self._jobs.get()) is not None:
+            job.run()
 
 
 class WorkThread:

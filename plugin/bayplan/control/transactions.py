@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from bayplan.control.recorder import Recorder
-from bayplan.control.threads import Errand
+from bayplan.control.threads import Job
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.ledger import Entry, Ledger
@@ -138,7 +138,7 @@ class Transactions:
         return self._unrecorded.keys()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Transaction]:
+    async def transaction(self) -> AsyncIterator[Transaction]:
         """The turn, when everybody who asked before has had it."""
         await self._lock.acquire()
         transaction = Transaction(self)
@@ -149,13 +149,13 @@ class Transactions:
             self._run_postponed()
             self._lock.release()
 
-    def soon(self, change: Callable[[Transaction], None]) -> None:
+    def schedule(self, change: Callable[[Transaction], None]) -> None:
         """Make a *change* that cannot wait by itself: now, or at the end of the present turn."""
         self._postponed.append(change)
         if not self._lock.locked():
             self._run_postponed()
 
-    async def written(self) -> None:
+    async def wait_written(self) -> None:
         """Wait until what was accepted is on the disk, or has failed to get there."""
         if self._writing:
             await asyncio.wait(tuple(self._writing))
@@ -163,7 +163,7 @@ class Transactions:
     async def restore(self) -> None:
         """Take over the ledger that is recorded, in the form of the engine."""
         recorded = Ledger.of(await self._recorder.entries())
-        async with self.turn() as transaction:
+        async with self.transaction() as transaction:
             self._basis = self._basis._replace(ledger=recorded)
             transaction.accept(engine=self._basis.engine)
 
@@ -219,7 +219,7 @@ class Transactions:
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    def _finish(self, number: int, write: Errand[bool]) -> None:
+    def _finish(self, number: int, write: Job[bool]) -> None:
         try:
             self._recorder.settle(write)
         except StateError as error:
@@ -230,24 +230,24 @@ class Transactions:
 
     def _begin(
         self, ledger: Ledger, ids: Collection[str], decided: str | None, *, alone: bool = False
-    ) -> tuple[int, Errand[bool]]:
+    ) -> tuple[int, Job[bool]]:
         """Hand over what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
         for container_id in ids:
             self._unrecorded[container_id] = _Write(self._number, container_id == decided)
-        between = {entry.container_id: entry for entry in ledger.between.values()}
-        gone, told, listed = [], list[Entry](), list[Entry]()
+        retained = {entry.container_id: entry for entry in ledger.retained.values()}
+        gone, unlisted, listed = [], list[Entry](), list[Entry]()
         for container_id, one in sorted(self._unrecorded.items()):
             one.number = self._number
-            entry = ledger.entries.get(container_id) or between.get(container_id)
+            entry = ledger.entries.get(container_id) or retained.get(container_id)
             if entry is None:
                 gone.append(container_id)
             else:
-                (listed if one.decided else told).append(entry)
+                (listed if one.decided else unlisted).append(entry)
         if alone:
             self._alone_since = self._number
-        kept = frozenset(ledger.entries) | between.keys() if self._alone_since is not None else None
-        return self._number, self._recorder.hand_over(Step.of(listed, gone, told, kept))
+        kept = frozenset(ledger.entries) | retained.keys() if self._alone_since is not None else None
+        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept))
 
     def _recorded(self, number: int) -> None:
         if self._alone_since is not None and number >= self._alone_since:
@@ -261,7 +261,7 @@ class Transactions:
 
     def _write_again(self) -> None:
         self._retry = None
-        self.soon(lambda transaction: transaction.accept())
+        self.schedule(lambda transaction: transaction.accept())
 
 
 def _differences(before: Ledger, after: Ledger) -> set[str]:
@@ -269,5 +269,5 @@ def _differences(before: Ledger, after: Ledger) -> set[str]:
     old, new = before.entries, after.entries
     ids = {key for key, entry in new.items() if (was := old.get(key)) is not entry and was != entry}
     ids |= old.keys() - new.keys()
-    forgotten, kept = after.between_since(before)
+    forgotten, kept = after.retained_changes(before)
     return ids.union(forgotten, [entry.container_id for entry in kept])

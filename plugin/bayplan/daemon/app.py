@@ -57,8 +57,8 @@ from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_run
 from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import DeskRules, OciDesk
 from bayplan.oci.server import OciServer
-from bayplan.oci.stale_entries import Residue
-from bayplan.oci.unmanaged_containers import Strays
+from bayplan.oci.stale_entries import StaleEntries
+from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.state import Store, check_directory, unusable
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
-            daemon.narrowing.follow(daemon.room_due),
+            daemon.narrowing.follow(daemon.narrowing_due),
             daemon.pressure.follow(),
             _feed_watchdog(notifier),
         )
@@ -166,7 +166,7 @@ class _Daemon:
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self.room_due = asyncio.Event()
+        self.narrowing_due = asyncio.Event()
 
     def listen_for_signals(self) -> None:
         """Until then they end the process, whatever its start waits for; what comes after it is not lost."""
@@ -188,14 +188,14 @@ class _Daemon:
             recorder,
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
-            settle_cpusets=self.cpusets.settle,
+            sync_cpusets=self.cpusets.sync,
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
-            room_soon=self.room_due.set,
-            decide_apart=self.decision_thread.do,
+            capacity_freed=self.narrowing_due.set,
+            decide_in_thread=self.decision_thread.do,
         )
-        self.controller.journal.pins.configured = tuple(self.settings.kubelet_managers)
+        self.controller.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.hardware.serve(self.controller, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.learned)
@@ -216,18 +216,20 @@ class _Daemon:
         self.pressure = PressureWatch(
             self.controller, self.hierarchy, self.pressure_thread.do, self.settings.memory_pressure
         )
-        self.residue = Residue(
+        self.stale_entries = StaleEntries(
             self.controller,
             self.hierarchy,
             self.host_thread.do,
             self.desk.release,
             lambda: list_containers(self.settings.crio_socket),
         )
-        self.strays = Strays(self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set)
-        if self.controller.residents.containers:
+        self.unmanaged = UnmanagedContainers(
+            self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
+        )
+        if self.controller.known.containers:
             # What came without NRI has nobody who says what became of it meanwhile.
             self._verify_now.set()
-            self.room_due.set()
+            self.narrowing_due.set()
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
@@ -285,7 +287,7 @@ class _Daemon:
                 self.desk.rules = _desk_rules(settings)
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
-                self.controller.journal.pins.configured = tuple(settings.kubelet_managers)
+                self.controller.decision_log.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)
@@ -354,8 +356,8 @@ class _Daemon:
 
     async def _look_around(self) -> None:
         try:
-            await self.residue.look()
-            await self.strays.look()
+            await self.stale_entries.look()
+            await self.unmanaged.look()
         except BayplanError as error:
             logger.debug("what runs is still not recorded", extra={"problem": str(error)})
         except Exception:

@@ -263,16 +263,14 @@ class Hardware:
         if not self._learns or controller is None:
             self.learned = {}
             return None
-        residents, connections = controller.residents, controller.counters["connections"]
+        known, connections = controller.known, controller.counters["connections"]
         if connections != self._connections:
             # A runtime that connects again brings containers that looked like somebody else's before.
             self._afresh = self._afresh or self._connections > 0
             self._connections = connections
-        if not controller.ledger.entries.keys() <= residents.containers.keys():
+        if not controller.ledger.entries.keys() <= known.containers.keys():
             return None
-        return [
-            (residents.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in residents.containers.values()
-        ]
+        return [(known.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in known.containers.values()]
 
     @property
     def _ledger(self) -> Ledger:
@@ -291,7 +289,7 @@ class Hardware:
             self._resolve(prepared_for, prepared)
         else:
             controller = self._controller
-            controller.soon(lambda turn: self._hand_over(turn, controller, prepared_for, prepared))
+            controller.schedule(lambda turn: self._hand_over(turn, controller, prepared_for, prepared))
 
     def _basis(self) -> "_Basis":
         return _Basis(self._settings, self.machine, self.learned, self._ledger)
@@ -314,7 +312,7 @@ class Hardware:
                 machine=None if before.machine == self.machine else self.machine,
                 policy=None if before.policy == self.policy else self.policy,
             )
-            controller.room_soon()
+            controller.capacity_freed()
         self._report()
 
     def _resolve(self, prepared_for: "_Basis | None", prepared: PlacementPolicy | ConfigError | None) -> None:

@@ -193,7 +193,7 @@ def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> 
 
 
 def _residents(controller: Controller) -> list[Resident]:
-    residents, found = controller.residents, []
+    residents, found = controller.known, []
     for container in residents.containers.values():
         pod = residents.pods.get(container.pod_id)
         entry = controller.ledger.entries.get(container.id)

@@ -31,16 +31,18 @@ Ids = TypeVar("Ids", bound=IdSet)
 
 
 class Entry(Struct, frozen=True):
-    """One container. ``told_cpus`` is the cpuset.cpus that the runtime has for it from us, as far as it can
-    have taken it: in the spec of its creation, or in an update of a container that it knew. None when it has
-    none. Who should have other CPUs is due an update. For a container that did not come over NRI it is what
-    was last to be written to the kernel.
-    ``origin`` is None for a container that came over NRI; ``oom_group`` says whether that was told to set
-    memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
+    """One container.
+
+    ``notified_cpus`` (recorded as ``told_cpus``) is the cpuset.cpus that bayplan sent to the runtime for this
+    container and that the runtime can have applied: in the spec of its creation, or in an update of a
+    container that the runtime knew. None if there was none. If the container should have other CPUs by now,
+    an update of it is due. For a container that did not come over NRI it is what was last written to the
+    kernel. ``origin`` is None for a container that came over NRI; ``oom_group``: that container's adjustment
+    set memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
     given as a whole, until the pod's next container comes."""
 
     decision: Decision
-    told_cpus: CpuSet | None = None
+    notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
     origin: Origin | None = None
     oom_group: bool = False
     ended: bool = False
@@ -54,10 +56,11 @@ class Entry(Struct, frozen=True):
 class Ledger(Struct, frozen=True):
     """All entries by container id, with the totals that decisions need: what is booked on each node by
     placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
-    and how many containers are bound to each set of nodes. ``between`` are the pods, by id, that were given
-    room as a whole and have no container at the moment, each with the entry of its last one. ``told`` counts
-    the containers without CPUs of their own by what they were told; ``apart`` are the ids of all others, and
-    of those who were told nothing. ``scored`` are the containers that share a pod and a score, in the order
+    and how many containers are bound to each set of nodes. ``retained`` are the pods, by id, that were
+    given room as a whole and have no container at the moment, each with the entry of its last one.
+    ``notified_counts`` counts the containers without exclusive CPUs by their ``notified_cpus``; ``uncounted``
+    are the ids of the containers that are not in these counts: those with exclusive CPUs, and those without
+    ``notified_cpus``. ``scored`` are the containers that share a pod and a score, in the order
     in which they came: of those only the newest claims what the score says."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -65,9 +68,9 @@ class Ledger(Struct, frozen=True):
     exclusive_cpus: CpuSet = CpuSet()
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
-    between: Mapping[str, Entry] = field(default_factory=dict)
-    told: Mapping[CpuSet, int] = field(default_factory=dict)
-    apart: frozenset[str] = frozenset()
+    retained: Mapping[str, Entry] = field(default_factory=dict)
+    notified_counts: Mapping[CpuSet, int] = field(default_factory=dict)
+    uncounted: frozenset[str] = frozenset()
     scored: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -83,8 +86,8 @@ class Ledger(Struct, frozen=True):
         base = self.without(entry.container_id)
         pod_id = entry.decision.request.pod_id
         if entry.ended:
-            return replace(base, between={**base.between, pod_id: entry})
-        base = base.without_pod_between(pod_id)
+            return replace(base, retained={**base.retained, pod_id: entry})
+        base = base.without_retained(pod_id)
         key = key_of(entry.decision.request)
         if key is None:
             return _added(base, entry)
@@ -130,17 +133,17 @@ class Ledger(Struct, frozen=True):
             return left
         return left.with_entry(replace(entry, ended=True))
 
-    def between_since(self, before: "Ledger") -> tuple[tuple[str, ...], tuple[Entry, ...]]:
-        """The difference in pods without a container: ids of entries to forget, and those to record."""
-        old, new = before.between, self.between
+    def retained_changes(self, before: "Ledger") -> tuple[tuple[str, ...], tuple[Entry, ...]]:
+        """The difference in ``retained``: the ids of the entries to remove, and the entries to record."""
+        old, new = before.retained, self.retained
         gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
         return gone, tuple(one for key, one in new.items() if old.get(key) != one)
 
-    def without_pod_between(self, pod_id: str) -> "Ledger":
-        """A ledger in which that pod, if it has no container, keeps nothing."""
-        if pod_id not in self.between:
+    def without_retained(self, pod_id: str) -> "Ledger":
+        """A ledger that retains nothing for that pod."""
+        if pod_id not in self.retained:
             return self
-        return replace(self, between={key: one for key, one in self.between.items() if key != pod_id})
+        return replace(self, retained={key: one for key, one in self.retained.items() if key != pod_id})
 
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.
@@ -215,23 +218,24 @@ class Ledger(Struct, frozen=True):
         shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
         return shared - withheld or shared
 
-    def telling(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
-        """The same promises, after the runtime was given *cpus* (container id -> cpuset.cpus); None for those
-        of whom it is not known what it took."""
+    def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
+        """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
+        runtime; None for a container of which it is not known what the runtime applied."""
         if not cpus:
             return self
-        entries, told, apart = dict(self.entries), self.told, self.apart
-        for container_id, told_cpus in cpus.items():
-            told = _counted(told, _told_to_share(entries[container_id]), -1)
-            entry = entries[container_id] = replace(entries[container_id], told_cpus=told_cpus)
-            told = _counted(told, _told_to_share(entry), 1)
-            apart = apart | {container_id} if _told_to_share(entry) is None else apart - {container_id}
-        return replace(self, entries=entries, told=told, apart=apart)
+        entries, counts, uncounted = dict(self.entries), self.notified_counts, self.uncounted
+        for container_id, notified_cpus in cpus.items():
+            counts = _counted(counts, _notified_shared_cpus(entries[container_id]), -1)
+            entry = entries[container_id] = replace(entries[container_id], notified_cpus=notified_cpus)
+            counts = _counted(counts, _notified_shared_cpus(entry), 1)
+            single = {container_id}
+            uncounted = uncounted - single if _notified_shared_cpus(entry) is not None else uncounted | single
+        return replace(self, entries=entries, notified_counts=counts, uncounted=uncounted)
 
-    def due_a_look(self, shared: CpuSet) -> Iterable[str]:
-        """The ids of all containers that may not have been told what they should have, *shared* being the
-        CPUs of those without CPUs of their own."""
-        return self.apart if self.told.keys() <= {shared} else self.entries
+    def update_candidates(self, shared: CpuSet) -> Iterable[str]:
+        """The ids of all containers for which an update can be due, where *shared* are the CPUs of those
+        without exclusive CPUs: if all that were counted have these, only the uncounted ones."""
+        return self.uncounted if self.notified_counts.keys() <= {shared} else self.entries
 
 
 def _added(ledger: Ledger, entry: Entry) -> Ledger:
@@ -242,9 +246,11 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         exclusive_cpus=ledger.exclusive_cpus | placement.exclusive_cpus,
         bound=_counted(ledger.bound, placement.mems, 1),
         claimed_bytes=_claimed(ledger.claimed_bytes, placement, 1),
-        between=ledger.between,
-        told=_counted(ledger.told, _told_to_share(entry), 1),
-        apart=ledger.apart | {entry.container_id} if _told_to_share(entry) is None else ledger.apart,
+        retained=ledger.retained,
+        notified_counts=_counted(ledger.notified_counts, _notified_shared_cpus(entry), 1),
+        uncounted=ledger.uncounted | {entry.container_id}
+        if _notified_shared_cpus(entry) is None
+        else ledger.uncounted,
         scored=ledger.scored,
     )
 
@@ -284,9 +290,9 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         exclusive_cpus=ledger.exclusive_cpus - placement.exclusive_cpus,
         bound=_counted(ledger.bound, placement.mems, -1),
         claimed_bytes=_claimed(ledger.claimed_bytes, placement, -1),
-        between=ledger.between,
-        told=_counted(ledger.told, _told_to_share(gone), -1),
-        apart=ledger.apart - {container_id},
+        retained=ledger.retained,
+        notified_counts=_counted(ledger.notified_counts, _notified_shared_cpus(gone), -1),
+        uncounted=ledger.uncounted - {container_id},
         scored=ledger.scored,
     )
 
@@ -333,9 +339,9 @@ def _claimed(
     return changed
 
 
-def _told_to_share(entry: Entry) -> CpuSet | None:
-    """What a container without CPUs of its own was told; None for all others, and if it was told nothing."""
-    return None if entry.decision.placement.exclusive_cpus else entry.told_cpus
+def _notified_shared_cpus(entry: Entry) -> CpuSet | None:
+    """The ``notified_cpus`` of a container without exclusive CPUs; None for all others."""
+    return None if entry.decision.placement.exclusive_cpus else entry.notified_cpus
 
 
 def _counted(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:

@@ -53,6 +53,6 @@ def without_ours(entry: Entry, change: Resources) -> Resources:
     applied = origin_of(entry).applied
     return replace(
         change,
-        cpuset_cpus=None if cpus in (entry.told_cpus, applied.cpuset_cpus) else cpus,
+        cpuset_cpus=None if cpus in (entry.notified_cpus, applied.cpuset_cpus) else cpus,
         cpuset_mems=None if mems in (entry.decision.placement.mems, applied.cpuset_mems) else mems,
     )

@@ -136,7 +136,7 @@ class OciDesk:
         arrival = await self._thread.do(partial(announced_container.announced, self._hierarchy, state))
         if arrival is None:
             return _DONE
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             if self._is_of_nri(state.id):
                 return _DONE
             known = transaction.basis.ledger.entries.get(state.id)
@@ -147,7 +147,7 @@ class OciDesk:
             else:
                 entry, updates = await self._decide(transaction, arrival)
         if entry is None:
-            await self._controller.settle_start(state.id)
+            await self._controller.sync_before_start(state.id)
             return _DONE
         await self._carry_out(entry, updates)
         if runtime is not None:
@@ -199,7 +199,7 @@ class OciDesk:
         ledger, and starts after the answer. Body: the id."""
         self._cpusets.starts.forget(container_id)
         if not self._is_of_nri(container_id):
-            await self._controller.settle_start(container_id)
+            await self._controller.sync_before_start(container_id)
         return _DONE
 
     async def _rewrite(
@@ -207,7 +207,7 @@ class OciDesk:
     ) -> bytes | None:
         """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
         into the bundle. If that fails, the decision is released."""
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             if self._is_of_nri(arrival.container.id):
                 return None
             entry, updates = await self._decide(transaction, arrival)
@@ -233,7 +233,7 @@ class OciDesk:
         if entry is None or entry.origin is None:
             return _DONE
         resources = parse_resources(document)
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             entry = transaction.basis.ledger.entries.get(container_id)
             if entry is None or entry.origin is None:
                 return _DONE
@@ -278,19 +278,19 @@ class OciDesk:
 
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
             updates = self._controller.release(transaction, entry.container_id)
             self._cpusets.starts.forget(entry.container_id)
-        await self._controller.written()
+        await self._controller.wait_written()
         if updates:
             self._verify_soon()
 
     async def _decide(self, transaction: Transaction, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
         """Decide and record; the new entry, and what is due for others."""
         controller = self._controller
-        container = controller.residents.as_chosen(arrival.container)
+        container = controller.known.without_default_cpus(arrival.container)
         _, updates = await controller.place(transaction, arrival.pod, container, arrival.origin)
         return transaction.basis.ledger.entries[container.id], updates
 
@@ -304,10 +304,10 @@ class OciDesk:
             await self.release(entry)
             raise
         await self._update_others(updates)
-        await self._controller.settle_start(entry.container_id)
+        await self._controller.sync_before_start(entry.container_id)
         if oom_score_adj == origin.applied.oom_score_adj:
             return
-        async with self._controller.turn() as transaction:
+        async with self._controller.transaction() as transaction:
             present = transaction.basis.ledger.entries.get(entry.container_id)
             if present is not None and is_same_start(entry, present):
                 applied = replace(origin.applied, oom_score_adj=oom_score_adj)
@@ -338,7 +338,7 @@ class OciDesk:
         due = list(updates)
         cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
         mems = [one.container_id for one in due if one.cpuset_mems is not None]
-        await self._cpusets.settle(cpus)
+        await self._cpusets.sync(cpus)
         if mems:
             moving = asyncio.ensure_future(asyncio.to_thread(self._cpusets.move_memory, mems))
             self._migrations.add(moving)

@@ -28,7 +28,7 @@ PATIENCE_S: Final = 300.0
 """For a container whose spec was rewritten to get its process: CRI-O allows a creation 240 s."""
 
 
-class Residue:
+class StaleEntries:
     """Finds and releases them. *release* takes an entry that may have been replaced since."""
 
     def __init__(

@@ -43,7 +43,7 @@ class _Search(Struct, frozen=True):
     known: Mapping[str, Origin | None]
 
 
-class Strays:
+class UnmanagedContainers:
     """Finds and enters them."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Strays:
             return
         search = _Search(engines, known)
         for arrival in await self._in_thread(partial(self._found, search)):
-            async with controller.turn() as transaction:
+            async with controller.transaction() as transaction:
                 taken = self._take_in(transaction, arrival, search)
             if taken:
                 self._verify_soon()

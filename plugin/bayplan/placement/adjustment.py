@@ -103,10 +103,10 @@ def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = Cpu
     """
     shared = ledger.shared_cpus(machine, withheld)
     updates = []
-    for container_id in sorted(ledger.due_a_look(shared)):
+    for container_id in sorted(ledger.update_candidates(shared)):
         entry = ledger.entries[container_id]
         cpus = cpus_for(entry.decision, shared)
-        if cpus is not None and cpus != entry.told_cpus:
+        if cpus is not None and cpus != entry.notified_cpus:
             updates.append(Update(container_id, cpuset_cpus=cpus))
     return updates
 

@@ -27,7 +27,7 @@ def is_carried_out(entry: Entry, container: Container) -> bool:
     resources, placement = container.resources, entry.decision.placement
     if entry.decision.outcome is Outcome.REFUSED:
         return False
-    if (entry.told_cpus is not None or placement.exclusive_cpus) and resources.cpuset_cpus is None:
+    if (entry.notified_cpus is not None or placement.exclusive_cpus) and resources.cpuset_cpus is None:
         return False
     return placement.mems is None or resources.cpuset_mems is not None
 
@@ -53,7 +53,7 @@ def caught_up(
     request, placement = changed_request(decision.request, resources, Resources()), decision.placement
     resized = request != decision.request
     cpus, mems, claim = resources.cpuset_cpus, resources.cpuset_mems, placement.claim
-    told, own = entry.told_cpus, placement.exclusive_cpus
+    told, own = entry.notified_cpus, placement.exclusive_cpus
     if cpus not in (None, own) and request.pinned_cpus is None:
         wanted = request.exclusive_cpus
         if wanted == len(cpus) and alone and cpus.isdisjoint(taken | reserved_cpus(machine, policy)):
@@ -74,7 +74,9 @@ def caught_up(
         placement = replace(placement, booked_bytes=amounts.booked_bytes)
         if claim is not None and amounts.claim is not None:
             placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
-    return replace(entry, decision=replace(decision, request=request, placement=placement), told_cpus=told)
+    return replace(
+        entry, decision=replace(decision, request=request, placement=placement), notified_cpus=told
+    )
 
 
 def _grown(machine: Machine, claim: Claim, wanted_bytes: Mapping[str, int]) -> Claim:
@@ -109,7 +111,7 @@ def adopt(
         cpus is not None
         and len(cpus) == request.exclusive_cpus
         and cpus.isdisjoint(machine.online_cpus - exclusive_candidates(machine, policy, ledger))
-        and all(cpus.isdisjoint(one) for one in (*ledger.told, *others))
+        and all(cpus.isdisjoint(one) for one in (*ledger.notified_counts, *others))
     )
     if cpus and own:
         request = replace(request, pinned_cpus=None, pinned_mems=None)
@@ -117,7 +119,7 @@ def adopt(
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
     reason = Reason("created-without-us", "the runtime created it while no decision could be made")
-    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), told_cpus=cpus)
+    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), notified_cpus=cpus)
 
 
 def shared_pools(
@@ -128,7 +130,9 @@ def shared_pools(
 
     Every pool of ours has the reserved CPUs in it, unless they are withheld.
     """
-    known = {entry.told_cpus for entry in ledger.entries.values() if _is_shared(entry) and entry.told_cpus}
+    known = {
+        entry.notified_cpus for entry in ledger.entries.values() if _is_shared(entry) and entry.notified_cpus
+    }
     pools = {ledger.shared_cpus(machine, policy.withheld_cpus), *known}
     pinned = Counter(one for entry in found if (one := entry.decision.request.pinned_cpus))
     reserved = reserved_cpus(machine, policy) - policy.withheld_cpus

@@ -106,7 +106,7 @@ def reconcile(
     for container_id in gone:
         ended = ended.after_end_of(container_id)
     inhabited = {entry.decision.request.pod_id for entry in agreed.entries.values()}
-    for pod_id, last in sorted(ended.between.items()):
+    for pod_id, last in sorted(ended.retained.items()):
         if pod_id in pods and pod_id not in inhabited:
             agreed = agreed.with_entry(last)
     candidates = [
@@ -117,11 +117,11 @@ def reconcile(
     pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
     agreed = _sharing(pools, agreed, candidates)
     updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
-    agreed = agreed.telling(
+    agreed = agreed.with_notified_cpus(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
-    forgotten, last_ones = agreed.between_since(ledger)
+    forgotten, last_ones = agreed.retained_changes(ledger)
     return Reconciliation(
         agreed,
         gone + forgotten,
@@ -158,7 +158,7 @@ def _caught_up(
             # They were free when the newer one was created: this one must have got others since.
             placement = replace(placement, exclusive_cpus=CpuSet())
             decision = replace(entry.decision, placement=placement)
-            entry = replace(entry, decision=decision, told_cpus=container.resources.cpuset_cpus)
+            entry = replace(entry, decision=decision, notified_cpus=container.resources.cpuset_cpus)
         taken |= placement.exclusive_cpus
         result[container_id] = entry
     return {key: result[key] for key in known}
@@ -183,14 +183,17 @@ def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple
             if claim is not None and resources.cpuset_mems is not None:
                 claim = replace(claim, nodes=resources.cpuset_mems, flexible=False)
             placement = replace(placement, mems=None, claim=claim, home=None, left=None)
-    overridden = resources.cpuset_cpus is not None and entry.told_cpus not in (None, resources.cpuset_cpus)
+    overridden = resources.cpuset_cpus is not None and entry.notified_cpus not in (
+        None,
+        resources.cpuset_cpus,
+    )
     repinned = request.pinned_cpus is not None and resources.cpuset_cpus is not None
     if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
         later = request.pinned_by_update or not repinned
         request = replace(request, pinned_cpus=resources.cpuset_cpus, pinned_by_update=later)
         placement = replace(placement, exclusive_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
-    return replace(entry, decision=decision, told_cpus=resources.cpuset_cpus), repair
+    return replace(entry, decision=decision, notified_cpus=resources.cpuset_cpus), repair
 
 
 def _sharing(pools: Collection[CpuSet], ledger: Ledger, found: Collection[Entry]) -> Ledger:

@@ -46,7 +46,7 @@ class Rows:
         for row in step.decided:
             yield from self._ended(row[0])
             yield self._inserted(row, at_us)
-        for row in step.told:
+        for row in step.unlisted:
             known = self._current.get(row[0])
             yield (_AMEND, (row[2], known[0])) if known else self._inserted(row, at_us, listed=False)
         for row in step.refused:

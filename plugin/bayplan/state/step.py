@@ -19,11 +19,12 @@ Row = tuple[str, str, bytes]
 
 class Step(Struct, frozen=True):
     """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
-    entries of those that were ``decided`` about and ``told`` something; and what was ``refused``."""
+    entries that were ``decided``, which the history lists too; the entries that changed otherwise and are
+    ``unlisted`` there; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
     decided: tuple[Row, ...] = ()
-    told: tuple[Row, ...] = ()
+    unlisted: tuple[Row, ...] = ()
     refused: tuple[Row, ...] = ()
     kept: frozenset[str] | None = None
 
@@ -32,12 +33,13 @@ class Step(Struct, frozen=True):
         cls,
         entries: Iterable[Entry],
         gone: Iterable[str] = (),
-        told: Iterable[Entry] = (),
+        unlisted: Iterable[Entry] = (),
         kept: frozenset[str] | None = None,
     ) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
-        *gone*, what other containers were *told*, and the ids of all that exist, unless it is None."""
-        return cls(tuple(gone), tuple(map(_row, entries)), tuple(map(_row, told)), kept=kept)
+        *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
+        exist, unless it is None."""
+        return cls(tuple(gone), tuple(map(_row, entries)), tuple(map(_row, unlisted)), kept=kept)
 
     @classmethod
     def refusal(cls, decision: Decision) -> Self:

@@ -25,7 +25,7 @@ from bayplan.nri.lane import Lane
 from bayplan.nri.operations import Operation, Synchronize
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import DeskRules, OciDesk
-from bayplan.oci.stale_entries import Residue
+from bayplan.oci.stale_entries import StaleEntries
 from bayplan.quantity import GIB
 from support.clock import ManualClock
 from support.controllers import runtime
@@ -52,7 +52,7 @@ class Life:
         self._before = asyncio.all_tasks()
         self.synchronized = self.synchronization_due = False
         self.verification_due = False
-        self.room_due = False
+        self.narrowing_due = False
         self.obstacle = ""
         self.held_bytes: dict[int, int] = {}
         self.thread, self.executor = SteppedStoreThread(), SteppedExecutor()
@@ -69,9 +69,9 @@ class Life:
             Recorder(self.thread, DiskStore(disk)),
             cgroup_v2=True,
             write_oom_score_adj=_nothing,
-            settle_cpusets=self.cpusets.settle,
+            sync_cpusets=self.cpusets.sync,
             verify_soon=self.verify_soon,
-            room_soon=self._room_soon,
+            capacity_freed=self._capacity_freed,
             clock=clock,
         )
         controller, hierarchy = self.controller, kernel.hierarchy
@@ -82,7 +82,7 @@ class Life:
         self.narrowing = Narrowing(
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
         )
-        self.residue = Residue(controller, hierarchy, self.do, self.desk.release, _no_crio)
+        self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.desk.release, _no_crio)
         self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
         self._handler = SessionHandler(controller, self.verify_soon)
 
@@ -161,7 +161,7 @@ class Life:
 
     async def relieve(self) -> None:
         """Bring back who can go back."""
-        self.room_due = False
+        self.narrowing_due = False
         await self.narrowing.relieve()
 
     async def do(self, work: Callable[[], Result]) -> Result:
@@ -173,8 +173,8 @@ class Life:
         """Whether nothing is under way but to wait for requests."""
         return not (self.thread.waiting or self.executor.waiting or self._lane.busy or len(self.tasks) > 1)
 
-    def _room_soon(self) -> None:
-        self.room_due = True
+    def _capacity_freed(self) -> None:
+        self.narrowing_due = True
 
     def _measured(self, _: Iterable[tuple[Pod, Container]], nodes: Iterable[int]) -> Measurement:
         wanted = list(nodes)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from bayplan.control.threads import Errand, StoreThread
+from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
 from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet
@@ -39,7 +39,7 @@ class Disk:
         entries = {key: one for key, one in self.entries.items() if step.kept is None or key in step.kept}
         for container_id in step.gone:
             entries.pop(container_id, None)
-        for container_id, _, document in (*step.decided, *step.told):
+        for container_id, _, document in (*step.decided, *step.unlisted):
             entries[container_id] = decode_entry(document)
         self.entries = entries
 
@@ -83,32 +83,32 @@ class SteppedStoreThread(StoreThread):
     """The store's thread, which does one thing for each `step`; all at once as long as it is ``quick``."""
 
     def __init__(self) -> None:
-        self._errands: deque[Errand[Any]] = deque()  # type: ignore[assignment]  # stands in for it in a test
+        self._jobs: deque[Job[Any]] = deque()  # type: ignore[assignment]  # stands in for it in a test
         self.quick = False
 
-    def hand_over(self, work: Callable[[], Result]) -> Errand[Result]:
+    def submit(self, work: Callable[[], Result]) -> Job[Result]:
         """Have *work* done by a later step."""
-        errand = Errand(work)
-        self._errands.append(errand)
-        return errand
+        job = Job(work)
+        self._jobs.append(job)
+        return job
 
-    def attend(self, work: Callable[[], Result], timeout_s: float) -> Errand[Result]:
+    def run_blocking(self, work: Callable[[], Result], timeout_s: float) -> Job[Result]:
         """Have *work* done, at once if the thread is quick."""
-        errand = self.hand_over(work)
+        job = self.submit(work)
         while self.quick and self.waiting:
             self.step()
-        return errand
+        return job
 
     @property
     def waiting(self) -> bool:
         """Whether there is something to do."""
-        return bool(self._errands)
+        return bool(self._jobs)
 
     def step(self) -> None:
         """Do the next thing."""
-        self._errands.popleft().run()
+        self._jobs.popleft().run()
 
-    def spread(self) -> None:
+    def release_cpu(self) -> None:
         """It has no CPU."""
 
     def end(self) -> None:

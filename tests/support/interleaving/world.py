@@ -196,7 +196,7 @@ class World:
         await self._drain()
         self.clock.advance(RETRY_S)
         await self._drain()
-        for work in (self.life.residue.look, self.life.relieve):
+        for work in (self.life.stale_entries.look, self.life.relieve):
             self.life.begin(work())
             await self._drain()
         for _ in range(2):
@@ -250,7 +250,7 @@ class World:
         self.check()
         controller = self.life.controller
         ledger = controller.ledger
-        between = {entry.container_id: entry for entry in ledger.between.values()}
+        between = {entry.container_id: entry for entry in ledger.retained.values()}
         if self.disk.entries != {**between, **ledger.entries}:
             raise BrokenPromiseError(
                 f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}"
@@ -310,4 +310,6 @@ def _excess_bytes(basis: Basis) -> Iterator[tuple[NodeSet, int]]:
 
 
 def _shown(entries: dict[str, Entry]) -> str:
-    return str({key: (str(one.decision.placement.mems), str(one.told_cpus)) for key, one in entries.items()})
+    return str(
+        {key: (str(one.decision.placement.mems), str(one.notified_cpus)) for key, one in entries.items()}
+    )

@@ -75,7 +75,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
             listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
             assert await one.controller.synchronize([GUARANTEED], [listed]) == ()
-            assert one.controller.residents.found == {}
+            assert one.controller.known.unmanaged == {}
             assert await one.controller.synchronize([], []) == ()
             assert recorded(tmp_path) == set()
 
@@ -184,7 +184,7 @@ def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path
             assert one.controller.ledger.entries == {}
             await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
             assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
-            assert one.controller.residents.found == {"x": "default/g/x-name"}
+            assert one.controller.known.unmanaged == {"x": "default/g/x-name"}
             assert recorded(tmp_path) == {"x"}
             assert one.controller.counters["missed"] == 1
             assert one.verifications == 2
@@ -292,15 +292,15 @@ def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Pat
             assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
         async with controlled(tmp_path) as one:
             one.controller.take_engine(KubeletEngine(ManagerOptions(scope=Scope.POD)))
-            assert list(one.controller.ledger.between) == [team.id]
+            assert list(one.controller.ledger.retained) == [team.id]
             await one.controller.synchronize([team], [])
-            assert list(one.controller.ledger.between) == [team.id]
+            assert list(one.controller.ledger.retained) == [team.id]
             await one.controller.create_container(team, app)
-            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, {"a"})
+            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, {"a"})
             await one.controller.synchronize([team], [replace(app, state=ContainerState.STOPPED)])
             assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
             await one.controller.state_changed(Event.STOP_POD_SANDBOX, team, None)
-            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, set())
+            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
             await one.controller.create_container(team, late)
             await one.controller.stop_container(team, late)
             assert recorded(tmp_path) == set()
@@ -309,7 +309,7 @@ def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Pat
             await one.controller.stop_container(team, init)
             assert recorded(tmp_path) == {"i"}
             await one.controller.synchronize([], [])
-            assert (one.controller.ledger.between, recorded(tmp_path)) == ({}, set())
+            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
 
     run(scenario)
 
@@ -391,13 +391,13 @@ def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> Non
             stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
             updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
             assert updates == (Update("n", cpuset_cpus=CpuSet(range(8))),)
-            assert one.controller.residents.found == {"n": "default/be/n-name"}
+            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
             told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
             assert await one.controller.synchronize([BEST_EFFORT], [told]) == ()
-            assert one.controller.residents.found == {"n": "default/be/n-name"}
+            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
             await one.controller.stop_container(BEST_EFFORT, told)
-            assert one.controller.residents.found == {}
-            assert one.controller.residents.pods == {}
+            assert one.controller.known.unmanaged == {}
+            assert one.controller.known.pods == {}
 
     run(scenario)
 
@@ -408,7 +408,7 @@ def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
             stranger = container("n", BEST_EFFORT, resources=Resources())
             updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
             assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-            assert one.controller.residents.found == {"n": "default/be/n-name"}
+            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
 
     run(scenario)
 

@@ -46,7 +46,7 @@ async def daemon(directory: Path, policy: PlacementPolicy = RESTRICTED) -> Async
             recorder,
             cgroup_v2=True,
             write_oom_score_adj=_nothing,
-            settle_cpusets=no_kernel,
+            sync_cpusets=no_kernel,
             verify_soon=lambda: None,
         )
         await made.restore()
@@ -184,7 +184,7 @@ def test_kubelets_managers_are_named_once_with_every_way_they_were_seen(
 ) -> None:
     async def scenario() -> None:
         async with daemon(tmp_path) as one:
-            one.journal.pins.configured = (KubeletManager.CPU,)
+            one.decision_log.pins.configured = (KubeletManager.CPU,)
             spec = Resources(MIB, 1024, 100_000, 100_000, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
             for name in ("p", "q"):
                 await one.create_container(GUARANTEED, container(name, GUARANTEED, resources=spec))

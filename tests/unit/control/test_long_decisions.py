@@ -58,7 +58,7 @@ def thread() -> Iterator[WorkThread]:
 def test_timers_run_while_it_is_decided(tmp_path: Path, thread: WorkThread) -> None:
     async def scenario() -> None:
         engine = Waiting()
-        async with controlled(tmp_path, on=MANY, engine=engine, decide_apart=thread.do) as one:
+        async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
             small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=500)
             asyncio.get_running_loop().call_later(0, engine.goes_on.set)
             await one.controller.create_container(GUARANTEED, small)
@@ -75,7 +75,7 @@ def test_timers_run_while_it_is_decided(tmp_path: Path, thread: WorkThread) -> N
 def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, thread: WorkThread) -> None:
     async def scenario() -> None:
         engine = Waiting()
-        async with controlled(tmp_path, on=MANY, engine=engine, decide_apart=thread.do) as one:
+        async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
             first, second = (
                 container(name, GUARANTEED, memory_bytes=700 * MIB, milli_cpus=500) for name in "xy"
             )

@@ -174,7 +174,7 @@ def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -
             spec = replace(FLEXIBLE.resources, cpuset_mems=NodeSet([0, 1]), cpuset_cpus=CpuSet(range(8)))
             running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
             assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
-            assert it.one.room_due.is_set()
+            assert it.one.narrowing_due.is_set()
             await it.narrowing.relieve()
             assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
 
@@ -224,7 +224,7 @@ def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
             # The kernel was told; verification tells it otherwise again.
             assert it.recorded == {"flexible": "0-1", "late": "0"}
             assert it.one.verifications > before
-            assert controller.told.nodes_due == set()
+            assert controller.notifications.nodes_due == set()
 
     run(scenario)
 
@@ -290,7 +290,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
             assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
             # Verification lets the kernel have what is recorded.
             assert it.one.verifications > before
-            assert controller.told.nodes_due == set()
+            assert controller.notifications.nodes_due == set()
 
     run(scenario)
 
@@ -302,11 +302,15 @@ def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: P
             origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
             origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
             await controller.create_container(FLEXIBLE_POD, FLEXIBLE, origin)
-            controller.residents.see_recorded(controller.ledger.entries)
+            controller.known.add_recorded(controller.ledger.entries)
             await controller.create_container(LATE_POD, LATE)
             await controller.stop_container(LATE_POD, LATE)
             await it.narrowing.relieve()
-            assert (it.mems, it.recorded, controller.told.nodes_due) == ("0", {"flexible": "0"}, set())
+            assert (it.mems, it.recorded, controller.notifications.nodes_due) == (
+                "0",
+                {"flexible": "0"},
+                set(),
+            )
 
     run(scenario)
 
@@ -318,16 +322,16 @@ def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
             await controller.create_container(FLEXIBLE_POD, FLEXIBLE)
             other = container("other", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
             await controller.create_container(LATE_POD, other)
-            it.one.room_due.clear()
+            it.one.narrowing_due.clear()
             grown = Resources(memory_limit_bytes=1000 * MIB)
             updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
             assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
             await it.narrowing.relieve()
             assert it.recorded == {"flexible": "0-1", "other": "0"}
             larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
-            it.one.room_due.clear()
+            it.one.narrowing_due.clear()
             await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
-            assert it.one.room_due.is_set()
+            assert it.one.narrowing_due.is_set()
             await it.narrowing.relieve()
             assert (it.mems, it.recorded["flexible"]) == ("0", "0")
 
@@ -397,7 +401,7 @@ def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
             await widened(it.one)
-            following = asyncio.create_task(it.narrowing.follow(it.one.room_due, pause_s=0))
+            following = asyncio.create_task(it.narrowing.follow(it.one.narrowing_due, pause_s=0))
             await it.one.controller.stop_container(LATE_POD, LATE)
             await it.settled.wait()
             assert it.recorded == {"flexible": "0"}

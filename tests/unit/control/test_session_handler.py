@@ -42,7 +42,7 @@ def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: 
 
             assert updates == [Update("l", cpuset_cpus=CpuSet.parse("0,3-7"))]
             assert one.verifications == 1
-            told = {key: entry.told_cpus for key, entry in one.controller.ledger.entries.items()}
+            told = {key: entry.notified_cpus for key, entry in one.controller.ledger.entries.items()}
             assert told["s"] == told["l"] == CpuSet.parse("0,3-7")
 
     run(scenario())
@@ -60,8 +60,8 @@ def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_
             await handler.create_container(BEST_EFFORT, SHARED)
             assert await handler.synchronize([], []) == []
             assert set(one.controller.ledger.entries) == {"x"}
-            assert set(one.controller.residents.containers) == {"x"}
-            assert one.controller.residents.oom_score_adj == {"x": -997}
+            assert set(one.controller.known.containers) == {"x"}
+            assert one.controller.known.oom_score_adj == {"x": -997}
             stopped = replace(EXCLUSIVE, state=ContainerState.STOPPED)
             assert await handler.synchronize([GUARANTEED], [stopped]) == []
             assert one.controller.ledger.entries == {}
@@ -80,8 +80,8 @@ def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> N
             entry = one.controller.ledger.entries["x"]
             assert entry.origin is not None
             assert (entry.origin.form, entry.origin.bundle) == (Form.WRAPPER, "/run/b")
-            assert entry.origin.applied.cpuset_cpus == entry.told_cpus == CpuSet([1, 2])
-            assert one.controller.residents.containers["x"].resources == EXCLUSIVE.resources
+            assert entry.origin.applied.cpuset_cpus == entry.notified_cpus == CpuSet([1, 2])
+            assert one.controller.known.containers["x"].resources == EXCLUSIVE.resources
 
     run(before())
     run(after())
@@ -92,7 +92,7 @@ def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> 
         async with controlled(tmp_path) as one:
             handler = SessionHandler(one.controller, one.verify_soon)
             await handler.create_container(GUARANTEED, EXCLUSIVE)
-            async with one.controller.turn():
+            async with one.controller.transaction():
                 handler.missed(Event.CREATE_CONTAINER, "x", "late")
                 assert "x" in one.controller.ledger.entries
             assert one.controller.ledger.entries == {}

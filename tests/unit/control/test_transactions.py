@@ -50,7 +50,7 @@ class Stall:
 
     def __init__(self, one: Controlled) -> None:
         self._gate = threading.Event()
-        one.controller.recorder._thread.hand_over(self._gate.wait)
+        one.controller.recorder._thread.submit(self._gate.wait)
 
     def end(self) -> None:
         self._gate.set()
@@ -126,7 +126,7 @@ def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
 def test_what_decisions_depend_on_is_not_to_be_had_without_a_turn(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            async with one.controller.turn() as transaction:
+            async with one.controller.transaction() as transaction:
                 pass
             with pytest.raises(AssertionError, match="the turn is over"):
                 transaction.accept(ledger=Ledger())
@@ -142,8 +142,8 @@ def test_a_change_that_fails_harms_nobody_elses_turn(
 ) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            async with one.controller.turn():
-                one.controller.soon(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
+            async with one.controller.transaction():
+                one.controller.schedule(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
                 one.controller.take_engine(KubeletEngine())
             assert one.controller.engine.name == "kubelet"
             await one.controller.create_container(GUARANTEED, memory("a"))

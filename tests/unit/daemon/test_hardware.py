@@ -251,7 +251,7 @@ class TestHotPlug:
         async def scenario() -> None:
             async with bench(tmp_path) as one:
                 one.host.resize(0, 8 * GIB)
-                async with one.controller.turn():
+                async with one.controller.transaction():
                     await one.reread()
                     assert one.controller.machine == MACHINE
                 assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB
@@ -461,7 +461,7 @@ class TestMeasuredReservation:
                 assert (again.reserved(0), again.reserved(1)) == kept
                 assert again.host.measured == []  # The runtime has not listed what runs.
                 again.controller.connected(runtime("0.12.0"))
-                room = again.made.room_due
+                room = again.made.narrowing_due
                 await again.controller.synchronize([owner], [wide, short])
                 assert again.host.measured == [["wide", "short"]]
                 assert room.is_set()
@@ -479,7 +479,7 @@ class TestMeasuredReservation:
                 # Some of it was a container's, which nobody had listed yet.
                 one.host.held_bytes[0] = GIB
                 one.controller.connected(runtime("0.12.0"))
-                async with one.controller.turn():
+                async with one.controller.transaction():
                     synchronizing = asyncio.create_task(one.controller.synchronize([], []))
                     placing = asyncio.create_task(one.place("next", 100 * MIB))
                     await asyncio.sleep(0)

@@ -65,18 +65,18 @@ def test_who_may_be_due_an_update_is_known_without_a_look_at_all(
             placement = replace(one.decision.placement, exclusive_cpus=CpuSet())
             one = replace(one, decision=replace(one.decision, placement=placement))
         if step == ADD:
-            ledger = ledger.with_entry(replace(one, told_cpus=told))
+            ledger = ledger.with_entry(replace(one, notified_cpus=told))
         elif step == REMOVE:
             ledger = ledger.without(one.container_id)
         elif told is not None and one.container_id in ledger.entries:
-            ledger = ledger.telling({one.container_id: told})
+            ledger = ledger.with_notified_cpus({one.container_id: told})
     for shared in (CpuSet([0]), CpuSet([0, 1])):
         right = {
             key
             for key, one in ledger.entries.items()
-            if one.told_cpus == shared and not one.decision.placement.exclusive_cpus
+            if one.notified_cpus == shared and not one.decision.placement.exclusive_cpus
         }
-        due = set(ledger.due_a_look(shared))
+        due = set(ledger.update_candidates(shared))
         assert set(ledger.entries) - right <= due
         assert due.isdisjoint(right) or due == set(ledger.entries)
 

@@ -99,7 +99,7 @@ def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, place
             await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
             gate = threading.Event()
             announced = one.node.begin(ID, placed, 4242)
-            async with one.turn:
+            async with one.transaction:
                 answer = asyncio.create_task(one.ask("createRuntime", announced))
                 while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - nothing tells when it is so
                     await asyncio.sleep(0)
@@ -440,7 +440,7 @@ def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_pat
     async def scenario() -> None:
         async with desk(tmp_path, rules=DeskRules(deadline_s=0.01)) as one:
             announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            async with one.turn:
+            async with one.transaction:
                 status, text = await one.ask("createRuntime", announced)
                 assert (status, text) == ("error", "no decision within 0.01 s")
                 assert one.entries == {}
@@ -455,7 +455,7 @@ def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: P
     async def scenario() -> None:
         async with desk(tmp_path) as one:
             body = one.node.begin(ID, EXCLUSIVE, 4242)
-            async with one.turn:
+            async with one.transaction:
                 _, writer = await asyncio.open_unix_connection(str(one.path))
                 writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
                 await writer.drain()

@@ -10,7 +10,7 @@ import pytest
 
 from bayplan.model.decision import Outcome
 from bayplan.oci.stale_entries import CRIO
-from bayplan.oci.unmanaged_containers import Strays
+from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import Controlled, controlled, here, runtime
@@ -33,8 +33,8 @@ def started(node: OciNode, container_id: str = ID, pid: int = 42, **annotations:
     return bundle
 
 
-def strays(one: Controlled, node: OciNode) -> Strays:
-    return Strays(one.controller, node.hierarchy, here, one.verify_soon)
+def unmanaged(one: Controlled, node: OciNode) -> UnmanagedContainers:
+    return UnmanagedContainers(one.controller, node.hierarchy, here, one.verify_soon)
 
 
 def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_path: Path) -> None:
@@ -46,17 +46,17 @@ def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_pat
             await one.controller.create_container(owner, exclusive)
             held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
             started(node)
-            look = strays(one, node).look
+            look = unmanaged(one, node).look
             await look()
             assert set(one.controller.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
             one.controller.counters["oci_createRuntime"] += 1
             await look()
             entry = one.controller.ledger.entries[ID]
             assert entry.decision.outcome is Outcome.ADOPTED
-            assert entry.told_cpus == CpuSet(range(8)) - held
+            assert entry.notified_cpus == CpuSet(range(8)) - held
             assert entry.origin is not None
             assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
-            assert one.controller.residents.found == {ID: "default/web/main"}
+            assert one.controller.known.unmanaged == {ID: "default/web/main"}
             assert one.verifications == 1
             await look()
             assert one.verifications == 1
@@ -112,7 +112,7 @@ def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNode], A
         made(node)
         async with controlled(tmp_path / "state", nri=None) as one:
             one.controller.counters["oci_create"] += 1
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             await looking.look()
             await looking.look()
             assert one.controller.ledger.entries == {}
@@ -126,7 +126,7 @@ def test_one_that_was_passed_over_is_looked_at_again_with_its_next_process(tmp_p
         gone(node)
         async with controlled(tmp_path / "state", nri=None) as one:
             one.controller.counters["oci_create"] += 1
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             await looking.look()
             started(node, pid=43)
             await looking.look()
@@ -141,10 +141,10 @@ def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> Non
         started(node)
         async with controlled(tmp_path / "state") as one:
             one.controller.counters["oci_create"] += 1
-            await strays(one, node).look()
+            await unmanaged(one, node).look()
             assert one.controller.ledger.entries == {}
             one.controller.disconnected("for good")
-            await strays(one, node).look()
+            await unmanaged(one, node).look()
             assert set(one.controller.ledger.entries) == {ID}
             one.controller.connected(runtime("0.12.0"))
 
@@ -163,7 +163,7 @@ def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_but_nri_
         (hooks / "90-bayplan.json").write_text(json.dumps(definition))
         (node.root / "etc/crio").mkdir(parents=True)
         async with controlled(tmp_path / "state") as one:
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             await looking.look()
             one.controller.disconnected("for now")
             await looking.look()

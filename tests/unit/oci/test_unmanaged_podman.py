@@ -13,8 +13,8 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry
 from bayplan.model.origin import Form
 from bayplan.model.workload import Pod
-from bayplan.oci.stale_entries import Residue
-from bayplan.oci.unmanaged_containers import PODMAN, Strays
+from bayplan.oci.stale_entries import StaleEntries
+from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import Controlled, controlled, here
@@ -63,8 +63,8 @@ class PodmanNode(OciNode):
         self.pidfile(ID).write_text(f"{pid}")
 
 
-def strays(one: Controlled, node: OciNode) -> Strays:
-    return Strays(one.controller, node.hierarchy, here, one.verify_soon)
+def unmanaged(one: Controlled, node: OciNode) -> UnmanagedContainers:
+    return UnmanagedContainers(one.controller, node.hierarchy, here, one.verify_soon)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,17 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
             node.create(cgroups_path, child=child, **in_pod)
             node.created()
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             await looking.look()
             await looking.look()
             entry = one.controller.ledger.entries[ID]
-            assert (entry.decision.outcome, entry.told_cpus) == (Outcome.ADOPTED, CpuSet(range(8)) - held)
+            assert (entry.decision.outcome, entry.notified_cpus) == (Outcome.ADOPTED, CpuSet(range(8)) - held)
             origin = entry.origin
             assert origin is not None
             assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))
             path = container_path(cgroups_path) + ("/container" if child else "")
             assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
-            assert set(one.controller.residents.found) == {ID}
+            assert set(one.controller.known.unmanaged) == {ID}
             await asyncio.sleep(0)
             assert one.controller.counters["found_containers"] == one.verifications == 1
 
@@ -112,9 +112,9 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
                 await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
 
             node.end(42)
-            await Residue(one.controller, node.hierarchy, here, release, dict).look()
+            await StaleEntries(one.controller, node.hierarchy, here, release, dict).look()
             assert set(one.controller.ledger.entries) == {"x"}
-            assert one.controller.residents.found == {}
+            assert one.controller.known.unmanaged == {}
 
     asyncio.run(scenario())
 
@@ -143,7 +143,7 @@ def test_the_storage_is_where_podman_has_it(tmp_path: Path, settle: Callable[[Po
         node.create()
         node.created()
         async with controlled(tmp_path / "state", nri=None) as one:
-            await strays(one, node).look()
+            await unmanaged(one, node).look()
             assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())
@@ -210,7 +210,7 @@ def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[PodmanNode]
         node = PodmanNode(tmp_path / "root")
         made(node)
         async with controlled(tmp_path / "state", nri=None) as one:
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             await looking.look()
             await looking.look()
             assert one.controller.ledger.entries == {}
@@ -223,7 +223,7 @@ def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again
         node = PodmanNode(tmp_path / "root")
         node.create(pid=4242)
         async with controlled(tmp_path / "state", nri=None) as one:
-            looking = strays(one, node)
+            looking = unmanaged(one, node)
             for written in (None, "", "42"):
                 if written is not None:
                     node.created()
@@ -250,16 +250,16 @@ def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_p
                 await one.ask("createRuntime", told)
                 return found
 
-            await Strays(controller, node.hierarchy, slowly, one.around.verify_soon).look()
+            await UnmanagedContainers(controller, node.hierarchy, slowly, one.around.verify_soon).look()
             assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.residents.found == {}
+            assert controller.known.unmanaged == {}
 
             await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
-            await Strays(controller, node.hierarchy, here, one.around.verify_soon).look()
+            await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).look()
             assert one.entries[ID].decision.outcome is Outcome.ADOPTED
             await one.ask("createRuntime", told)
             assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.residents.found == {}
+            assert controller.known.unmanaged == {}
 
     asyncio.run(scenario())
 
@@ -272,7 +272,7 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             assert (await one.ask("createRuntime", node.create()))[0] == "ok"
             node.created()
             decided = one.entries[ID]
-            looking = Strays(controller, node.hierarchy, here, one.around.verify_soon)
+            looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
             await looking.look()
             assert one.entries[ID] is decided
 
@@ -313,7 +313,7 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
             node.create()
             node.created()
             controller = one.around.controller
-            looking = Strays(controller, node.hierarchy, here, one.around.verify_soon)
+            looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
             await looking.look()
             origin = one.entries[ID].origin
             assert origin is not None
@@ -324,6 +324,6 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
                 compare(node.hierarchy, one.around.expectations()),
             )
             assert node.oom_score_adj(42) == -997
-            assert controller.residents.found == {}
+            assert controller.known.unmanaged == {}
 
     asyncio.run(scenario())

@@ -126,4 +126,7 @@ def test_only_those_are_told_who_were_told_something_else() -> None:
     )
     updates = shared_pool_updates(ledger, MACHINE)
     assert updates == [Update("late", cpuset_cpus=shared), Update("never-told", cpuset_cpus=shared)]
-    assert shared_pool_updates(ledger.telling({one.container_id: shared for one in updates}), MACHINE) == []
+    assert (
+        shared_pool_updates(ledger.with_notified_cpus({one.container_id: shared for one in updates}), MACHINE)
+        == []
+    )

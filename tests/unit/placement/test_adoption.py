@@ -100,7 +100,7 @@ class TestWithoutAnnotation:
 
     def test_who_has_what_members_were_told_is_a_member(self) -> None:
         """An update for both was lost with the record of one."""
-        known = replace(decided(shared("k")), told_cpus=CpuSet.parse("0,3-7"))
+        known = replace(decided(shared("k")), notified_cpus=CpuSet.parse("0,3-7"))
         result = against([running(shared("k"), "0,3-7"), running(shared("n"), "0,3-7")], Ledger.of([known]))
         assert pinned(result) == {}
         assert len(result.updates) == 2

@@ -24,7 +24,7 @@ def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE.memory_bytes)
     decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
-    return after.telling({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
+    return after.with_notified_cpus({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
 
 
 def running(one: Container, cpus: str = "", mems: str = "") -> Container:
@@ -79,7 +79,7 @@ def test_a_container_without_a_record_is_found_and_kept_off_the_exclusive_cpus()
 def test_a_lost_reply_is_sent_again() -> None:
     result = against([running(EXCLUSIVE), AS_PLACED[1]])
     assert result.updates == (Update("x", CpuSet([1, 2]), NodeSet([0])),)
-    assert result.ledger.entries["x"].told_cpus == CpuSet([1, 2])
+    assert result.ledger.entries["x"].notified_cpus == CpuSet([1, 2])
 
 
 def test_a_failed_update_is_sent_again() -> None:

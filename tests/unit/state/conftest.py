@@ -36,7 +36,7 @@ def make_entry(container_id: str, name: str = "default/web-0/nginx", node: int =
     )
     placement = Placement(NodeSet([node]), CpuSet([2, 3]), {node: {"memory": GIB}})
     decision = Decision(request, Outcome.PLACED, placement, (Reason("best-set", "fits on one node"),))
-    return Entry(decision, told_cpus=CpuSet([2, 3]))
+    return Entry(decision, notified_cpus=CpuSet([2, 3]))
 
 
 @pytest.fixture
@@ -47,8 +47,10 @@ def entry() -> Callable[..., Entry]:
 class Recording(Store):
     """A store that takes what steps are made of."""
 
-    def record(self, entries: Iterable[Entry], gone: Iterable[str] = (), told: Iterable[Entry] = ()) -> None:
-        self.commit(Step.of(entries, gone, told))
+    def record(
+        self, entries: Iterable[Entry], gone: Iterable[str] = (), unlisted: Iterable[Entry] = ()
+    ) -> None:
+        self.commit(Step.of(entries, gone, unlisted))
 
     def forget(self, container_ids: Iterable[str]) -> None:
         self.record((), container_ids)

@@ -34,7 +34,7 @@ def decided() -> Entry:
     decision = ExactEngine().decide(
         MACHINE, PlacementPolicy(), Ledger(), derive_request(OWNER, MADE, MACHINE.memory_bytes)
     )
-    return Entry(decision, told_cpus=CpuSet([1, 2]), oom_group=True)
+    return Entry(decision, notified_cpus=CpuSet([1, 2]), oom_group=True)
 
 
 def read(one: Container) -> Entry | None:

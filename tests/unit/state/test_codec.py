@@ -45,7 +45,7 @@ def test_every_entry_comes_back_as_it_was(entry: Entry) -> None:
 
 def test_the_types_of_sets_come_back_too(entry: Callable[..., Entry]) -> None:
     again = decode_entry(encode(entry("c1")))
-    assert type(again.told_cpus) is CpuSet
+    assert type(again.notified_cpus) is CpuSet
     assert type(again.decision.placement.mems) is NodeSet
     assert list(again.decision.placement.booked_bytes) == [0]
 

@@ -56,8 +56,8 @@ def test_what_was_learned_of_held_memory_replaces_what_was_known(open_store: Ope
 def test_one_step_holds_decided_gone_and_told(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a"), entry("b")])
-    told = replace(entry("b"), told_cpus=CpuSet([4]))
-    store.record([entry("c")], gone=["a"], told=[told])
+    told = replace(entry("b"), notified_cpus=CpuSet([4]))
+    store.record([entry("c")], gone=["a"], unlisted=[told])
     assert store.entries() == [told, entry("c")]
     assert [item.decision.request.container_id for item in store.history()] == ["c", "b", "a"]
 
@@ -73,7 +73,7 @@ def test_recording_again_replaces(open_store: Open, entry: Make) -> None:
 def test_the_history_keeps_what_was_decided(open_store: Open, entry: Make) -> None:
     store = open_store()
     store.record([entry("a", node=0)])
-    store.record([], told=[entry("a", node=1)])
+    store.record([], unlisted=[entry("a", node=1)])
     assert store.entries() == [entry("a", node=1)]
     assert [item.decision for item in store.history()] == [entry("a", node=0).decision]
     store.record([entry("a", node=2)])
@@ -84,9 +84,9 @@ def test_the_history_keeps_what_was_decided(open_store: Open, entry: Make) -> No
 
 def test_what_was_only_told_is_not_history(open_store: Open, entry: Make) -> None:
     store = open_store()
-    store.record([], told=[entry("found")])
+    store.record([], unlisted=[entry("found")])
     assert store.entries() == [entry("found")]
-    store.record([], gone=["found"], told=[replace(entry("found"), ended=True)])
+    store.record([], gone=["found"], unlisted=[replace(entry("found"), ended=True)])
     store.close()
     store = open_store()
     assert store.entries() == [replace(entry("found"), ended=True)]

@@ -33,7 +33,7 @@ def books(
     What is kept for the rest of a pod is given away too, but for the pod *for_pod*. Without *blocks* it isn't
     said which container has what of the memory: a decision about another one does not need it.
     """
-    entries = (*ledger.entries.values(), *ledger.between.values())
+    entries = (*ledger.entries.values(), *ledger.retained.values())
     kept = [rest for rest in rests(entries) if rest.pod_id != for_pod]
     return ManagersState(
         cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),

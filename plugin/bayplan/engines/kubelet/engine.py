@@ -247,7 +247,7 @@ class _Choice:
 
     def _affinity_of_pod(self) -> Affinity | None:
         pod_id = self.request.pod_id
-        last = self.ledger.between.get(pod_id)
+        last = self.ledger.retained.get(pod_id)
         if last is not None:
             return last.decision.placement.affinity
         for entry in self.ledger.entries.values():

@@ -260,12 +260,12 @@ def test_the_room_of_a_pod_is_kept_between_its_containers() -> None:
     sums = _sums(900 * MIB, 3000)
     node.place("init", 900 * MIB, 3000, owner="team", totals=sums)
     node.ledger = node.ledger.after_end_of("init")
-    assert (node.ledger.entries, list(node.ledger.between)) == ({}, ["team-sandbox"])
+    assert (node.ledger.entries, list(node.ledger.retained)) == ({}, ["team-sandbox"])
     assert str(node.place("other", 600 * MIB, 3000).placement.mems) == "1"
     assert node.place("thief", 600 * MIB).outcome is Outcome.REFUSED
     later = node.place("app", 900 * MIB, 3000, owner="team", totals=sums).placement
     assert (str(later.mems), str(later.exclusive_cpus)) == ("0", "1-3")
-    assert node.ledger.between == {}
+    assert node.ledger.retained == {}
 
 
 def test_the_cpus_of_an_ended_init_container_are_kept_beside_a_shared_part_of_the_sums() -> None:
@@ -283,13 +283,13 @@ def test_nothing_is_kept_for_a_pod_that_is_gone_or_whose_sums_are_unknown() -> N
     node = Node(machine(2, memory_bytes=GIB), SINGLE, POD_SCOPE)
     node.place("one", 300 * MIB, owner="team", totals=_sums(900 * MIB, 1000))
     ended = node.ledger.after_end_of("one")
-    assert list(ended.between) == ["team-sandbox"]
-    assert ended.without_pod_between("another") == ended
+    assert list(ended.retained) == ["team-sandbox"]
+    assert ended.without_retained("another") == ended
     nothing = node.ledger.without("one")
-    assert ended.without_pod_between("team-sandbox") == nothing
+    assert ended.without_retained("team-sandbox") == nothing
     assert node.ledger.after_end_of("one", pod_stays=False) == nothing
     node.place("alone", 300 * MIB)
-    assert node.ledger.after_end_of("alone").between == {}
+    assert node.ledger.after_end_of("alone").retained == {}
 
 
 def test_what_a_resized_pod_needs_is_not_known_and_so_not_kept() -> None:
@@ -334,7 +334,7 @@ def test_no_container_of_an_admitted_pod_finds_its_room_taken(
         if what == "end":
             for index in here:
                 node.ledger = node.ledger.without(f"p{number}-{index}")
-            node.ledger = node.ledger.without_pod_between(f"p{number}-sandbox")
+            node.ledger = node.ledger.without_retained(f"p{number}-sandbox")
             running[number] = []
             continue
         if what == "again" and here:
@@ -343,7 +343,7 @@ def test_no_container_of_an_admitted_pod_finds_its_room_taken(
         left = [index for index in range(len(plan)) if index not in here]
         if not left:
             continue
-        index, admitted = left[0], bool(here) or f"p{number}-sandbox" in node.ledger.between
+        index, admitted = left[0], bool(here) or f"p{number}-sandbox" in node.ledger.retained
         size = plan[index][0] * GIB // 10
         decision = node.place(f"p{number}-{index}", size, milli[index], owner=f"p{number}", totals=sums)
         if admitted:
@@ -352,7 +352,7 @@ def test_no_container_of_an_admitted_pod_finds_its_room_taken(
             here.append(index)
             assert len(decision.placement.exclusive_cpus) == (milli[index] // 1000 if whole_cpus else 0)
         _check_promises(node)
-        entries = (*node.ledger.entries.values(), *node.ledger.between.values())
+        entries = (*node.ledger.entries.values(), *node.ledger.retained.values())
         node.ledger = Ledger.of(decode_entry(encode(entry)) for entry in entries)
 
 

@@ -18,7 +18,7 @@ from bayplan.placement.reconcile import Reconciliation
 logger = logging.getLogger(__name__)
 
 
-class Journal:
+class DecisionLog:
     """Counts into *counters*; ``pins`` notices what others pin."""
 
     def __init__(self, counters: Counter[str]) -> None:
