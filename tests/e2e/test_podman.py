@@ -111,7 +111,7 @@ def test_what_systemd_and_the_runtime_undo_is_restored(node: Node, form: str) ->
         )
         if form == "hook":
             # Only from then on systemd has it right.
-            node.bayplan.await_log(f'"the runtime knows what was set", "container_id": "{running}"')
+            node.bayplan.await_log(f'"the OCI runtime has what was set", "container_id": "{running}"')
         placed = node.view(running).placement
         scope = node.view(running).cgroup.removesuffix("/container").rsplit("/", 1)[1]
         node.guest.run("systemctl", "daemon-reload")

@@ -14,8 +14,8 @@ from bayplan.oci.stale_entries import StaleEntries
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here
-from support.oci_desks import Desk, desk
 from support.oci_node import guaranteed, spec
+from support.oci_socket import ServedOciSocket, oci_socket
 
 HOOK = Path(__file__).parents[2] / "hooks" / "oci-hook"
 STARTS = 30
@@ -30,7 +30,7 @@ def nobody() -> dict[str, bool]:
 class Runtime:
     """What runc does about its hooks: a container whose hook fails does not come to life."""
 
-    def __init__(self, one: Desk, choice: random.Random) -> None:
+    def __init__(self, one: ServedOciSocket, choice: random.Random) -> None:
         self._one = one
         self._choice = choice
         self.alive: dict[str, str] = {}
@@ -70,9 +70,9 @@ class Runtime:
 @pytest.mark.parametrize("seed", [1, *(pytest.param(more, marks=pytest.mark.matrix) for more in (2, 3))])
 def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: int) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
-            stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.desk.release, nobody)
+            stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.handler.release, nobody)
             for number in range(STARTS):
                 await runtime.start(number)
             await one.quiet()

@@ -14,18 +14,18 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.quantity import MIB
 from support.controllers import MACHINE
 from support.cpuset_tree import CpusetTree
-from support.oci_desks import Desk, desk
 from support.oci_node import guaranteed, spec
+from support.oci_socket import ServedOciSocket, oci_socket
 
 Step = Callable[[], Awaitable[None]]
 STEPS = 3
 
 
 class World:
-    """What engine, wrapper and OCI runtime do on the node of a desk. ``running`` are the containers whose
-    process has begun, ``asked`` those whose start was told."""
+    """What engine, wrapper and OCI runtime do on the node of an OCI socket. ``running`` are the containers
+    whose process has begun, ``asked`` those whose start was told."""
 
-    def __init__(self, one: Desk, directory: Path) -> None:
+    def __init__(self, one: ServedOciSocket, directory: Path) -> None:
         self.one = one
         self.tree = CpusetTree(directory / "root", MACHINE.online_cpus)
         self.running: set[str] = set()
@@ -84,7 +84,7 @@ class World:
 
 
 async def test_every_order_of_two_creations(tmp_path: Path) -> None:
-    async with desk(tmp_path) as one:
+    async with oci_socket(tmp_path) as one:
         world = World(one, tmp_path)
         late = 0
         for places in combinations(range(2 * STEPS), STEPS):
@@ -105,7 +105,7 @@ async def test_every_order_of_two_creations(tmp_path: Path) -> None:
 async def test_random_orders_of_many(tmp_path: Path, seed: int) -> None:
     """Some end half-way: nothing of theirs is left."""
     draw = random.Random(seed)
-    async with desk(tmp_path) as one:
+    async with oci_socket(tmp_path) as one:
         world = World(one, tmp_path)
         for _ in range(20):
             world.said.clear()
@@ -125,7 +125,7 @@ async def test_random_orders_of_many(tmp_path: Path, seed: int) -> None:
 
 
 async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
-    async with desk(tmp_path) as one:
+    async with oci_socket(tmp_path) as one:
         world = World(one, tmp_path)
         for _ in range(3):
             _, steps = world.life()
@@ -135,6 +135,6 @@ async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
 
 
 async def test_a_start_of_somebody_else_is_nobodys_business(tmp_path: Path) -> None:
-    async with desk(tmp_path) as one:
+    async with oci_socket(tmp_path) as one:
         assert await one.ask("start", b"unknown") == ("ok", "")
         assert (await one.ask("start", b"../c1"))[0] == "error"

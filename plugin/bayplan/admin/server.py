@@ -19,7 +19,7 @@ from bayplan.admin.questions import Question
 from bayplan.admin.views import Snapshot, View, nodes_view, ping_view, status_view
 from bayplan.admin_protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES, printable_answer
 from bayplan.errors import BayplanError
-from bayplan.host.unix_socket import Peer, Place, SocketServer
+from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class AdminServer(SocketServer):
         client_timeout_s: float = CLIENT_TIMEOUT_S,
         questions: Mapping[str, Question] = MappingProxyType({}),
     ) -> None:
-        super().__init__(Place(path, "admin socket"), MAX_REQUEST_BYTES, MAX_CLIENTS)
+        super().__init__(SocketPath(path, "admin socket"), MAX_REQUEST_BYTES, MAX_CLIENTS)
         self._client_timeout_s = client_timeout_s
         self._snapshot = snapshot
         self._level = level
         self._questions = questions
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             answer = await self._answer(reader, writer)
             async with asyncio.timeout(self._client_timeout_s):
@@ -71,7 +71,7 @@ class AdminServer(SocketServer):
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError) as error:
-            logger.debug("an admin client went away", extra={"problem": repr(error)})
+            logger.debug("an admin client disconnected before its answer", extra={"problem": repr(error)})
         finally:
             writer.transport.abort()
 
@@ -81,7 +81,7 @@ class AdminServer(SocketServer):
             # connection, and the client might never see the answer.
             async with asyncio.timeout(self._client_timeout_s):
                 line = await _read_line(reader)
-            self.heard()
+            self.request_received()
             self._check_peer(writer)
             return await self._serve_request(_parse(line))
         except _BadRequestError as error:
@@ -118,9 +118,9 @@ class AdminServer(SocketServer):
 
     @staticmethod
     def _check_peer(writer: asyncio.StreamWriter) -> None:
-        unwelcome = Peer.of(writer.get_extra_info("socket")).why_unwelcome()
-        if unwelcome is not None:
-            raise _BadRequestError(unwelcome)
+        refused = Peer.of(writer.get_extra_info("socket")).why_refused()
+        if refused is not None:
+            raise _BadRequestError(refused)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:

@@ -55,7 +55,7 @@ from bayplan.host.netlink import watch_hotplug
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
-from bayplan.oci.request_handler import DeskRules, OciDesk
+from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.server import OciServer
 from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
@@ -110,8 +110,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         await admin.start()
         stack.push_async_callback(admin.close)
         if settings.oci_socket is not None:
-            stack.push_async_callback(daemon.desk.close)
-            oci = OciServer(settings.oci_socket, daemon.desk.serve)
+            stack.push_async_callback(daemon.oci_requests.close)
+            oci = OciServer(settings.oci_socket, daemon.oci_requests.serve)
             await oci.start()
             stack.push_async_callback(oci.close)
         # A full collection of all that start-up made takes 20 ms, and comes in the middle of some reply.
@@ -199,12 +199,12 @@ class _Daemon:
         await self.controller.restore()
         self.hardware.serve(self.controller, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.learned)
-        self.desk = OciDesk(
+        self.oci_requests = OciRequestHandler(
             self.controller,
             self.hierarchy,
             self.cpusets,
             self._verify_now.set,
-            _desk_rules(self.settings),
+            _oci_request_settings(self.settings),
         )
         self.narrowing = Narrowing(
             self.controller,
@@ -220,7 +220,7 @@ class _Daemon:
             self.controller,
             self.hierarchy,
             self.host_thread.do,
-            self.desk.release,
+            self.oci_requests.release,
             lambda: list_containers(self.settings.crio_socket),
         )
         self.unmanaged = UnmanagedContainers(
@@ -284,7 +284,7 @@ class _Daemon:
                 self.settings = settings
                 self.hardware.take_settings(settings)
                 self.controller.take_engine(engine_of(settings))
-                self.desk.rules = _desk_rules(settings)
+                self.oci_requests.settings = _oci_request_settings(settings)
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
                 self.controller.decision_log.pins.configured = tuple(settings.kubelet_managers)
@@ -377,8 +377,8 @@ class _Daemon:
         return self.controller.expectations(container_ids)
 
 
-def _desk_rules(settings: Settings) -> DeskRules:
-    return DeskRules(settings.oci_deadline_ms / 1000, settings.oci_undecided)
+def _oci_request_settings(settings: Settings) -> OciRequestSettings:
+    return OciRequestSettings(settings.oci_deadline_ms / 1000, settings.oci_undecided)
 
 
 def _return_bounds(settings: Settings) -> Bounds:

@@ -1,4 +1,4 @@
-"""A machine's sysfs as one text, and back: to reproduce on a desk what a daemon saw on a node.
+"""A machine's sysfs as one text, and back: to reproduce elsewhere what a daemon read on a node.
 
     python -m bayplan.host.record > machine.txt             record this machine
     python -m bayplan.host.record --unpack machine.txt DIR  make a tree of it, to be used as a root directory

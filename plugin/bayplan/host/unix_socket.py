@@ -1,7 +1,7 @@
-"""A unix socket of the daemon's: its place in the file system, who is the peer, serving clients until closed.
+"""A unix socket of the daemon's: its file, the user of the peer, and serving clients until it is closed.
 
-Only root and the daemon's own user get in: the file has mode 0600, and the kernel says who connects. What
-is spoken there: `bayplan.admin.server` and `bayplan.oci.server`.
+Only root and the daemon's own user may connect: the file has mode 0600, and the kernel says who connects. The
+protocols on it: `bayplan.admin.server` and `bayplan.oci.server`.
 """
 
 import abc
@@ -25,10 +25,11 @@ _PEER_CREDENTIALS: Final = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 
 _BACKLOG: Final = 256
-"""Connections that wait to be accepted; one more is told EAGAIN at once."""
+"""Connections that wait to be accepted; one more gets EAGAIN at once."""
 
-MOST_SILENCE_S: Final = 0.5
-"""So long a client may say nothing while others wait for its place. Ours say everything at once."""
+MAX_REQUEST_WAIT_S: Final = 0.5
+"""A client without a request is disconnected after this time if others wait to be accepted. Our own clients
+send their request at once."""
 
 _ACCEPT_PAUSE_S: Final = 1.0
 """After the kernel had no descriptor or memory for another client."""
@@ -48,15 +49,15 @@ class Peer(Struct, frozen=True):
         pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
         return cls(pid, uid)
 
-    def why_unwelcome(self) -> str | None:
-        """Why this peer gets no answer; None if it gets one."""
+    def why_refused(self) -> str | None:
+        """Why this peer gets no answer; None if it gets one. A sentence for the peer."""
         own = os.geteuid()
         if self.uid in (0, own):
             return None
         return f"user {self.uid} may not ask; root and user {own} may"
 
 
-class Place:
+class SocketPath:
     """The path of a listening socket. *name* is what messages call it, for instance "admin socket"."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -64,12 +65,12 @@ class Place:
         self._name = name
         self._identity: tuple[int, int] | None = None
 
-    def take(self) -> socket.socket:
+    def listen(self) -> socket.socket:
         """A listening socket at the path.
 
         Raises:
-            UnavailableError: a living daemon serves there, or something that is not a socket lies there.
-            HostError: the place cannot be taken.
+            UnavailableError: another daemon serves there, or the path is a file that is not a socket.
+            HostError: the socket cannot be made.
         """
         try:
             listener = self._listen()
@@ -79,14 +80,14 @@ class Place:
             raise HostError(str(self.path), problem) from error
         return listener
 
-    def give_up(self) -> None:
+    def remove(self) -> None:
         """Remove the socket file, unless it is somebody else's by now."""
         with contextlib.suppress(OSError):
             if self._found() == self._identity:
                 self.path.unlink()
 
     def _listen(self) -> socket.socket:
-        """It gets its name in one step, with its mode set: nobody else gets in."""
+        """Bound under another name and renamed once its mode is set: nobody else can connect in between."""
         self._check()
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fresh = self.path.with_name(f"{self.path.name}.new")
@@ -94,7 +95,7 @@ class Place:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             listener.bind(str(fresh))
-            # Between bind and chmod nobody is let in: nothing listens yet.
+            # Between bind and chmod nobody can connect: nothing listens yet.
             fresh.chmod(0o600)
             listener.listen(_BACKLOG)
             fresh.rename(self.path)
@@ -105,7 +106,7 @@ class Place:
         return listener
 
     def _check(self) -> None:
-        """Only nothing, or the socket of a daemon that is gone, may be replaced."""
+        """Only the socket of a daemon that is gone may be replaced."""
         try:
             status = self.path.lstat()
         except FileNotFoundError:
@@ -129,68 +130,70 @@ class Place:
 
 
 class SocketServer(abc.ABC):
-    """Serves clients at *place* from `start` to `close`, each in a task of its own. What they are told is the
-    subclass's. No line of a client may be longer than *line_bytes*.
+    """Serves clients at *path* from `start` to `close`, each in a task of its own; a subclass implements
+    `_serve_client`. No line of a client may be longer than *line_bytes*.
 
-    No more than *most_clients* are accepted at once, so that no more descriptors are taken. All others wait
-    in the kernel's queue, and those who say nothing lose their places to them.
+    No more than *max_clients* are accepted at once, so that no more descriptors are open. All others wait in
+    the kernel's queue; while they do, clients that have sent no request for *max_wait_s* are disconnected.
     """
 
     def __init__(
-        self, place: Place, line_bytes: int, most_clients: int, most_silence_s: float = MOST_SILENCE_S
+        self, path: SocketPath, line_bytes: int, max_clients: int, max_wait_s: float = MAX_REQUEST_WAIT_S
     ) -> None:
         self.clients: set[asyncio.Task[None]] = set()
         """Who is being served."""
-        self._place = place
+        self._path = path
         self._line_bytes = line_bytes
-        self._most_clients = most_clients
-        self._most_silence_s = most_silence_s
+        self._max_clients = max_clients
+        self._max_wait_s = max_wait_s
         self._listener: socket.socket | None = None
-        self._silent: dict[asyncio.Task[None], float] = {}
-        """The clients that have not said what they want, with the loop's time of their coming; the first that
-        came stand first."""
+        self._without_request: dict[asyncio.Task[None], float] = {}
+        """The clients that have not sent a request, with the loop's time when they connected, oldest
+        first."""
         self._pause: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Take the socket's place and begin to serve.
+        """Make the socket and begin to serve.
 
         Raises:
-            UnavailableError: a living daemon serves there.
-            HostError: the place cannot be taken.
+            UnavailableError: another daemon serves there.
+            HostError: the socket cannot be made.
         """
-        self._listener = self._place.take()
-        self._listen()
+        self._listener = self._path.listen()
+        self._accept_again()
 
     async def close(self) -> None:
-        """Stop serving, remove the socket file unless it is somebody else's by now, part from the clients."""
+        """Stop serving, remove the socket file unless it is another daemon's by now, disconnect the
+        clients."""
         listener = self._listener
         if listener is None:
             return
-        self._do_not_listen()
+        self._stop_accepting()
         self._listener = None
         listener.close()
-        self._place.give_up()
+        self._path.remove()
         for client in self.clients:
             client.cancel()
         await asyncio.gather(*self.clients, return_exceptions=True)
 
-    def heard(self) -> None:
-        """The client of this task has said what it wants, and keeps its place from now on."""
+    def request_received(self) -> None:
+        """The client of this task has sent its request, and is not disconnected for others from now on."""
         client = asyncio.current_task()
         assert client is not None
-        self._silent.pop(client, None)
+        self._without_request.pop(client, None)
 
     @abc.abstractmethod
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client to its end, and say when it was `heard`. Raises nothing."""
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client to its end; call `request_received` as soon as there is a request. Raises
+        nothing."""
 
-    def _listen(self) -> None:
+    def _accept_again(self) -> None:
         self._pause = None
         if self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
-    def _do_not_listen(self, pause_s: float | None = None) -> None:
-        """Leave the others in the kernel's queue; for so long, if that is given."""
+    def _stop_accepting(self, pause_s: float | None = None) -> None:
+        """Accept no more clients; if *pause_s* is given, only for that time."""
         loop = asyncio.get_running_loop()
         if self._pause is not None:
             self._pause.cancel()
@@ -198,14 +201,14 @@ class SocketServer(abc.ABC):
         assert self._listener is not None
         loop.remove_reader(self._listener)
         if pause_s is not None:
-            self._pause = loop.call_later(pause_s, self._listen)
+            self._pause = loop.call_later(pause_s, self._accept_again)
 
     def _accept(self) -> None:
-        """Take in one client, or wait until there is a place for it."""
+        """Accept one client, or wait until one of those that are served has ended."""
         loop = asyncio.get_running_loop()
         assert self._listener is not None
-        if len(self.clients) >= self._most_clients:
-            self._make_room(loop.time())
+        if len(self.clients) >= self._max_clients:
+            self._drop_waiting_clients(loop.time())
             return
         try:
             connection, _ = self._listener.accept()
@@ -213,36 +216,38 @@ class SocketServer(abc.ABC):
             return
         except OSError as error:
             logger.error("a client could not be accepted", extra={"problem": error.strerror})  # noqa: TRY400 - expected, so that a traceback says nothing
-            self._do_not_listen(_ACCEPT_PAUSE_S)
+            self._stop_accepting(_ACCEPT_PAUSE_S)
             return
         connection.setblocking(False)  # noqa: FBT003 - the only argument it has
-        client = loop.create_task(self._serve_client(connection))
+        client = loop.create_task(self._serve_connection(connection))
         self.clients.add(client)
-        self._silent[client] = loop.time()
-        client.add_done_callback(self._parted)
+        self._without_request[client] = loop.time()
+        client.add_done_callback(self._client_ended)
 
-    def _make_room(self, now_s: float) -> None:
-        """Part from those who have been silent for too long, and listen again when there may be a place."""
-        first_s = next(iter(self._silent.values()), None)
+    def _drop_waiting_clients(self, now_s: float) -> None:
+        """Disconnect the clients that have sent no request for too long, and accept again when the next one
+        will have."""
+        first_s = next(iter(self._without_request.values()), None)
         if first_s is None:
-            self._do_not_listen()  # until one that was heard is done
+            self._stop_accepting()  # until one that is served has ended
             return
-        self._do_not_listen(max(0.0, first_s + self._most_silence_s - now_s))
-        for client in [one for one, came_s in self._silent.items() if now_s - came_s >= self._most_silence_s]:
-            del self._silent[client]
+        self._stop_accepting(max(0.0, first_s + self._max_wait_s - now_s))
+        latest_s = now_s - self._max_wait_s
+        for client in [one for one, came_s in self._without_request.items() if came_s <= latest_s]:
+            del self._without_request[client]
             client.cancel()
 
-    async def _serve_client(self, connection: socket.socket) -> None:
+    async def _serve_connection(self, connection: socket.socket) -> None:
         try:
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=self._line_bytes)
         except BaseException:
             connection.close()
             raise
-        await self._meet(reader, writer)
+        await self._serve_client(reader, writer)
 
-    def _parted(self, client: asyncio.Task[None]) -> None:
+    def _client_ended(self, client: asyncio.Task[None]) -> None:
         self.clients.discard(client)
-        self._silent.pop(client, None)
+        self._without_request.pop(client, None)
         if self._listener is not None:
-            self._do_not_listen()
-            self._listen()
+            self._stop_accepting()
+            self._accept_again()

@@ -1,9 +1,10 @@
-"""What is done about the requests on the OCI socket: decide, record, apply, answer; and release.
+"""Handles the requests on the OCI socket: decide, record, apply, answer; and release.
 
-The same controller decides as for NRI, in turn with it. Once a decision is recorded the work is finished,
-also when the client is gone or its time is over: a container that comes to life then has what the ledger
-says, and one that never does is found to be gone. Only what could not be applied is released at once. What
-is written to the kernel is what the ledger says when it is written, not what it said at the decision.
+The controller is the same as for NRI, and decides one request at a time. A request whose decision is recorded
+is carried out to its end, also when the client has disconnected or its deadline has passed: a container that
+starts after that has what the ledger says, and the entry of one that never starts is found to be stale. Only
+a decision that could not be applied is released at once. What is written to the kernel is what the ledger
+says at the time of the write, not at the time of the decision.
 """
 
 import asyncio
@@ -34,7 +35,13 @@ from bayplan.oci.entries import is_same_start, met, origin_of, was_rewritten, wi
 from bayplan.oci.errors import OciError
 from bayplan.oci.patches import merged, resources_patch, spec_patch
 from bayplan.oci.protocol import Answer, Status, Verb
-from bayplan.oci.runtime_update import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
+from bayplan.oci.runtime_update import (
+    RuntimeCommand,
+    RuntimeUpdater,
+    UpdateContent,
+    resources_for,
+    runtime_of,
+)
 from bayplan.oci.workloads import resources_from
 
 logger = logging.getLogger(__name__)
@@ -43,17 +50,18 @@ logger = logging.getLogger(__name__)
 _DONE: Final = Answer(Status.OK)
 
 
-class DeskRules(Struct, frozen=True):
-    """``deadline_s`` is how long a client waits at most for its answer; ``end_pauses_s`` are the pauses after
-    which a container that is being deleted is looked for again."""
+class OciRequestSettings(Struct, frozen=True):
+    """``deadline_s`` is the longest time until a client has its answer; ``undecided`` is the answer where no
+    decision could be made; ``end_pauses_s`` are the pauses before each check whether a container that is
+    being deleted has ended."""
 
     deadline_s: float = 1.5
     undecided: Undecided = Undecided.CLIENT
     end_pauses_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-class OciDesk:
-    """Answers the requests. ``close`` it when no more are taken in."""
+class OciRequestHandler:
+    """Answers the requests. ``close`` it once the socket is closed."""
 
     def __init__(
         self,
@@ -61,46 +69,46 @@ class OciDesk:
         hierarchy: Hierarchy,
         cpusets: Cpusets,
         verify_soon: Callable[[], None],
-        rules: DeskRules = DeskRules(),
-        persuader: Persuader | None = None,
+        settings: OciRequestSettings = OciRequestSettings(),
+        runtime_updater: RuntimeUpdater | None = None,
     ) -> None:
-        self.rules = rules
+        self.settings = settings
         self._controller = controller
         self._hierarchy = hierarchy
         self._cpusets = cpusets
         self._verify_soon = verify_soon
-        # Not the thread that verifies: that one may be at it for a second, and a container waits here.
+        # Not the thread that verifies: a verification may take a second, and here a container waits.
         self._thread = WorkThread("oci")
-        self._persuader = persuader or Persuader()
+        self._runtime_updater = runtime_updater or RuntimeUpdater()
         self.endings: set[asyncio.Task[None]] = set()
-        """Who waits for the end of a container that is being deleted."""
+        """The tasks that wait for the end of a container that is being deleted."""
         self._migrations: set[asyncio.Future[None]] = set()
-        self._works: set[asyncio.Task[Answer]] = set()
+        self._requests: set[asyncio.Task[Answer]] = set()
 
     async def settled(self) -> None:
-        """Finish what was begun, whether or not its client still waits."""
-        await asyncio.gather(*self._works, return_exceptions=True)
+        """Wait until all requests are carried out, whether or not their clients still wait."""
+        await asyncio.gather(*self._requests, return_exceptions=True)
         await asyncio.gather(*self._migrations, return_exceptions=True)
 
     async def close(self) -> None:
-        """Finish what was begun, and end."""
+        """Wait until all requests are carried out, and end."""
         await self.settled()
-        await self._persuader.close()
+        await self._runtime_updater.close()
         for ending in self.endings:
             ending.cancel()
         await asyncio.gather(*self.endings, return_exceptions=True)
         self._thread.end()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
-        """The answer to a request, within the deadline; what was begun goes on after it."""
+        """The answer to a request, within the deadline; the request is carried out also after that."""
         work = asyncio.get_running_loop().create_task(self._answer(verb, body, peer))
-        self._works.add(work)
-        work.add_done_callback(self._works.discard)
+        self._requests.add(work)
+        work.add_done_callback(self._requests.discard)
         try:
-            async with asyncio.timeout(self.rules.deadline_s):
+            async with asyncio.timeout(self.settings.deadline_s):
                 return await asyncio.shield(work)
         except TimeoutError:
-            return self._undecided(verb, body, f"no decision within {self.rules.deadline_s:g} s")
+            return self._undecided(verb, body, f"no decision within {self.settings.deadline_s:g} s")
 
     async def _answer(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
         self._controller.counters[f"oci_{verb.value}"] += 1
@@ -131,7 +139,7 @@ class OciDesk:
         """Place a container whose process exists and has not started. Body: the state, as hooks get it."""
         if self._is_of_nri(state.id):
             return _DONE
-        # Now, as the client may be gone later.
+        # At once, as the client's process may have ended later.
         runtime = await self._thread.do(partial(runtime_of, peer.pid, self._hierarchy.root))
         arrival = await self._thread.do(partial(announced_container.announced, self._hierarchy, state))
         if arrival is None:
@@ -141,7 +149,7 @@ class OciDesk:
                 return _DONE
             known = transaction.basis.ledger.entries.get(state.id)
             if known is not None and was_rewritten(known, arrival.origin):
-                # Its spec has what was decided; now we also know where it is.
+                # A precreate hook or the wrapper rewrote its spec; new are its process and cgroup.
                 self._controller.amend(transaction, met(known, arrival.origin))
                 entry = None
             else:
@@ -151,13 +159,13 @@ class OciDesk:
             return _DONE
         await self._carry_out(entry, updates)
         if runtime is not None:
-            self._persuade(runtime, arrival)
+            self._update_runtime(runtime, arrival)
         else:
             logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
         return _DONE
 
-    def _persuade(self, runtime: RuntimeCommand, arrival: Arrival) -> None:
-        """Have the runtime itself set what was set, once the container is created."""
+    def _update_runtime(self, runtime: RuntimeCommand, arrival: Arrival) -> None:
+        """Have the OCI runtime set the same values itself, once the container is created."""
         container_id = arrival.container.id
         decided = self._controller.ledger.entries.get(container_id)
 
@@ -170,7 +178,7 @@ class OciDesk:
 
         if decided is not None and origin_of(decided).applied != Adjustment():
             amounts = partial(announced_container.amounts_shown, self._hierarchy, origin_of(decided))
-            self._persuader.begin(runtime, container_id, Wanted(resources, amounts))
+            self._runtime_updater.begin(runtime, container_id, UpdateContent(resources, amounts))
 
     async def _precreate(self, body: bytes) -> Answer:
         """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
@@ -253,7 +261,7 @@ class OciDesk:
         if entry is None or entry.origin is None:
             return _DONE
         if await self._thread.do(partial(announced_container.is_alive, self._hierarchy, entry.origin)):
-            # The wrapper says so before the runtime kills what is left.
+            # The wrapper asks before it runs the OCI runtime, which then kills the processes that are left.
             task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
             self.endings.add(task)
             task.add_done_callback(self.endings.discard)
@@ -264,14 +272,14 @@ class OciDesk:
     async def _await_end(self, entry: Entry, origin: Origin) -> None:
         """Release what a container holds once it has no process; if that takes long, it is found later."""
         problem = "it has processes"
-        for pause_s in self.rules.end_pauses_s:
+        for pause_s in self.settings.end_pauses_s:
             await asyncio.sleep(pause_s)
             try:
                 if not await self._thread.do(partial(announced_container.is_alive, self._hierarchy, origin)):
                     await self.release(entry)
                     return
             except BayplanError as error:
-                # Also what a cgroup shows of itself while it is being removed.
+                # The files of a cgroup that is being removed can fail in other ways than being absent.
                 problem = str(error)
         extra = {"container_id": entry.container_id, "problem": problem}
         logger.info("a container that is to be deleted has not ended yet", extra=extra)
@@ -295,8 +303,8 @@ class OciDesk:
         return transaction.basis.ledger.entries[container.id], updates
 
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
-        """Make it so in the kernel: for the new container, then for the others. If it fails for the new one,
-        its decision is released."""
+        """Write a decision to the kernel: for the new container, then for the others. If that fails for the
+        new one, its decision is released."""
         origin = origin_of(entry)
         try:
             oom_score_adj = await self._thread.do(partial(self._place, entry))
@@ -315,8 +323,8 @@ class OciDesk:
                 self._controller.amend(transaction, placed)
 
     def _place(self, entry: Entry) -> int | None:
-        """Set what is decided about a container that has not started, until it is what the ledger says; the
-        oom_score_adj that was set. Blocks."""
+        """Write what the ledger says of a container that has not started, again if the ledger changed
+        meanwhile; returns the oom_score_adj that was set. Blocks."""
         origin, written = origin_of(entry), None
         applied = origin.applied
         while True:
@@ -330,10 +338,11 @@ class OciDesk:
             written = wanted
 
     async def _update_others(self, updates: Iterable[Update]) -> None:
-        """Write what a decision means for the containers of *updates*; what fails is found by verification.
+        """Write what a decision means for the containers of *updates*; a write that fails is repeated by the
+        verification.
 
-        Their CPUs are waited for. Memory that has to move to other nodes can take long: after half of the
-        client's time it goes on without being waited for.
+        This waits until their CPUs are written. Moving memory to other nodes can take long: after half of the
+        client's deadline it continues in the background.
         """
         due = list(updates)
         cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
@@ -343,7 +352,7 @@ class OciDesk:
             moving = asyncio.ensure_future(asyncio.to_thread(self._cpusets.move_memory, mems))
             self._migrations.add(moving)
             moving.add_done_callback(self._migrations.discard)
-            await asyncio.wait({moving}, timeout=self.rules.deadline_s / 2)
+            await asyncio.wait({moving}, timeout=self.settings.deadline_s / 2)
 
     def _is_of_nri(self, container_id: str) -> bool:
         entry = self._controller.ledger.entries.get(container_id)
@@ -353,9 +362,9 @@ class OciDesk:
         self._controller.counters["oci_undecided"] += 1
         extra = {"verb": verb.value, "container_id": _subject(verb, body), "problem": problem}
         logger.error("no decision about a container", extra=extra)
-        if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.rules.undecided is Undecided.CLIENT:
+        if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.settings.undecided is Undecided.CLIENT:
             return Answer.saying(Status.ERROR, problem)
-        if self.rules.undecided is Undecided.REFUSE:
+        if self.settings.undecided is Undecided.REFUSE:
             return Answer.saying(Status.REFUSED, problem)
         return _DONE
 

@@ -1,10 +1,10 @@
-"""The OCI runtime of a container that a hook announced, told once what was set behind its back.
+"""One ``runc update`` after a hook has placed a container, so that the OCI runtime has the same values.
 
-A runtime, and systemd where that holds its cgroups, write their own idea of a container again: on an update,
-on a ``daemon-reload``. One update by the runtime itself, as soon as the container is created, makes our
-values that idea. It runs beside everything else and no container waits for it; where it fails, or somebody
-updates the container before it, verification restores what is lost.
-"""
+The hook's values are written to the cgroup without the OCI runtime. The runtime (and systemd, where that
+manages the cgroups) later writes the values of its own record again: on an update, on a ``daemon-reload``.
+One update by the runtime itself, as soon as the container is created, puts our values into that record. It
+runs in the background and no container waits for it. Where it fails, or somebody else updates the container
+first, the verification restores the values that were overwritten."""
 
 import asyncio
 import logging
@@ -27,10 +27,11 @@ from bayplan.oci.patches import merged, resources_patch
 logger = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
-"""Before each attempt. The runtime knows the container only after its hooks and some work of its own."""
+"""Before each attempt: the runtime can update the container only some time after its createRuntime hooks."""
 
 AT_ONCE: Final = 2
-"""So many runtimes run beside each other: a hundred containers that start together need their CPUs more."""
+"""The number of updates that run at the same time: when a hundred containers start together, they need the
+CPUs more."""
 
 UPDATE_TIMEOUT_S: Final = 10.0
 _RUNTIMES: Final = re.compile(r"(runc|crun|youki)[\w.-]*")
@@ -44,7 +45,7 @@ _PARENT_AFTER_NAME: Final = 1
 
 
 class RuntimeCommand(Struct, frozen=True):
-    """How a runtime was called, as far as its later calls need that too."""
+    """The command line of an OCI runtime, as far as its later calls need it too."""
 
     executable: str
     options: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class RuntimeCommand(Struct, frozen=True):
 
 def runtime_of(hook_pid: int, root: Path = Path("/")) -> RuntimeCommand | None:
     """The runtime that runs the hook *hook_pid*: its parent process. None where that is no runtime we know,
-    or may not be looked at: that takes CAP_SYS_PTRACE, and placing the container does not depend on it."""
+    or cannot be read without CAP_SYS_PTRACE; placing the container does not depend on it."""
     try:
         stat = read_text(str(root / "proc" / str(hook_pid) / "stat"))
         parent = root / "proc" / stat.rpartition(")")[2].split()[_PARENT_AFTER_NAME]
@@ -66,7 +67,7 @@ def runtime_of(hook_pid: int, root: Path = Path("/")) -> RuntimeCommand | None:
     except (AbsentError, IndexError):
         return None
     except RefusedError as error:
-        logger.warning("the runtime is not told what is set", extra={"problem": str(error)})
+        logger.warning("the OCI runtime cannot be updated with what is set", extra={"problem": str(error)})
         return None
     return _command(words, _executable(parent, words[0]), environment)
 
@@ -86,15 +87,16 @@ def resources_for(document: bytes, spec: Spec, applied: Adjustment) -> bytes:
     return merged(kept, resources_patch(applied, present), "resources")
 
 
-class Wanted(Struct, frozen=True):
-    """What a runtime is to be told: the *resources* of the moment, None to give up. *amounts* is what the
-    container has now of what they repeat from its spec; it raises BayplanError where that cannot be seen."""
+class UpdateContent(Struct, frozen=True):
+    """The content of an update. ``resources`` makes the resources of this moment; None: the container is gone
+    and needs no update. ``amounts`` reads what the cgroup has of the values that an update repeats from the
+    spec, and raises BayplanError where they cannot be read."""
 
     resources: Callable[[], bytes | None]
     amounts: Callable[[], Mapping[str, str]]
 
 
-class Persuader:
+class RuntimeUpdater:
     """Runs the updates, each in one of its ``tasks``. *pauses_s* come before the attempts."""
 
     def __init__(self, pauses_s: Sequence[float] = PAUSES_S) -> None:
@@ -102,36 +104,38 @@ class Persuader:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[bool]] = set()
 
-    def begin(self, command: RuntimeCommand, container_id: str, wanted: Wanted) -> asyncio.Task[bool]:
-        """Update the container when the runtime is ready for it; the task says whether it was done."""
-        task = asyncio.get_running_loop().create_task(self._persuade(command, container_id, wanted))
+    def begin(self, command: RuntimeCommand, container_id: str, content: UpdateContent) -> asyncio.Task[bool]:
+        """Update the container as soon as the runtime can; the task's result is whether it was done."""
+        task = asyncio.get_running_loop().create_task(self._update_runtime(command, container_id, content))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Give up what is not done."""
+        """Cancel the updates that are not done."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def _persuade(self, command: RuntimeCommand, container_id: str, wanted: Wanted) -> bool:
-        problem = "was not tried"
+    async def _update_runtime(
+        self, command: RuntimeCommand, container_id: str, content: UpdateContent
+    ) -> bool:
+        problem = "no attempt"
         try:
-            # Until the runtime knows the container, nobody else can have it updated.
-            at_first = await asyncio.to_thread(wanted.amounts)
+            # Nobody else can have updated it yet: the runtime does that only once its creation is complete.
+            at_first = await asyncio.to_thread(content.amounts)
             for pause_s in self._pauses_s:
                 await asyncio.sleep(pause_s)
-                resources = wanted.resources()
+                resources = content.resources()
                 if resources is None:
                     return False
                 async with self._at_once:
-                    if await asyncio.to_thread(wanted.amounts) != at_first:
+                    if await asyncio.to_thread(content.amounts) != at_first:
                         logger.info("updated by somebody else", extra={"container_id": container_id})
                         return False
                     failed = await asyncio.to_thread(_run, command, container_id, resources)
                 if failed is None:
-                    logger.debug("the runtime knows what was set", extra={"container_id": container_id})
+                    logger.debug("the OCI runtime has what was set", extra={"container_id": container_id})
                     return True
                 problem = failed
         except AbsentError:
@@ -139,12 +143,12 @@ class Persuader:
         except BayplanError as error:
             problem = str(error)
         extra = {"container_id": container_id, "runtime": command.executable, "problem": problem}
-        logger.warning("the runtime could not be told what was set", extra=extra)
+        logger.warning("the OCI runtime could not be updated with what was set", extra=extra)
         return False
 
 
 def _run(command: RuntimeCommand, container_id: str, resources: bytes) -> str | None:
-    """What went wrong with one attempt; None if nothing did."""
+    """One attempt; returns what went wrong, None if nothing did."""
     try:
         finished = subprocess.run(  # noqa: S603 - the program that root runs as its container runtime
             command.update(container_id),

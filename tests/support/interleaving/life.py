@@ -24,7 +24,7 @@ from bayplan.nri.exchange import Exchange
 from bayplan.nri.lane import Lane
 from bayplan.nri.operations import Operation, Synchronize
 from bayplan.nri.wire import Response
-from bayplan.oci.request_handler import DeskRules, OciDesk
+from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.stale_entries import StaleEntries
 from bayplan.quantity import GIB
 from support.clock import ManualClock
@@ -76,13 +76,15 @@ class Life:
         )
         controller, hierarchy = self.controller, kernel.hierarchy
         self.hardware.serve(controller, self.verify_soon)
-        self.desk = OciDesk(controller, hierarchy, self.cpusets, self.verify_soon, DeskRules(deadline_s=1e9))
-        self.desk._thread._executor = self.executor
+        self.oci_requests = OciRequestHandler(
+            controller, hierarchy, self.cpusets, self.verify_soon, OciRequestSettings(deadline_s=1e9)
+        )
+        self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)
         self.narrowing = Narrowing(
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
         )
-        self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.desk.release, _no_crio)
+        self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
         self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
         self._handler = SessionHandler(controller, self.verify_soon)
 

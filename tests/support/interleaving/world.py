@@ -143,7 +143,7 @@ class World:
         path = f"/kubepods/pod{container_id}/crio-{container_id}"
         pid, announced = self.kernel.announce(container_id, path, resources)
         try:
-            answer = await life.desk.serve(Verb.CREATE_RUNTIME, announced, Peer(1, 0))
+            answer = await life.oci_requests.serve(Verb.CREATE_RUNTIME, announced, Peer(1, 0))
         except asyncio.CancelledError:
             self.kernel.end(pid)
             raise
@@ -158,7 +158,7 @@ class World:
         self.kernel.end(pid)
         if told:
             body = state(container_id, "/gone", 0, status="stopped")
-            self.life.begin(self.life.desk.serve(Verb.POSTSTOP, body, Peer(1, 0)))
+            self.life.begin(self.life.oci_requests.serve(Verb.POSTSTOP, body, Peer(1, 0)))
 
     # ---- Time ------------------------------------------------------------------------------------------
 

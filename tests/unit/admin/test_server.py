@@ -176,7 +176,7 @@ def test_clients_that_do_not_read_are_dropped(path: Path, snapshot: Snapshot) ->
 
 def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path, snapshot: Snapshot) -> None:
     async def scenario(server: AdminServer, path: Path) -> None:
-        server._most_silence_s = 0.0
+        server._max_wait_s = 0.0
         silent = [await asyncio.open_unix_connection(path) for _ in range(MAX_CLIENTS)]
         await until(lambda: len(server.clients) == MAX_CLIENTS)
         assert (await ask(path, b'{"verb":"ping"}\n'))["kind"] == "Pong"

@@ -17,8 +17,8 @@ from bayplan.oci import announced_container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.machines import machine
-from support.oci_desks import CRIO, ID, desk
 from support.oci_node import OciNode, guaranteed, spec, state
+from support.oci_socket import CRIO, ID, oci_socket
 
 pytestmark = pytest.mark.root
 
@@ -56,7 +56,7 @@ def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
     policy = PlacementPolicy(default_memory_limit_bytes={"BestEffort": 64 * MIB}, reserved_cpus=CpuSet([0]))
 
     async def scenario() -> None:
-        async with desk(tmp_path, policy, hierarchy=hierarchy, on=read_machine()) as one:
+        async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=read_machine()) as one:
             bundle = OciNode(tmp_path).write_spec(ID, spec(path, annotations=CRIO))
             assert await one.ask("createRuntime", state(ID, bundle, pid)) == ("ok", "")
             entry = one.entries[ID]
@@ -90,7 +90,7 @@ def test_a_value_that_the_kernel_refuses_undoes_the_decision(
 
     async def scenario() -> None:
         policy = PlacementPolicy(reserved_cpus=CpuSet(range(8192)))
-        async with desk(tmp_path, policy, hierarchy=hierarchy, on=too_many) as one:
+        async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=too_many) as one:
             document = spec(path, resources=guaranteed(2, 64 * MIB), annotations=CRIO)
             bundle = OciNode(tmp_path).write_spec(ID, document)
             status, text = await one.ask("createRuntime", state(ID, bundle, pid))
@@ -104,7 +104,7 @@ def test_our_own_process_is_no_container(tmp_path: Path) -> None:
     hierarchy = Hierarchy.detect()
 
     async def scenario() -> None:
-        async with desk(tmp_path, hierarchy=hierarchy) as one:
+        async with oci_socket(tmp_path, hierarchy=hierarchy) as one:
             bundle = OciNode(tmp_path).write_spec(ID, spec("/x", annotations=CRIO))
             status, text = await one.ask("createRuntime", state(ID, bundle, os.getpid()))
             assert status == "error"

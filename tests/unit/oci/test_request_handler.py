@@ -15,11 +15,12 @@ from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.origin import Form
 from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.nri import Event
-from bayplan.oci.request_handler import DeskRules
+from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, pod
-from support.oci_desks import (
+from support.oci_node import OWN_CGROUP, OciNode, guaranteed, spec, state
+from support.oci_socket import (
     BEST_EFFORT,
     BEST_EFFORT_SCOPE,
     CRIO,
@@ -27,9 +28,8 @@ from support.oci_desks import (
     OTHER,
     SCOPE,
     SYSTEMD,
-    desk,
+    oci_socket,
 )
-from support.oci_node import OWN_CGROUP, OciNode, guaranteed, spec, state
 
 EXCLUSIVE = spec(SYSTEMD, resources=guaranteed(2, GIB // 2), annotations=CRIO)
 SHARED = spec(SYSTEMD, resources=guaranteed(0, GIB // 4), annotations=CRIO)
@@ -51,7 +51,7 @@ def test_a_container_is_placed_before_it_starts(
     child = crun and scope.endswith(".scope")
 
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
             document = spec(cgroups_path, resources=guaranteed(2, GIB // 2), annotations=CRIO)
             announced = one.node.begin(ID, document, 4242, child=child)
             assert await one.ask("createRuntime", announced) == ("ok", "")
@@ -77,7 +77,7 @@ def test_a_container_is_placed_before_it_starts(
 
 def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             shared = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77)
             assert await one.ask("createRuntime", shared) == ("ok", "")
             assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0-7",)
@@ -95,7 +95,7 @@ def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(
 @pytest.mark.parametrize("placed", [EXCLUSIVE, SHARED], ids=["exclusive", "shared"])
 def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, placed: dict[str, Any]) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
             gate = threading.Event()
             announced = one.node.begin(ID, placed, 4242)
@@ -104,7 +104,7 @@ def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, place
                 while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - nothing tells when it is so
                     await asyncio.sleep(0)
                 # It is about to be decided, and the thread that writes has something else to do then.
-                busy = asyncio.ensure_future(one.desk._thread.do(gate.wait))
+                busy = asyncio.ensure_future(one.handler._thread.do(gate.wait))
                 await asyncio.sleep(0)
             while ID not in one.entries:  # noqa: ASYNC110 - nothing tells when it is so
                 await asyncio.sleep(0)
@@ -124,7 +124,7 @@ def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, place
 
 def test_all_pods_of_a_node_may_start_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             ids = [f"{number:064x}" for number in range(110)]
             announced = [
                 one.node.begin(each, spec(f"/kubepods/besteffort/pod{each}/{each}"), 100 + number)
@@ -139,7 +139,7 @@ def test_all_pods_of_a_node_may_start_at_once(tmp_path: Path) -> None:
 
 def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             flexible = spec(f"/kubepods/pod1/crio-{OTHER}", resources=guaranteed(1, 600 * MIB))
             assert (await one.ask("createRuntime", one.node.begin(OTHER, flexible, 77)))[0] == "ok"
             assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0",)
@@ -158,16 +158,16 @@ def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Pa
 
 def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_cpus(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
             await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
             found = one.entries
             for container_id in (ID, OTHER):
-                await one.desk.release(found[container_id])
+                await one.handler.release(found[container_id])
             assert one.entries == {}
             # An entry of an earlier start takes nothing from the next one.
             await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000))
-            await one.desk.release(found[ID])
+            await one.handler.release(found[ID])
             assert set(one.entries) == {ID}
 
     run(scenario)
@@ -175,7 +175,7 @@ def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_c
 
 def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             owner = pod("g", QosClass.GUARANTEED)
             await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=1000))
             before = one.entries
@@ -191,7 +191,7 @@ def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
 
 def test_a_container_that_nri_answered_by_default_is_placed_after_all(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             owner, controller = pod("g", QosClass.GUARANTEED), one.around.controller
             told = controller.fallback_adjustment(owner, container(ID, owner))
             controller.missed(Event.CREATE_CONTAINER, ID, "late")
@@ -207,7 +207,7 @@ def test_a_container_that_nri_answered_by_default_is_placed_after_all(tmp_path: 
 
 def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             pause = spec(SYSTEMD, annotations={**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox"})
             assert await one.ask("createRuntime", one.node.begin(ID, pause, 4242)) == ("ok", "")
             assert one.entries == {}
@@ -218,7 +218,7 @@ def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             big = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
             status, text = await one.ask("createRuntime", one.node.begin(ID, big, 4242))
             assert status == "refused"
@@ -245,7 +245,7 @@ def test_the_log_names_the_container_that_there_is_no_decision_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, body: bytes, subject: str
 ) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
             assert (await one.ask(verb, body))[0] == "error"
 
@@ -261,7 +261,7 @@ def test_what_cannot_be_applied_is_released_and_answered_as_configured(
     tmp_path: Path, undecided: Undecided, answer: str
 ) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, rules=DeskRules(60, undecided)) as one:
+        async with oci_socket(tmp_path, settings=OciRequestSettings(60, undecided)) as one:
             announced = one.node.begin(ID, EXCLUSIVE, 4242)
             (one.node.directory(SCOPE) / "cpuset.mems").unlink()
             status, text = await one.ask("createRuntime", announced)
@@ -381,7 +381,7 @@ def test_what_is_no_container_is_answered_clearly_and_nothing_is_written(
     tmp_path: Path, announce: Callable[[OciNode], bytes], words: str
 ) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             body = announce(one.node)
             before = contents(one.node.root)
             status, text = await one.ask("createRuntime", body)
@@ -399,7 +399,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242)))[0] == "ok"
             one.node.end(4242)
             assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000)))[0] == "ok"
@@ -411,7 +411,7 @@ def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) -> None:
 
 def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
             assert await one.ask("delete", ID.encode()) == ("ok", "")
             assert set(one.entries) == {ID}
@@ -425,12 +425,12 @@ def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
 
 def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, rules=DeskRules(60, end_pauses_s=(0,) * 10_000)) as one:
+        async with oci_socket(tmp_path, settings=OciRequestSettings(60, end_pauses_s=(0,) * 10_000)) as one:
             await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
             assert await one.ask("delete", ID.encode()) == ("ok", "")
             assert set(one.entries) == {ID}
             one.node.end(4242)
-            await asyncio.wait(one.desk.endings)
+            await asyncio.wait(one.handler.endings)
             assert one.entries == {}
 
     run(scenario)
@@ -438,13 +438,13 @@ def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path)
 
 def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, rules=DeskRules(deadline_s=0.01)) as one:
+        async with oci_socket(tmp_path, settings=OciRequestSettings(deadline_s=0.01)) as one:
             announced = one.node.begin(ID, EXCLUSIVE, 4242)
             async with one.transaction:
                 status, text = await one.ask("createRuntime", announced)
                 assert (status, text) == ("error", "no decision within 0.01 s")
                 assert one.entries == {}
-            await one.desk.close()
+            await one.handler.close()
             assert set(one.entries) == {ID}
             assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
 
@@ -453,7 +453,7 @@ def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_pat
 
 def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             body = one.node.begin(ID, EXCLUSIVE, 4242)
             async with one.transaction:
                 _, writer = await asyncio.open_unix_connection(str(one.path))
@@ -462,7 +462,7 @@ def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: P
                 while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - nothing tells when it is so
                     await asyncio.sleep(0)
                 writer.transport.abort()
-            await one.desk.close()
+            await one.handler.close()
             assert set(one.entries) == {ID}
             assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
 
@@ -471,7 +471,7 @@ def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: P
 
 def test_an_oom_score_adj_that_cannot_be_written_undoes_the_decision(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             announced = one.node.begin(ID, EXCLUSIVE, 4242)
             file = one.node.root / "proc/4242/oom_score_adj"
             file.unlink()
@@ -485,7 +485,7 @@ def test_an_oom_score_adj_that_cannot_be_written_undoes_the_decision(tmp_path: P
 
 def test_a_pinned_container_is_recorded_and_not_touched(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             pinned = guaranteed(2, 64 * MIB)
             pinned["cpu"] |= {"cpus": "5-6", "mems": "1"}
             document = spec(SYSTEMD, resources=pinned, annotations=CRIO)
@@ -500,7 +500,7 @@ def test_a_pinned_container_is_recorded_and_not_touched(tmp_path: Path) -> None:
 
 def test_pod_wide_facts_come_from_the_sandbox(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             sandbox = {
                 "io.kubernetes.cri-o.Annotations": json.dumps({"bayplan.dev/memory-limit": "64Mi"}),
                 "pod-linux-resources.crio.io": json.dumps({"memory_limit_in_bytes": GIB, "cpu_shares": 512}),

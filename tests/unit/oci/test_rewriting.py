@@ -16,8 +16,8 @@ from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from support.machines import container, pod
-from support.oci_desks import CRIO, ID, OTHER, SCOPE, SYSTEMD, desk
 from support.oci_node import guaranteed, spec, state
+from support.oci_socket import CRIO, ID, OTHER, SCOPE, SYSTEMD, oci_socket
 
 PODMAN = f"machine.slice:libpod:{ID}"
 PODMAN_SCOPE = f"/machine.slice/libpod-{ID}.scope"
@@ -47,7 +47,7 @@ def expected_of(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("cgroups_path", [PODMAN, f"/libpod_parent/libpod-{ID}"])
 def test_precreate_answers_with_the_rewritten_spec(tmp_path: Path, cgroups_path: str) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             document = spec(cgroups_path, resources=ASKED)
             status, text = await one.ask("precreate", json.dumps(document).encode())
             assert status == "ok"
@@ -61,7 +61,7 @@ def test_precreate_answers_with_the_rewritten_spec(tmp_path: Path, cgroups_path:
 
 def test_a_later_createruntime_and_poststop_find_what_precreate_decided(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             document = spec(PODMAN, resources=ASKED)
             _, text = await one.ask("precreate", json.dumps(document).encode())
             announced = one.node.begin(ID, json.loads(text), 4242)
@@ -85,7 +85,7 @@ def test_a_later_createruntime_and_poststop_find_what_precreate_decided(tmp_path
 
 def test_the_wrapper_has_the_bundle_rewritten_with_owner_and_mode_kept(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             document = spec(SYSTEMD, resources=ASKED, annotations=CRIO)
             bundle = one.node.write_spec(ID, document)
             config = bundle / "config.json"
@@ -109,7 +109,7 @@ def test_the_wrapper_has_the_bundle_rewritten_with_owner_and_mode_kept(tmp_path:
 @pytest.mark.parametrize("kind", ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type"])
 def test_specs_of_sandboxes_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             document = spec("relative", resources=ASKED, annotations={kind: "sandbox"})
             assert await one.ask("precreate", json.dumps(document).encode()) == ("ok", "")
             bundle = one.node.write_spec(ID, document)
@@ -122,7 +122,7 @@ def test_specs_of_sandboxes_stay_as_they_are(tmp_path: Path, kind: str) -> None:
 
 def test_a_spec_that_nri_has_rewritten_stays_as_it_is(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             owner = pod("g", QosClass.GUARANTEED)
             await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=1000))
             document = spec(SYSTEMD, resources=ASKED)
@@ -147,7 +147,7 @@ def test_a_spec_that_nri_has_rewritten_stays_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_rewritten_is_an_error(tmp_path: Path, verb: str, body: bytes, words: str) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             status, text = await one.ask(verb, body)
             assert status == "error"
             assert words in text
@@ -158,7 +158,7 @@ def test_what_cannot_be_rewritten_is_an_error(tmp_path: Path, verb: str, body: b
 
 def test_a_refusal_rewrites_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             document = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
             bundle = one.node.write_spec(ID, document)
             status, text = await one.ask("create", create_body(bundle))
@@ -172,7 +172,7 @@ def test_a_refusal_rewrites_nothing(tmp_path: Path) -> None:
 
 def test_a_bundle_that_cannot_be_written_keeps_nothing_in_the_ledger(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             bundle = one.node.write_spec(ID, spec(SYSTEMD, resources=ASKED, annotations=CRIO))
             (bundle / ".config.json.bayplan").mkdir()
             status, text = await one.ask("create", create_body(bundle))
@@ -184,7 +184,7 @@ def test_a_bundle_that_cannot_be_written_keeps_nothing_in_the_ledger(tmp_path: P
 
 def test_a_repeated_creation_decides_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             document = spec(SYSTEMD, resources=ASKED, annotations=CRIO)
             for _ in range(2):
                 bundle = one.node.write_spec(ID, document)
@@ -197,7 +197,7 @@ def test_a_repeated_creation_decides_again(tmp_path: Path) -> None:
 
 def test_what_was_decided_is_merged_into_updates(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
             annotations = {**CRIO, "bayplan.dev/memory-limit": "256Mi"}
             burstable = {"cpu": {"shares": 512}}
             path = f"kubepods-burstable-pod9.slice:crio:{ID}"
@@ -235,7 +235,7 @@ def test_what_was_decided_is_merged_into_updates(tmp_path: Path) -> None:
 
 def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             bundle = one.node.write_spec(ID, spec(SYSTEMD, resources=ASKED, annotations=CRIO))
             assert (await one.ask("create", create_body(bundle)))[0] == "ok"
             before = one.entries
@@ -251,7 +251,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Pa
 
 def test_an_update_takes_cpus_along_with_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
             for container_id, resources in (
                 (ID, guaranteed(2, 100 * MIB)),
                 (OTHER, guaranteed(1, 800 * MIB)),
@@ -271,7 +271,7 @@ def test_an_update_takes_cpus_along_with_memory(tmp_path: Path) -> None:
 
 def test_an_update_of_a_container_that_nobody_knows_passes_unchanged(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             assert await one.ask("update", OTHER.encode() + b"\0{}") == ("ok", "")
 
     run(scenario)
@@ -279,11 +279,11 @@ def test_an_update_of_a_container_that_nobody_knows_passes_unchanged(tmp_path: P
 
 def test_a_resize_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
     async def before() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             await one.ask("createRuntime", one.node.begin(ID, spec(SYSTEMD, resources=ASKED), 4242))
 
     async def after() -> None:
-        async with desk(tmp_path) as one:
+        async with oci_socket(tmp_path) as one:
             smaller = json.dumps({"memory": {"limit": 128 * MIB}}).encode()
             status, text = await one.ask("update", ID.encode() + b"\0" + smaller)
             assert status == "ok"

@@ -12,11 +12,17 @@ import pytest
 from bayplan.host.kernelfs import AbsentError
 from bayplan.model.workload import Adjustment
 from bayplan.oci.documents import parse_spec
-from bayplan.oci.runtime_update import Persuader, RuntimeCommand, Wanted, resources_for, runtime_of
+from bayplan.oci.runtime_update import (
+    RuntimeCommand,
+    RuntimeUpdater,
+    UpdateContent,
+    resources_for,
+    runtime_of,
+)
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
-from support.oci_desks import BEST_EFFORT, CRIO, OTHER, desk
 from support.oci_node import spec
+from support.oci_socket import BEST_EFFORT, CRIO, OTHER, oci_socket
 
 HOOK, RUNTIME = 50, 40
 
@@ -97,7 +103,7 @@ def test_a_runtime_that_may_not_be_looked_at_is_left_alone(
     environment.unlink(missing_ok=True)
     environment.mkdir()
     assert runtime_of(HOOK, tmp_path) is None
-    assert "the runtime is not told" in caplog.text
+    assert "the OCI runtime cannot be updated" in caplog.text
 
 
 def test_an_update_repeats_what_the_spec_has_and_adds_what_was_set() -> None:
@@ -128,10 +134,12 @@ cat > {log}.stdin
 """
 
 
-def wanted(resources: bytes | None = b"{}", *amounts: str) -> Wanted:
+def wanted(resources: bytes | None = b"{}", *amounts: str) -> UpdateContent:
     """Told to want *resources*; *amounts* is what the memory limit is at each look, the last one for ever."""
     looks = list(amounts or ("max",))
-    return Wanted(lambda: resources, lambda: {"memory.max": looks.pop(0) if len(looks) > 1 else looks[0]})
+    return UpdateContent(
+        lambda: resources, lambda: {"memory.max": looks.pop(0) if len(looks) > 1 else looks[0]}
+    )
 
 
 def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path) -> None:
@@ -139,13 +147,13 @@ def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path
     command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)))
 
     async def scenario() -> None:
-        persuader = Persuader((0, 0, 0, 0))
-        assert not await persuader.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
+        runtime_updater = RuntimeUpdater((0, 0, 0, 0))
+        assert not await runtime_updater.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
 
         def gone() -> dict[str, str]:
             raise AbsentError("/sys/fs/cgroup/x", "the cgroup is gone")
 
-        assert not await persuader.begin(command, "id", Wanted(lambda: b"{}", gone))
+        assert not await runtime_updater.begin(command, "id", UpdateContent(lambda: b"{}", gone))
 
     asyncio.run(scenario())
     assert log.read_text().splitlines() == ["update -r - id"] * 2
@@ -156,9 +164,9 @@ def test_it_is_asked_until_it_is_ready(tmp_path: Path) -> None:
     command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)), ("--root=/r",))
 
     async def scenario() -> None:
-        persuader = Persuader((0, 0, 0, 0))
-        assert await persuader.begin(command, "id", wanted())
-        await persuader.close()
+        runtime_updater = RuntimeUpdater((0, 0, 0, 0))
+        assert await runtime_updater.begin(command, "id", wanted())
+        await runtime_updater.close()
 
     asyncio.run(scenario())
     assert log.read_text().splitlines() == ["--root=/r update -r - id"] * 3
@@ -171,10 +179,10 @@ def test_giving_up_is_reported_and_what_is_not_wanted_is_not_done(
     failing = RuntimeCommand(program(tmp_path, "runc", "#!/bin/sh\necho 'no such thing' >&2\nexit 3\n"))
 
     async def scenario() -> None:
-        persuader = Persuader((0, 0))
-        assert not await persuader.begin(failing, "id", wanted())
-        assert not await persuader.begin(RuntimeCommand("/nowhere"), "id", wanted())
-        assert not await persuader.begin(failing, "other", wanted(None))
+        runtime_updater = RuntimeUpdater((0, 0))
+        assert not await runtime_updater.begin(failing, "id", wanted())
+        assert not await runtime_updater.begin(RuntimeCommand("/nowhere"), "id", wanted())
+        assert not await runtime_updater.begin(failing, "other", wanted(None))
 
     asyncio.run(scenario())
     problems = [record.__dict__["problem"] for record in caplog.records]
@@ -188,14 +196,14 @@ def test_a_container_that_a_hook_announced_is_made_known_to_its_runtime(tmp_path
     runc = program(tmp_path / "bin", "runc", f'#!/bin/sh\necho "$@" >> {log}\ncat > {log}.stdin\n')
 
     async def scenario() -> None:
-        persuader = Persuader((0,))
-        async with desk(tmp_path, persuader=persuader) as one:
+        runtime_updater = RuntimeUpdater((0,))
+        async with oci_socket(tmp_path, runtime_updater=runtime_updater) as one:
             root = one.node.root
             process(root, os.getpid(), RUNTIME, ["oci-hook"], "/usr/bin/python3")
             process(root, RUNTIME, 1, ["runc", "--root=/run/runc", "create", OTHER], runc)
             announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
             assert await one.ask("createRuntime", announced) == ("ok", "")
-            assert await asyncio.gather(*persuader.tasks) == [True]
+            assert await asyncio.gather(*runtime_updater.tasks) == [True]
 
     asyncio.run(scenario())
     assert log.read_text() == f"--root=/run/runc update -r - {OTHER}\n"

@@ -174,9 +174,9 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
             # The kernel's queue has an end as well.
             while len(server.clients) < min(number, MAX_CLIENTS):  # noqa: ASYNC110 - nothing tells when it is so
                 await asyncio.sleep(0)
-        while server._silent or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
+        while server._without_request or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
             await asyncio.sleep(0)
-        server._most_silence_s = 0.0
+        server._max_wait_s = 0.0
         for _ in range(1000):
             await asyncio.sleep(0)
             assert len(server.clients) <= MAX_CLIENTS
@@ -191,7 +191,7 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
 @pytest.mark.parametrize("begin", [b"", b"bayplan-oci/1 del"])
 def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path, begin: bytes) -> None:
     async def scenario(server: OciServer, path: Path) -> None:
-        server._most_silence_s = 0.0
+        server._max_wait_s = 0.0
         silent = []
         for _ in range(MAX_CLIENTS):
             silent.append(await asyncio.open_unix_connection(str(path)))

@@ -15,8 +15,8 @@ from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import Controlled, controlled, here, runtime
 from support.machines import container, pod
-from support.oci_desks import CRIO as ANNOTATIONS
 from support.oci_node import OciNode, guaranteed, spec
+from support.oci_socket import CRIO as ANNOTATIONS
 
 ID = "c1" * 32
 PATH = f"/kubepods/pod1/crio-{ID}"

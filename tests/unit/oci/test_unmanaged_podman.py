@@ -19,8 +19,8 @@ from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import Controlled, controlled, here
 from support.machines import container, pod
-from support.oci_desks import desk
 from support.oci_node import OciNode, guaranteed, spec
+from support.oci_socket import oci_socket
 
 Result = TypeVar("Result")
 ID = "c1" * 32
@@ -240,7 +240,7 @@ def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again
 def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = PodmanNode(tmp_path / "node")
-        async with desk(tmp_path, hierarchy=node.hierarchy) as one:
+        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
             told = node.create()
             node.created()
             controller = one.around.controller
@@ -267,7 +267,7 @@ def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_p
 def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = PodmanNode(tmp_path / "node")
-        async with desk(tmp_path, hierarchy=node.hierarchy) as one:
+        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
             controller = one.around.controller
             assert (await one.ask("createRuntime", node.create()))[0] == "ok"
             node.created()
@@ -305,7 +305,7 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
 ) -> None:
     async def scenario() -> None:
         node = PodmanNode(tmp_path / "node")
-        async with desk(tmp_path, hierarchy=node.hierarchy) as one:
+        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
             node.create()
             question = "\0".join((str(node.bundle(ID)), ID, "/usr/bin/crun", "")).encode()
             assert (await one.ask("create", question))[0] == "ok"

@@ -12,8 +12,8 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.oci.request_handler import DeskRules, OciDesk
-from bayplan.oci.runtime_update import Persuader
+from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.runtime_update import RuntimeUpdater
 from bayplan.oci.server import OciServer
 from support.controllers import MACHINE, Controlled, controlled
 from support.oci_client import ask
@@ -39,12 +39,12 @@ CRIO: Final = {
 
 
 @dataclass
-class Desk:
-    """The desk behind its socket, and everything around it."""
+class ServedOciSocket:
+    """The OCI socket, the handler of its requests, and everything around them."""
 
     node: OciNode
     path: Path
-    desk: OciDesk
+    handler: OciRequestHandler
     around: Controlled
     server: OciServer
 
@@ -58,7 +58,7 @@ class Desk:
         await self.ask("delete", b"nobody")
         while self.server.clients:
             await asyncio.wait(self.server.clients)
-        await self.desk.settled()
+        await self.handler.settled()
 
     def tells_its_start(self, container_id: str) -> bool:
         """Whether the wrapper sees that it is to ask before that container starts; docs/oci-hook.md has the
@@ -77,26 +77,28 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(
+async def oci_socket(
     directory: Path,
     policy: PlacementPolicy = PlacementPolicy(),
-    rules: DeskRules = DeskRules(deadline_s=60),
-    persuader: Persuader | None = None,
+    settings: OciRequestSettings = OciRequestSettings(deadline_s=60),
+    runtime_updater: RuntimeUpdater | None = None,
     hierarchy: Hierarchy | None = None,
     on: Machine = MACHINE,
-) -> AsyncIterator[Desk]:
-    """A desk that restored what *directory* has, with no NRI session beside it; with a *hierarchy* on that
+) -> AsyncIterator[ServedOciSocket]:
+    """A handler that restored what *directory* has, with no NRI session beside it; with a *hierarchy* on that
     kernel instead of a directory."""
     node = OciNode(directory / "root")
     kernel = hierarchy or node.hierarchy
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
         path = directory / "oci.sock"
         cpusets = around.on(kernel, path)
-        one = OciDesk(around.controller, kernel, cpusets, around.verify_soon, rules, persuader)
+        one = OciRequestHandler(
+            around.controller, kernel, cpusets, around.verify_soon, settings, runtime_updater
+        )
         server = OciServer(path, one.serve)
         await server.start()
         try:
-            yield Desk(node, path, one, around, server)
+            yield ServedOciSocket(node, path, one, around, server)
         finally:
             await server.close()
             await one.close()
