@@ -63,7 +63,7 @@ class Cpusets:
             self._all_settled.clear()
             end_s, starting = clock() + LOOKED_FOR_S, self._starting()
             while starting and clock() < end_s and not self._all_settled.is_set():
-                await self.settle(starting)
+                await self.sync(starting)
                 await asyncio.sleep(LOOK_PAUSE_S)
                 starting = self._starting(starting)
 
