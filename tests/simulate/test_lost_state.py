@@ -23,7 +23,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import WRITTEN
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
-from bayplan.placement.departures import topped_up
+from bayplan.placement.after_removal import with_topped_up_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
@@ -103,14 +103,14 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
 def promised(controller: Controller) -> Promises:
     """What every container was promised, and what is known of it."""
     # What was promised short and was made up for since is made up for again as soon as somebody looks.
-    ledger, _ = topped_up(MACHINE, POLICY, controller.engine, controller.ledger)
+    ledger, _ = with_topped_up_claims(MACHINE, POLICY, controller.engine, controller.ledger)
     return {
         key: {
             "request": entry.decision.request,
             "mems": entry.decision.placement.mems,
             "exclusive": entry.decision.placement.exclusive_cpus,
             "claim": entry.decision.placement.claim,
-            "home": entry.decision.placement.home,
+            "home": entry.decision.placement.original_nodes,
             "overlapping": entry.decision.placement.overlapping,
             "told": entry.notified_cpus,
             "oom group": entry.oom_group,

@@ -6,9 +6,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.model.decision import Interval, NodeWish, QosClass, QosSource, Request, TierWish
-from bayplan.model.equal_scores import BY_SCORE
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.request import BY_ANNOTATION
+from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 

@@ -96,7 +96,7 @@ class Trial:
         self.number += 1
         request = draw_request(self.random, self.machine, f"c{self.number:05}")
         decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
-        before, self.ledger = self.ledger, self.ledger.awaiting(request)
+        before, self.ledger = self.ledger, self.ledger.as_if_newest(request)
         self._answered(request, decision, None)
         if decision.outcome is Outcome.REFUSED:
             self.ledger = before
@@ -120,7 +120,7 @@ class Trial:
         base = self.ledger.without(container_id)
         current = entry.decision.placement
         decision = self.engine.decide(self.machine, self.policy, base, request, current)
-        before, self.ledger = self.ledger, base.awaiting(request)
+        before, self.ledger = self.ledger, base.as_if_newest(request)
         self._answered(request, decision, current)
         self.counts["resizes"] += 1
         if decision.outcome is Outcome.REFUSED:
@@ -135,7 +135,7 @@ class Trial:
         self._check_short_claims()
         for move in self.engine.returns(self.machine, self.policy, self.ledger):
             entry = self.ledger.entries[move.container_id]
-            if move.after != entry.decision.placement.home:
+            if move.after != entry.decision.placement.original_nodes:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")
             self.ledger = self.ledger.moved([move])
             self.counts["returns"] += 1

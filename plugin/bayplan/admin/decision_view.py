@@ -90,7 +90,7 @@ def _placement(decision: Decision) -> View:
             "explainedBytes": claim.explained_bytes,
             "flexible": claim.flexible,
         },
-        "home": _nodes(placement.home),
+        "home": _nodes(placement.original_nodes),
         "overlapping": placement.overlapping,
         "memoryPolicy": None if policy is None else sentences.policy_text(policy),
         "lines": sentences.placed(decision),

@@ -16,9 +16,9 @@ from bayplan.admin_protocol import API_VERSION, MAX_PODS
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
+from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.sentences import summary
-from bayplan.model.subjects import concerns
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
@@ -95,7 +95,7 @@ def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Record
     current = {
         entry.decision.request.name: entry.decision
         for entry in snapshot.ledger.entries.values()
-        if concerns(subject, entry.decision.request.name, entry.container_id)
+        if names_container(subject, entry.decision.request.name, entry.container_id)
     }
     if any(decision.placement.claim is not None for decision in current.values()):
         current = _with_witness(snapshot, current)

@@ -14,8 +14,8 @@ from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
 from bayplan.host import proc
 from bayplan.model.decision import Outcome
+from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
-from bayplan.placement.pins import sentences
 
 logger = logging.getLogger(__name__)
 
@@ -79,4 +79,4 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     yield from notices
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
-    yield from sentences(decided, controller.decision_log.pins.configured)
+    yield from pin_sentences(decided, controller.decision_log.pins.configured)

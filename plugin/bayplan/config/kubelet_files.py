@@ -12,7 +12,7 @@ from bayplan.config.keys import FEATURE_GATES, KEYS
 from bayplan.config.sources import KUBELETS_KIND, Document, Source
 from bayplan.config.values import show
 from bayplan.errors import Problem
-from bayplan.placement.pins import KubeletManager
+from bayplan.placement.foreign_cpusets import KubeletManager
 
 _API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 _HARD: Final = "evictionHard"

@@ -23,7 +23,7 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
-from bayplan.placement.pins import KubeletManager, kubelet_sentence
+from bayplan.placement.foreign_cpusets import KubeletManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 

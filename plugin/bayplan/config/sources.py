@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from bayplan.config.values import Wrong, items, show, unreadable
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text
-from bayplan.placement.pins import KubeletManager
+from bayplan.placement.foreign_cpusets import KubeletManager
 
 MAX_CONFIG_BYTES: Final = MIB
 KUBELETS_KIND: Final = "KubeletConfiguration"

@@ -46,9 +46,9 @@ from bayplan.placement.adjustment import (
     wanted_for,
     wanted_oom_score_adj,
 )
-from bayplan.placement.adoption import adopt
+from bayplan.placement.after_removal import with_topped_up_claims
 from bayplan.placement.decide import decide_change, decide_creation
-from bayplan.placement.departures import topped_up
+from bayplan.placement.found_containers import adopt
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.placement.reconcile import reconcile
 from bayplan.state import annotations_of, entries_in
@@ -354,7 +354,7 @@ class Controller:
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(pod_id)  # no event tells of its end without NRI
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self._stopped_pods)
-        left, _ = topped_up(machine, policy, engine, left)
+        left, _ = with_topped_up_claims(machine, policy, engine, left)
         updates = self._accept(transaction, left, replied=replied)
         self.decision_log.released(entry.decision.request.name, container_id)
         self.capacity_freed()

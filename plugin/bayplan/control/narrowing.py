@@ -26,7 +26,12 @@ from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import move as move_text
-from bayplan.placement.departures import brought_back, opened, staying_wide, topped_up
+from bayplan.placement.after_removal import (
+    moved_back,
+    not_moved_back,
+    with_opened_nodes,
+    with_topped_up_claims,
+)
 from bayplan.sets import NodeSet
 
 logger = logging.getLogger(__name__)
@@ -96,8 +101,8 @@ class Narrowing:
         """What takes no pages: nodes that came, for those who may use all of them, and promises."""
         controller = self._controller
         machine, policy, engine, ledger = transaction.basis
-        ledger, wider = opened(machine, policy, engine, ledger)
-        ledger, promised = topped_up(machine, policy, engine, ledger)
+        ledger, wider = with_opened_nodes(machine, policy, engine, ledger)
+        ledger, promised = with_topped_up_claims(machine, policy, engine, ledger)
         if wider or promised:
             await transaction.commit(ledger)
         if wider:
@@ -156,7 +161,7 @@ class Narrowing:
         if found.obstacle:
             controller.counters["returns_failed"] += 1
             logger.warning("stays on more nodes than it needs", extra={**fields, "why": found.obstacle})
-            wide = staying_wide(ledger, move, found.obstacle)
+            wide = not_moved_back(ledger, move, found.obstacle)
             if wide is not ledger:
                 await transaction.commit(wide)
             return False
@@ -164,7 +169,7 @@ class Narrowing:
             logger.info("the room was taken while its pages were moved", extra=fields)
             return False
         logger.info("pages moved", extra=fields)
-        await transaction.commit(brought_back(ledger, move))
+        await transaction.commit(moved_back(ledger, move))
         controller.decision_log.moved(move)
         if entry.origin is None:
             controller.notifications.nodes_due.add(key)

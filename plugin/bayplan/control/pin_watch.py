@@ -1,6 +1,7 @@
 """Notices that somebody else pins containers: counts each pin, and has a sentence for the log once.
 
-What a pin is and whose is in `bayplan.placement.pins`; the status derives its own sentence from the ledger.
+What a pin is and whose is in `bayplan.placement.foreign_cpusets`; the status derives its own sentence
+from the ledger.
 """
 
 from collections import Counter
@@ -8,7 +9,13 @@ from collections.abc import Collection, Iterator
 
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
-from bayplan.placement.pins import KubeletManager, how_seen, is_pinned, kubelet_sentence, kubelets_pins
+from bayplan.placement.foreign_cpusets import (
+    KubeletManager,
+    how_detected,
+    is_pinned,
+    kubelet_managers_pinning,
+    kubelet_sentence,
+)
 
 
 class PinWatch:
@@ -24,7 +31,7 @@ class PinWatch:
         if not is_pinned(request):
             return
         self._counters["pinned_by_others"] += 1
-        seen, managers = how_seen(request).value, kubelets_pins(request)
+        seen, managers = how_detected(request).value, kubelet_managers_pinning(request)
         for manager in managers:
             first = self._first(f"pinned_by_kubelet_{manager.name.lower()}_manager")
             if first and manager not in self.configured:
@@ -36,7 +43,7 @@ class PinWatch:
         """Whether kubelet's CPU Manager is at work, by its configuration or by what it did."""
         requests = (entry.decision.request for entry in ledger.entries.values())
         return KubeletManager.CPU in self.configured or any(
-            KubeletManager.CPU in kubelets_pins(request) for request in requests
+            KubeletManager.CPU in kubelet_managers_pinning(request) for request in requests
         )
 
     def _first(self, counter: str) -> bool:

@@ -166,7 +166,7 @@ class Claim(Struct, frozen=True):
     Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
     given other nodes for the sake of a later request. ``short_bytes`` is what was asked for beyond that and
     could not be promised, ``explained_bytes`` the memory that is claimed by another container with the same
-    score (see `bayplan.model.equal_scores`).
+    score (see `bayplan.model.sidecar_scores`).
     """
 
     nodes: NodeSet
@@ -199,8 +199,8 @@ class Placement(Struct, frozen=True):
     With a ``claim`` (engine `exact`) the promise is the claim, and ``booked_bytes`` is the witness as it was
     at the decision: later decisions may route it otherwise. ``overlapping``: the nodes are shared with a set
     that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
-    ``home`` are the nodes it was placed on, if it had to move over since; ``left`` those before its last
-    move.
+    ``original_nodes`` (recorded as ``home``) are the nodes it was placed on, if it was moved to others since;
+    ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move.
     """
 
     mems: NodeSet | None = None
@@ -210,8 +210,8 @@ class Placement(Struct, frozen=True):
     claim: Claim | None = None
     overlapping: bool = False
     memory_policy: MemoryPolicySetting | None = None
-    home: NodeSet | None = None
-    left: NodeSet | None = None
+    original_nodes: NodeSet | None = field(default=None, name="home")
+    previous_mems: NodeSet | None = field(default=None, name="left")
 
 
 class Move(Struct, frozen=True):

@@ -22,9 +22,9 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.equal_scores import Key, is_explained, key_of, settled
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
+from bayplan.model.sidecar_scores import ScoreKey, corrected_claim, may_be_sidecar, score_key
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
 Ids = TypeVar("Ids", bound=IdSet)
@@ -54,14 +54,20 @@ class Entry(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """All entries by container id, with the totals that decisions need: what is booked on each node by
-    placements without a claim, what is claimed on each set of nodes by the others, which CPUs are exclusive,
-    and how many containers are bound to each set of nodes. ``retained`` are the pods, by id, that were
-    given room as a whole and have no container at the moment, each with the entry of its last one.
-    ``notified_counts`` counts the containers without exclusive CPUs by their ``notified_cpus``; ``uncounted``
-    are the ids of the containers that are not in these counts: those with exclusive CPUs, and those without
-    ``notified_cpus``. ``scored`` are the containers that share a pod and a score, in the order
-    in which they came: of those only the newest claims what the score says."""
+    """All entries by container id, with the totals that decisions need.
+
+    ``booked_bytes``: by node, of placements without a claim. ``claimed_bytes``: by set of nodes, of those
+    with one. ``exclusive_cpus``: of all containers. ``bound``: how many containers are bound to each set of
+    nodes. ``retained``: pods, by id, that were given room as a whole and have no container at the moment,
+    each with the entry of its last one.
+
+    ``notified_counts`` and ``uncounted`` find the containers that are due an update without a look at every
+    entry: containers without exclusive CPUs are counted by their ``notified_cpus``, all others and those
+    without ``notified_cpus`` are listed by id.
+
+    ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
+    see `bayplan.model.sidecar_scores`.
+    """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -71,7 +77,7 @@ class Ledger(Struct, frozen=True):
     retained: Mapping[str, Entry] = field(default_factory=dict)
     notified_counts: Mapping[CpuSet, int] = field(default_factory=dict)
     uncounted: frozenset[str] = frozenset()
-    scored: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
@@ -88,32 +94,33 @@ class Ledger(Struct, frozen=True):
         if entry.ended:
             return replace(base, retained={**base.retained, pod_id: entry})
         base = base.without_retained(pod_id)
-        key = key_of(entry.decision.request)
+        key = score_key(entry.decision.request)
         if key is None:
             return _added(base, entry)
-        order = _in_order(self.scored.get(key, ()), entry)
-        return _settled(replace(_added(base, entry), scored={**base.scored, key: order}), key)
+        order = _in_order(self.ids_by_score.get(key, ()), entry)
+        return _settled(replace(_added(base, entry), ids_by_score={**base.ids_by_score, key: order}), key)
 
     def without(self, container_id: str) -> "Ledger":
         """A ledger without that container; the same ledger if it holds none."""
         gone = self.entries.get(container_id)
         if gone is None:
             return self
-        left, key = _removed(self, gone), key_of(gone.decision.request)
+        left, key = _removed(self, gone), score_key(gone.decision.request)
         if key is None:
             return left
-        scored, order = dict(self.scored), tuple(one for one in self.scored[key] if one != container_id)
-        scored[key] = order
-        if not order:
-            del scored[key]
-        return _settled(replace(left, scored=scored), key)
+        ids = dict(self.ids_by_score)
+        ids[key] = tuple(one for one in ids[key] if one != container_id)
+        if not ids[key]:
+            del ids[key]
+        return _settled(replace(left, ids_by_score=ids), key)
 
-    def awaiting(self, request: Request) -> "Ledger":
-        """The ledger on which to decide about *request*, which is to be the newest of its pod."""
-        key, ledger = key_of(request), self
+    def as_if_newest(self, request: Request) -> "Ledger":
+        """The ledger on which to decide about *request*, which is to be the newest container of its pod: what
+        others claim by the same score, which then proves nothing of them any more, is not claimed in it."""
+        key, ledger = score_key(request), self
         newer = [(request, True)]
-        for other in self.scored.get(key, ()) if key is not None else ():
-            if is_explained(ledger.entries[other].decision.request, newer):
+        for other in self.ids_by_score.get(key, ()) if key is not None else ():
+            if may_be_sidecar(ledger.entries[other].decision.request, newer):
                 ledger = _claiming(ledger, other, explained=True)
         return ledger
 
@@ -148,8 +155,8 @@ class Ledger(Struct, frozen=True):
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.
 
-        Who gets nodes other than those it was placed on remembers these as its home, until it is back. Who
-        may use every node may still do so.
+        A container that is moved off the nodes it was placed on remembers these as its original nodes until
+        it is back. One that may use every node may still do so.
         """
         ledger = self
         for move in moves:
@@ -163,19 +170,20 @@ class Ledger(Struct, frozen=True):
                     replace(entry, decision=replace(entry.decision, placement=placement))
                 )
                 continue
-            home = placement.home or claim.nodes
+            original = placement.original_nodes or claim.nodes
             # Nodes beside the claim's, such as a device's memory, stay.
             beside = placement.mems - claim.nodes
             moved = replace(
                 placement,
                 mems=nodes | beside,
                 claim=replace(claim, nodes=nodes),
-                home=None if home == nodes else home,
-                left=placement.mems,
+                original_nodes=None if original == nodes else original,
+                previous_mems=placement.mems,
             )
             reasons = tuple(reason for reason in entry.decision.reasons if reason.code != MOVED_OVER)
-            if moved.home is not None:
-                text = f"moved over for others from node {home} to node {nodes}; goes back when there is room"
+            if moved.original_nodes is not None:
+                where = f"from node {original} to node {nodes}"
+                text = f"moved over for others {where}; goes back when there is room"
                 reasons = (*reasons, Reason(MOVED_OVER, text))
             decision = replace(entry.decision, placement=moved, reasons=reasons)
             ledger = ledger.with_entry(replace(entry, decision=decision))
@@ -251,24 +259,24 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         uncounted=ledger.uncounted | {entry.container_id}
         if _notified_shared_cpus(entry) is None
         else ledger.uncounted,
-        scored=ledger.scored,
+        ids_by_score=ledger.ids_by_score,
     )
 
 
-def _settled(ledger: Ledger, key: Key) -> Ledger:
+def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
     """The ledger in which of the containers of *key* everybody claims what its score proves."""
-    order = ledger.scored.get(key, ())
+    order = ledger.ids_by_score.get(key, ())
     requests = [ledger.entries[one].decision.request for one in order]
     for number, request in enumerate(requests):
         others = [(other, index > number) for index, other in enumerate(requests) if index != number]
-        ledger = _claiming(ledger, request.container_id, explained=is_explained(request, others))
+        ledger = _claiming(ledger, request.container_id, explained=may_be_sidecar(request, others))
     return ledger
 
 
 def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
     entry = ledger.entries[container_id]
     placement = entry.decision.placement
-    claim = None if placement.claim is None else settled(placement.claim, explained=explained)
+    claim = None if placement.claim is None else corrected_claim(placement.claim, explained=explained)
     if claim == placement.claim:
         return ledger
     placement = replace(placement, claim=claim, booked_bytes={})
@@ -293,7 +301,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         retained=ledger.retained,
         notified_counts=_counted(ledger.notified_counts, _notified_shared_cpus(gone), -1),
         uncounted=ledger.uncounted - {container_id},
-        scored=ledger.scored,
+        ids_by_score=ledger.ids_by_score,
     )
 
 

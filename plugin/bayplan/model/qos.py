@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from bayplan.model.decision import Interval, QosClass, QosSource
-from bayplan.model.equal_scores import BY_SCORE
+from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.workload import Pod, Resources
 from bayplan.quantity import whole_number
 

@@ -19,9 +19,9 @@ from bayplan.model.decision import (
     Outcome,
     Request,
 )
-from bayplan.model.equal_scores import BY_SCORE
 from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
+from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import POLICY_FLAGS
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
@@ -98,8 +98,8 @@ def placed(decision: Decision) -> list[str]:
     lines = [f"memory: {_anywhere(mems)}{_witness(placement.booked_bytes)}"]
     if placement.overlapping:
         lines[-1] += "; shared in part with other sets of nodes"
-    if placement.home is not None:
-        lines.append(f"placed on {nodes_text(placement.home)} at first, on others since")
+    if placement.original_nodes is not None:
+        lines.append(f"placed on {nodes_text(placement.original_nodes)} at first, on others since")
     claim = placement.claim
     if claim is not None and claim.amounts_bytes and (claim.flexible or claim.nodes != placement.mems):
         flexible = ", and may move over for others" if claim.flexible else ""

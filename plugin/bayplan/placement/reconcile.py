@@ -18,7 +18,12 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import merged, shared_pool_updates
-from bayplan.placement.adoption import adopt, caught_up, is_carried_out, shared_pools
+from bayplan.placement.found_containers import (
+    adopt,
+    has_annotated_placement,
+    shared_pools,
+    updated_from_container,
+)
 from bayplan.sets import CpuSet
 
 _NOTHING_CARRIED: Final[Mapping[str, Entry]] = MappingProxyType({})
@@ -76,12 +81,12 @@ def reconcile(
     recovered = {
         key: entry
         for key, entry in carried.items()
-        if key in observed and key not in ledger.entries and is_carried_out(entry, observed[key])
+        if key in observed and key not in ledger.entries and has_annotated_placement(entry, observed[key])
     }
     known = {**recorded, **recovered}
     cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
     if recovered:
-        known = _caught_up(machine, policy, engine, known, observed, cpusets)
+        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
     kept, repairs = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)], []
     for container_id, entry in known.items():
         kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
@@ -132,7 +137,7 @@ def reconcile(
     )
 
 
-def _caught_up(
+def _updated_from_containers(
     machine: Machine,
     policy: PlacementPolicy,
     engine: Engine,
@@ -152,7 +157,7 @@ def _caught_up(
     for container_id in (*reversed(firm), *sorted(known.keys() - firm)):
         entry, container = known[container_id], observed[container_id]
         alone = cpusets[container.resources.cpuset_cpus] == 1
-        entry = caught_up(machine, policy, engine, ledger, entry, container, taken, alone=alone)
+        entry = updated_from_container(machine, policy, engine, ledger, entry, container, taken, alone=alone)
         placement = entry.decision.placement
         if not placement.exclusive_cpus.isdisjoint(taken):
             # They were free when the newer one was created: this one must have got others since.
@@ -175,14 +180,14 @@ def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple
     resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
     repair = None
     if placement.mems is not None and resources.cpuset_mems != placement.mems:
-        if resources.cpuset_mems in (None, placement.left):
+        if resources.cpuset_mems in (None, placement.previous_mems):
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
             request = replace(request, pinned_mems=resources.cpuset_mems)
             claim = placement.claim
             if claim is not None and resources.cpuset_mems is not None:
                 claim = replace(claim, nodes=resources.cpuset_mems, flexible=False)
-            placement = replace(placement, mems=None, claim=claim, home=None, left=None)
+            placement = replace(placement, mems=None, claim=claim, original_nodes=None, previous_mems=None)
     overridden = resources.cpuset_cpus is not None and entry.notified_cpus not in (
         None,
         resources.cpuset_cpus,

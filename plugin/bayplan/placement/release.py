@@ -43,8 +43,8 @@ def given_back(entry: Entry) -> Entry:
         mems=None,
         exclusive_cpus=CpuSet(),
         claim=None if claim is None else replace(claim, flexible=False),
-        home=None,
-        left=None,
+        original_nodes=None,
+        previous_mems=None,
     )
     reasons = decision.reasons if RELEASED in decision.reasons else (*decision.reasons, RELEASED)
     request = replace(decision.request, opted_out=True)

@@ -14,8 +14,8 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_resources
 from bayplan.model.workload import Container, Pod, Resources
+from bayplan.placement.after_removal import after_removal
 from bayplan.placement.decide import decide_change, decide_creation
-from bayplan.placement.departures import relieved
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
@@ -87,7 +87,7 @@ class Rehearsal(Struct):
         self.containers.pop(container_id, None)
 
     def _relieve(self, left: Ledger) -> None:
-        self.ledger, moves, promised = relieved(self.machine, self.policy, self.engine, left)
+        self.ledger, moves, promised = after_removal(self.machine, self.policy, self.engine, left)
         self.returned += moves
         self.promised += [self.ledger.entries[one].decision.request.name for one in promised]
 

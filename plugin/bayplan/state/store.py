@@ -17,9 +17,9 @@ from typing import Final, Self
 from msgspec import Struct
 
 from bayplan.errors import ParseError, StateError
+from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
-from bayplan.model.subjects import concerns
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_entry
@@ -135,16 +135,16 @@ class Store:
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
-        `bayplan.model.subjects`."""
+        `bayplan.model.container_names`."""
         query = "SELECT at_us, document FROM decisions WHERE listed ORDER BY id DESC LIMIT ?"
         values: tuple[object, ...] = (limit,)
         if subject is not None:
             # Asking Python about every row would take twice as long.
-            about = "(instr(name, ?) OR instr(container_id, ?)) AND concerns(?, name, container_id)"
+            about = "(instr(name, ?) OR instr(container_id, ?)) AND names_container(?, name, container_id)"
             query = query.replace("ORDER", f"AND {about} ORDER")
             values = (subject, subject, subject, limit)
         with self._connected() as connection:
-            connection.create_function("concerns", 3, concerns, deterministic=True)
+            connection.create_function("names_container", 3, names_container, deterministic=True)
             rows = connection.execute(query, values).fetchall()
             return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
 

@@ -58,7 +58,7 @@ PLACED = Decision(
         booked_bytes={0: {"memory": GIB}, 1: {"memory": 256 * MIB, "hugepages-2Mi": 64 * MIB}},
         claim=Claim(NodeSet([0, 1]), {"memory": 1280 * MIB}, flexible=True, short_bytes={"memory": 32 * MIB}),
         overlapping=True,
-        home=NodeSet([0]),
+        original_nodes=NodeSet([0]),
         memory_policy=MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1])),
     ),
     (Reason("fits", "nodes 0-1 have room"), Reason("moves", "default/web/a moves over")),

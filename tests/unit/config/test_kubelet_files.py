@@ -11,7 +11,7 @@ from bayplan.config.managers import eviction_bytes
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.model.policy import TopologyPolicy
-from bayplan.placement.pins import KubeletManager
+from bayplan.placement.foreign_cpusets import KubeletManager
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -17,7 +17,7 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ConfigError
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
-from bayplan.placement.pins import KubeletManager
+from bayplan.placement.foreign_cpusets import KubeletManager
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -17,7 +17,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Resources
-from bayplan.placement.pins import KubeletManager
+from bayplan.placement.foreign_cpusets import KubeletManager
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store

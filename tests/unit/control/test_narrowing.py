@@ -137,7 +137,7 @@ def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:
                 "file": {0: 0, 1: 50 * MIB},
             }
             assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
-            assert controller.ledger.entries["flexible"].decision.placement.home is None
+            assert controller.ledger.entries["flexible"].decision.placement.original_nodes is None
             assert controller.counters["pages_moved_bytes"] == 200 * MIB
             # The runtime hears of it with the next reply, once.
             other = pod("other", QosClass.BEST_EFFORT)
@@ -199,7 +199,7 @@ def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
                 placement,
                 mems=NodeSet([0, 1]),
                 claim=replace(claim, nodes=NodeSet([0, 1])),
-                home=NodeSet([1]),
+                original_nodes=NodeSet([1]),
             )
             there = replace(entry, decision=replace(entry.decision, placement=wide))
             it.one.accept(ledger=controller.ledger.with_entry(there))

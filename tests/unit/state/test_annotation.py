@@ -49,7 +49,7 @@ def test_what_a_record_needs_comes_back() -> None:
     entry = decided()
     placement = replace(
         entry.decision.placement,
-        home=NodeSet([0]),
+        original_nodes=NodeSet([0]),
         memory_policy=MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([0])),
         affinity=Affinity(NodeSet([0]), preferred=True, whole=True, mems=NodeSet([0]), cpus=CpuSet([1, 2])),
     )

@@ -68,7 +68,7 @@ class ExactEngine:
     ) -> Decision:
         """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
         asks for no more than before."""
-        ledger = ledger.awaiting(request)
+        ledger = ledger.as_if_newest(request)
         books = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
             return _left_alone(books, ledger, request, current)
@@ -105,7 +105,7 @@ class ExactEngine:
         self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
     ) -> tuple[Move, ...]:
         """See `Engine.returns`."""
-        if not any(entry.decision.placement.home for entry in ledger.entries.values()):
+        if not any(entry.decision.placement.original_nodes for entry in ledger.entries.values()):
             return ()
         return returns(self._followed(machine, policy, ledger), ledger, staying)
 
@@ -185,12 +185,15 @@ def _with_home(site: Site, decision: Decision, current: Placement, *, cpus_apart
     claim, before = placement.claim, current.claim
     if claim is None or before is None:
         return decision
-    home = current.home or before.nodes
+    home = current.original_nodes or before.nodes
     returns_later = home <= claim.nodes and home != claim.nodes
     if not cpus_apart and not placement.exclusive_cpus <= site.cpus_near(home):
         returns_later = False
-    left = placement.left if claim.nodes == before.nodes else current.mems
-    return replace(decision, placement=replace(placement, home=home if returns_later else None, left=left))
+    left = placement.previous_mems if claim.nodes == before.nodes else current.mems
+    return replace(
+        decision,
+        placement=replace(placement, original_nodes=home if returns_later else None, previous_mems=left),
+    )
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

@@ -200,12 +200,12 @@ def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Mov
     trial, found = None, []
     for container_id, entry in sorted(ledger.entries.items()):
         placement, claim = entry.decision.placement, claim_of(entry)
-        if placement.home is None or claim is None or claim.short_bytes or container_id in staying:
+        if placement.original_nodes is None or claim is None or claim.short_bytes or container_id in staying:
             continue
         if not is_confined(entry.decision.request):
             continue
         trial = trial or books.copy()
-        back = replace(claim, nodes=placement.home)
+        back = replace(claim, nodes=placement.original_nodes)
         trial.change(claim, -1)
         if trial.fits(back.nodes.mask, back.amounts_bytes):
             trial.change(back)

@@ -76,7 +76,11 @@ def opened(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
             continue
         mems = None if placement.mems is None else open_mems(machine, request)
         found[container_id] = replace(
-            placement, mems=mems, claim=replace(claim, nodes=nodes), booked_bytes={}, left=placement.mems
+            placement,
+            mems=mems,
+            claim=replace(claim, nodes=nodes),
+            booked_bytes={},
+            previous_mems=placement.mems,
         )
     return found
 

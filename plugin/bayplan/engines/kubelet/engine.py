@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from bayplan.engines.exact.witness import settled_by_node
 from bayplan.engines.interface import free_bytes, reserved_cpus
 from bayplan.engines.kubelet.booking import book, covers
-from bayplan.engines.kubelet.books import books, placement
 from bayplan.engines.kubelet.claims import memory_need, undisputed
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
-from bayplan.engines.kubelet.kept_room import REST, rests
+from bayplan.engines.kubelet.kept_for_pods import REST, rests
+from bayplan.engines.kubelet.ledger_state import books, placement
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Nodes, empty_nodes

@@ -27,7 +27,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
-from bayplan.placement.departures import relieved
+from bayplan.placement.after_removal import after_removal
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, machine, pod
@@ -230,13 +230,17 @@ def test_a_flexible_container_moves_over_and_back() -> None:
         Move("flexible", "default/g/flexible-name", NodeSet([0]), NodeSet([0, 1]), 600 * MIB - 124 * MIB),
     )
     placement = node.ledger.entries["flexible"].decision.placement
-    assert (str(placement.mems), str(placement.home), str(placement.left)) == ("0-1", "0", "0")
+    assert (str(placement.mems), str(placement.original_nodes), str(placement.previous_mems)) == (
+        "0-1",
+        "0",
+        "0",
+    )
     assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
     node.ledger = node.ledger.without("late")
     back = ENGINE.returns(node.machine, node.policy, node.ledger)
     assert [(move.container_id, str(move.after)) for move in back] == [("flexible", "0")]
     node.ledger = node.ledger.moved(back)
-    assert node.ledger.entries["flexible"].decision.placement.home is None
+    assert node.ledger.entries["flexible"].decision.placement.original_nodes is None
 
 
 def test_a_short_promise_is_made_up_for_when_somebody_goes() -> None:
@@ -244,12 +248,16 @@ def test_a_short_promise_is_made_up_for_when_somebody_goes() -> None:
     for name in ("a", "b", "short"):
         node.place(name, 900 * MIB)
     left = node.ledger.without("a")
-    after, moves, more = relieved(node.machine, node.policy, ENGINE, left)
+    after, moves, more = after_removal(node.machine, node.policy, ENGINE, left)
     assert (moves, more) == ((), ("short",))
     decision = after.entries["short"].decision
     assert (decision.outcome, codes(decision)) == (Outcome.PLACED, ["promised-later"])
     assert decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 900 * MIB}, flexible=True)
-    assert relieved(node.machine, node.policy, ENGINE, after.without("b")) == (after.without("b"), (), ())
+    assert after_removal(node.machine, node.policy, ENGINE, after.without("b")) == (
+        after.without("b"),
+        (),
+        (),
+    )
 
 
 def test_no_more_containers_move_than_needed_and_never_too_many() -> None:

@@ -19,7 +19,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.placement.departures import brought_back, relieved, staying_wide
+from bayplan.placement.after_removal import after_removal, moved_back, not_moved_back
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.machines import container, machine, pod
@@ -61,13 +61,17 @@ def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:
         return decision
 
     wider = resized(900 * MIB, before)
-    assert (str(wider.placement.mems), str(wider.placement.home), str(wider.placement.left)) == (
+    assert (
+        str(wider.placement.mems),
+        str(wider.placement.original_nodes),
+        str(wider.placement.previous_mems),
+    ) == (
         "0-1",
         "0",
         "0",
     )
     widest = resized(2500 * MIB, wider)
-    assert (str(widest.placement.mems), str(widest.placement.home)) == ("0-2", "0")
+    assert (str(widest.placement.mems), str(widest.placement.original_nodes)) == ("0-2", "0")
     assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
     smaller = resized(300 * MIB, widest)
     assert (codes(smaller), str(smaller.placement.mems)) == (["kept"], "0-2")
@@ -80,7 +84,7 @@ def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
     node = Node(machine(2))
     decision = node.decide(asking("moved", 600 * MIB))
     claim = Claim(NodeSet([0, 1]), {"memory": 600 * MIB}, short_bytes={"memory": MIB})
-    placement = replace(decision.placement, mems=claim.nodes, claim=claim, home=NodeSet([0]))
+    placement = replace(decision.placement, mems=claim.nodes, claim=claim, original_nodes=NodeSet([0]))
     node.ledger = node.ledger.with_entry(Entry(replace(decision, placement=placement)))
     assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
 
@@ -95,7 +99,7 @@ def test_memory_that_comes_is_for_those_who_may_use_all_of_it() -> None:
     node.decide(asking("confined", 900 * MIB))
     assert node.decide(burstable("short", 1000 * MIB)).outcome is Outcome.DEGRADED
     node.machine = machine(3)
-    after, moves, more = relieved(node.machine, node.policy, ENGINE, node.ledger)
+    after, moves, more = after_removal(node.machine, node.policy, ENGINE, node.ledger)
     assert (moves, more) == ((), ("short",))
     places = {key: entry.decision.placement for key, entry in after.entries.items()}
     assert {key: str(one.claim.nodes) for key, one in places.items() if one.claim} == {
@@ -109,16 +113,20 @@ def test_memory_that_comes_is_for_those_who_may_use_all_of_it() -> None:
         "short": "None",
     }
     # What has left is not taken for a reason to go elsewhere.
-    assert relieved(machine(2), node.policy, ENGINE, after)[0] == after
+    assert after_removal(machine(2), node.policy, ENGINE, after)[0] == after
 
 
 def test_memory_that_comes_is_opened_where_other_memory_is_kept_off() -> None:
     node = Node(machine(2, cpu_less={8: GIB}))
     assert str(node.decide(burstable("free", 100 * MIB)).placement.mems) == "0-1"
     node.machine = machine(3, cpu_less={8: GIB})
-    after, _, _ = relieved(node.machine, node.policy, ENGINE, node.ledger)
+    after, _, _ = after_removal(node.machine, node.policy, ENGINE, node.ledger)
     placement = after.entries["free"].decision.placement
-    assert (str(placement.mems), placement.home, str(placement.left)) == ("0-2", None, "0-1")
+    assert (str(placement.mems), placement.original_nodes, str(placement.previous_mems)) == (
+        "0-2",
+        None,
+        "0-1",
+    )
 
 
 def test_who_may_use_every_node_still_may_after_it_moved_over() -> None:
@@ -129,7 +137,7 @@ def test_who_may_use_every_node_still_may_after_it_moved_over() -> None:
     node.ledger = node.ledger.moved([Move("free", "free", NodeSet([0, 1]), NodeSet([0, 1, 2]))])
     placement = node.ledger.entries["free"].decision.placement
     assert placement.claim is not None
-    assert (placement.mems, placement.home, str(placement.claim.nodes)) == (None, None, "0-2")
+    assert (placement.mems, placement.original_nodes, str(placement.claim.nodes)) == (None, None, "0-2")
 
 
 def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
@@ -141,17 +149,17 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
     assert ledger.entries["flexible"].decision.reasons[-1].text == (
         "moved over for others from node 0 to node 0-1; goes back when there is room"
     )
-    once = staying_wide(ledger, move, "no way")
-    assert staying_wide(once, move, "no way") is once
-    twice = staying_wide(once, move, "still no way")
+    once = not_moved_back(ledger, move, "no way")
+    assert not_moved_back(once, move, "no way") is once
+    twice = not_moved_back(once, move, "still no way")
     reason = twice.entries["flexible"].decision.reasons[-1]
     assert (reason.code, reason.text) == (
         "stays-wide",
         "there is room on node 0 again, but it stays on nodes 0-1: still no way",
     )
     assert codes(twice.entries["flexible"].decision) == ["best-set", "moved-over", "stays-wide"]
-    back = brought_back(twice, move).entries["flexible"].decision
-    assert (codes(back), str(back.placement.mems), back.placement.home) == (["best-set"], "0", None)
+    back = moved_back(twice, move).entries["flexible"].decision
+    assert (codes(back), str(back.placement.mems), back.placement.original_nodes) == (["best-set"], "0", None)
 
 
 def test_what_happened_since_does_not_keep_a_promise_made_up_for_degraded() -> None:
@@ -163,7 +171,9 @@ def test_what_happened_since_does_not_keep_a_promise_made_up_for_degraded() -> N
     assert claim.short_bytes
     since = Reason(MOVED_OVER, "moved over for others")
     moved = replace(entry, decision=replace(entry.decision, reasons=(*entry.decision.reasons, since)))
-    after, _, more = relieved(node.machine, node.policy, ENGINE, node.ledger.with_entry(moved).without("a"))
+    after, _, more = after_removal(
+        node.machine, node.policy, ENGINE, node.ledger.with_entry(moved).without("a")
+    )
     decision = after.entries["short"].decision
     assert (more, decision.outcome) == (("short",), Outcome.PLACED)
     assert codes(decision) == ["moved-over", "promised-later"]

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.engines.kubelet.books import books
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
@@ -12,6 +11,7 @@ from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.ledger_state import books
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes

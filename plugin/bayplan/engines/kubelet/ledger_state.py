@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.kept_room import REST, Rest, rests
+from bayplan.engines.kubelet.kept_for_pods import REST, Rest, rests
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayplan.model.subjects import concerns
+from bayplan.model.container_names import names_container
 
 NAME, ID = "default/web-0/nginx", "3f9c1d2e4b5a69788796a5b4c3d2e1f0"
 
@@ -26,4 +26,4 @@ NAME, ID = "default/web-0/nginx", "3f9c1d2e4b5a69788796a5b4c3d2e1f0"
     ],
 )
 def test_whom_a_subject_means(subject: str, *, meant: bool) -> None:
-    assert concerns(subject, NAME, ID) is meant
+    assert names_container(subject, NAME, ID) is meant

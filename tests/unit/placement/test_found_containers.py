@@ -160,7 +160,7 @@ class TestWithAnnotation:
         placement = (
             against([running(listed, "0-7", "0-1")], carried={"x": x}).ledger.entries["x"].decision.placement
         )
-        assert (placement.mems, placement.home) == (NodeSet([0, 1]), NodeSet([0]))
+        assert (placement.mems, placement.original_nodes) == (NodeSet([0, 1]), NodeSet([0]))
         assert placement.claim is not None
         assert placement.claim.nodes == NodeSet([0, 1])
 
@@ -182,7 +182,7 @@ class TestWithAnnotation:
         assert (entry.decision.request.memory_limit_bytes, str(placement.exclusive_cpus)) == (300 * MIB, "2")
         assert placement.claim is not None
         assert (placement.claim.nodes, placement.claim.amounts_bytes) == (NodeSet([1]), {"memory": 300 * MIB})
-        assert (placement.mems, placement.home) == (NodeSet([1]), None)
+        assert (placement.mems, placement.original_nodes) == (NodeSet([1]), None)
 
     def test_a_resize_to_shared_cpus(self) -> None:
         x = decided(own("x", 2))

@@ -5,7 +5,13 @@ import pytest
 from bayplan.model.decision import QosClass
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.workload import Pod, Resources
-from bayplan.placement.pins import KubeletManager, Seen, how_seen, kubelets_pins, sentences
+from bayplan.placement.foreign_cpusets import (
+    DetectedBy,
+    KubeletManager,
+    how_detected,
+    kubelet_managers_pinning,
+    pin_sentences,
+)
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, pod
@@ -42,7 +48,7 @@ def test_kubelets_managers_are_known_by_what_they_set(
         cpuset_cpus=CpuSet(cpus) if cpus is not None else None,
         cpuset_mems=NodeSet(mems) if mems is not None else None,
     )
-    assert kubelets_pins(changed_request(request, base.resources, sets)) == expected
+    assert kubelet_managers_pinning(changed_request(request, base.resources, sets)) == expected
 
 
 def test_the_first_reconciliation_repeats_what_the_spec_had_and_changes_nothing() -> None:
@@ -51,12 +57,12 @@ def test_the_first_reconciliation_repeats_what_the_spec_had_and_changes_nothing(
     request = derive_request(BEST_EFFORT, container("c", BEST_EFFORT, resources=sets), GIB)
     assert changed_request(request, sets, sets) == request
     later = changed_request(request, sets, Resources(cpuset_cpus=CpuSet([0])))
-    assert (later.pinned_cpus, how_seen(later)) == (CpuSet([0]), Seen.SPEC)
+    assert (later.pinned_cpus, how_detected(later)) == (CpuSet([0]), DetectedBy.SPEC)
 
 
 def test_nothing_is_said_where_nobody_pins() -> None:
     request = derive_request(KUBELETS, container("c", KUBELETS, memory_bytes=MIB, milli_cpus=500), GIB)
-    assert list(sentences([request])) == []
-    (said,) = sentences([], [MEMORY])
+    assert list(pin_sentences([request])) == []
+    (said,) = pin_sentences([], [MEMORY])
     why = "(seen in kubelet's configuration)"
     assert said == f"kubelet's Memory Manager pins containers itself {why}; what it sets stays as it is"

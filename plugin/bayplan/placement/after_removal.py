@@ -14,7 +14,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import nodes_text
 
 
-def relieved(
+def after_removal(
     machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
     """What becomes of *left*, the ledger after a departure, where no pages have to be moved.
@@ -22,8 +22,8 @@ def relieved(
     Returns:
         The ledger, the moves that it came to, and the ids of the containers that are promised more.
     """
-    left, _ = opened(machine, policy, engine, left)
-    left, promised = topped_up(machine, policy, engine, left)
+    left, _ = with_opened_nodes(machine, policy, engine, left)
+    left, promised = with_topped_up_claims(machine, policy, engine, left)
     found, tried = list[Move](), set[str]()
     while moves := engine.returns(machine, policy, left, tried):
         left = left.moved(moves)
@@ -32,7 +32,7 @@ def relieved(
     return left, tuple(found), promised
 
 
-def opened(
+def with_opened_nodes(
     machine: Machine, policy: PlacementPolicy, engine: Engine, ledger: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
@@ -45,7 +45,7 @@ def opened(
     return ledger, tuple(sorted(placements))
 
 
-def topped_up(
+def with_topped_up_claims(
     machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
@@ -53,12 +53,12 @@ def topped_up(
     return left.with_claims(claims), tuple(sorted(claims))
 
 
-def brought_back(ledger: Ledger, move: Move) -> Ledger:
+def moved_back(ledger: Ledger, move: Move) -> Ledger:
     """*ledger* after the container of *move* went back."""
     return _with_reasons(ledger.moved([move]), move.container_id)
 
 
-def staying_wide(ledger: Ledger, move: Move, why: str) -> Ledger:
+def not_moved_back(ledger: Ledger, move: Move, why: str) -> Ledger:
     """*ledger* with the reason *why* the container of *move* stays where it is."""
     there, here = nodes_text(move.after), nodes_text(move.before)
     text = f"there is room on {there} again, but it stays on {here}: {why}"

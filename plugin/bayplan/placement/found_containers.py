@@ -21,7 +21,7 @@ from bayplan.model.workload import Container, Pod, Resources
 from bayplan.sets import CpuSet
 
 
-def is_carried_out(entry: Entry, container: Container) -> bool:
+def has_annotated_placement(entry: Entry, container: Container) -> bool:
     """Whether *container* has what *entry*, its own annotation, says. Both come with one answer: a container
     without the cpusets did not get the annotation from us."""
     resources, placement = container.resources, entry.decision.placement
@@ -32,7 +32,7 @@ def is_carried_out(entry: Entry, container: Container) -> bool:
     return placement.mems is None or resources.cpuset_mems is not None
 
 
-def caught_up(
+def updated_from_container(
     machine: Machine,
     policy: PlacementPolicy,
     engine: Engine,
@@ -63,12 +63,18 @@ def caught_up(
     if claim is not None and placement.mems is not None and mems not in (None, placement.mems):
         nodes = mems - (placement.mems - claim.nodes)
         if nodes and (claim.flexible or resized):
-            home = placement.home or claim.nodes
+            home = placement.original_nodes or claim.nodes
             # As for a resize: nobody returns to nodes that its CPUs are not near.
             together = placement.exclusive_cpus <= machine.cpus_of(home)
             returns = home <= nodes and home != nodes and together
             claim = replace(claim, nodes=nodes)
-            placement = replace(placement, mems=mems, claim=claim, home=home if returns else None, left=None)
+            placement = replace(
+                placement,
+                mems=mems,
+                claim=claim,
+                original_nodes=home if returns else None,
+                previous_mems=None,
+            )
     if resized:
         amounts = engine.adopt(machine, policy, ledger, request, placement.mems)
         placement = replace(placement, booked_bytes=amounts.booked_bytes)

@@ -17,11 +17,11 @@ from bayplan.model.decision import (
     QosSource,
     Request,
 )
-from bayplan.model.equal_scores import BY_SCORE
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION
+from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet

@@ -18,7 +18,7 @@ class KubeletManager(enum.Enum):
     MEMORY = "Memory Manager"
 
 
-class Seen(enum.Enum):
+class DetectedBy(enum.Enum):
     """How it is known that somebody pins containers."""
 
     CONFIGURATION = "kubelet's configuration"
@@ -31,12 +31,12 @@ def is_pinned(request: Request) -> bool:
     return request.pinned_cpus is not None or request.pinned_mems is not None
 
 
-def how_seen(request: Request) -> Seen:
+def how_detected(request: Request) -> DetectedBy:
     """How a pin of a container became known."""
-    return Seen.UPDATE if request.pinned_by_update else Seen.SPEC
+    return DetectedBy.UPDATE if request.pinned_by_update else DetectedBy.SPEC
 
 
-def kubelets_pins(request: Request) -> tuple[KubeletManager, ...]:
+def kubelet_managers_pinning(request: Request) -> tuple[KubeletManager, ...]:
     """The managers of kubelet that a container's pins come from; none if it was somebody else.
 
     Only pods in kubelet's cgroup tree are kubelet's. There the CPU Manager gives as many CPUs as a container
@@ -52,21 +52,21 @@ def kubelets_pins(request: Request) -> tuple[KubeletManager, ...]:
     return tuple(found)
 
 
-def sentences(requests: Iterable[Request], configured: Collection[KubeletManager] = ()) -> Iterator[str]:
+def pin_sentences(requests: Iterable[Request], configured: Collection[KubeletManager] = ()) -> Iterator[str]:
     """What to say of the pins of others, one sentence for each manager of kubelet and one for all others.
 
     *requests* are those of the containers that exist, *configured* the managers that kubelet's configuration
     switches on.
     """
     pinned = [request for request in requests if is_pinned(request)]
-    strangers = sum(not kubelets_pins(request) for request in pinned)
+    strangers = sum(not kubelet_managers_pinning(request) for request in pinned)
     for manager in KubeletManager:
-        its = [request for request in pinned if manager in kubelets_pins(request)]
-        seen = {how_seen(request) for request in its}
+        its = [request for request in pinned if manager in kubelet_managers_pinning(request)]
+        seen = {how_detected(request) for request in its}
         if manager in configured:
-            seen.add(Seen.CONFIGURATION)
+            seen.add(DetectedBy.CONFIGURATION)
         if seen:
-            how = " and ".join(way.value for way in Seen if way in seen)
+            how = " and ".join(way.value for way in DetectedBy if way in seen)
             yield kubelet_sentence(manager, f"{how}; containers: {len(its)}" if its else how)
     if strangers:
         yield f"{strangers} containers are pinned by somebody else; that stays as it is"

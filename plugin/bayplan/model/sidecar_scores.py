@@ -18,16 +18,16 @@ from bayplan.model.machine import MEMORY
 BY_SCORE: Final = "oom_score_adj"
 """The source of a memory request that is known from the score."""
 
-Key = tuple[str, int]
+ScoreKey = tuple[str, int]
 """Pod and score."""
 
 
-def key_of(request: Request) -> Key | None:
+def score_key(request: Request) -> ScoreKey | None:
     """The containers that *request* is compared with; None if its score says nothing."""
     return None if request.score is None else (request.pod_id, request.score)
 
 
-def is_explained(request: Request, others: Iterable[tuple[Request, bool]]) -> bool:
+def may_be_sidecar(request: Request, others: Iterable[tuple[Request, bool]]) -> bool:
     """Whether kubelet's rule for sidecars can be why *request* has its score. *others* have the same one in
     the same pod, each with whether it is newer."""
     if request.memory.source != BY_SCORE:
@@ -38,7 +38,7 @@ def is_explained(request: Request, others: Iterable[tuple[Request, bool]]) -> bo
     )
 
 
-def settled(claim: Claim, *, explained: bool) -> Claim:
+def corrected_claim(claim: Claim, *, explained: bool) -> Claim:
     """*claim* without the memory that is *explained* by another container. Once it is not any more, the
     memory is a promise to be made up for, because others may have got the room."""
     if explained:

@@ -6,7 +6,7 @@ MIN_ID_PREFIX: Final = 12
 """So many characters of a container's id stand for it; crictl shows 13, docker 12."""
 
 
-def concerns(subject: str, name: str, container_id: str) -> bool:
+def names_container(subject: str, name: str, container_id: str) -> bool:
     """Whether *subject* means the container *name* (``namespace/pod/container``) with that id.
 
     It may be the id, the beginning of one, the whole name, ``namespace/pod``, ``pod/container`` or a pod.
