@@ -57,11 +57,6 @@ class Flavor:
         only."""
         return self.name == "cri-o"
 
-    @property
-    def survives_updates(self) -> bool:
-        """Whether a plugin's own UpdateContainers during an event is harmless."""
-        return self.nri >= (0, 12, 1)
-
 
 CONTAINERD_1_7_20: Final = Flavor("containerd", "1.7.20", (0, 6, 1))
 CONTAINERD_1_7: Final = Flavor("containerd", "1.7.34", (0, 8, 0))

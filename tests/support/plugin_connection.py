@@ -37,13 +37,12 @@ class PluginRefusedError(Exception):
 
 
 class PluginConnection:
-    """One plugin. *update* carries out what it asks for unasked; *ended* is called when it is gone."""
+    """One plugin. *ended* is called when it is gone."""
 
     def __init__(
         self,
         flavor: Flavor,
         clock: Clock,
-        update: Callable[["PluginConnection", Request], None],
         ended: Callable[["PluginConnection"], None],
         *,
         reply_late: bool = False,
@@ -59,7 +58,6 @@ class PluginConnection:
         self.link = Link(Role.RUNTIME, self._received, self._ended)
         self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clock = clock
-        self._update = update
         self._tell_ended = ended
         self._pending: dict[int, asyncio.Future[Response]] = {}
         self._reply_late = reply_late
@@ -112,8 +110,6 @@ class PluginConnection:
             self.link.send(Response(message.stream_id, Code.UNIMPLEMENTED, f"service {message.service}"))
         elif message.method == "RegisterPlugin":
             self._register(message)
-        elif message.method == "UpdateContainers":
-            self._update(self, message)
         else:
             self.link.send(Response(message.stream_id, Code.UNIMPLEMENTED, f"method {message.method}"))
 

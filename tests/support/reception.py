@@ -12,7 +12,7 @@ from typing import Final
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import Clock
 from bayplan.nri.clock import wait
-from bayplan.nri.wire import MessageTooLargeError, Request
+from bayplan.nri.wire import MessageTooLargeError
 from support.flavors import Flavor
 from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError
 
@@ -61,10 +61,6 @@ class Reception(abc.ABC):
     def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
         """Carry out updates that a plugin answered."""
 
-    @abc.abstractmethod
-    def _unasked(self, plugin: PluginConnection, request: Request) -> None:
-        """A plugin calls UpdateContainers."""
-
     async def listen(self, path: Path | str) -> None:
         """Accept plugins on a socket."""
         self._server = await asyncio.get_running_loop().create_unix_server(self.accept, path)
@@ -85,7 +81,7 @@ class Reception(abc.ABC):
     def accept(self) -> asyncio.Protocol:
         """The protocol for one more connection."""
         plugin = PluginConnection(
-            self.flavor, self._clock, self._unasked, self._gone, reply_late=self._reply_late
+            self.flavor, self._clock, self._gone, reply_late=self._reply_late
         )
         self.connected.append(plugin)
         self.most_connections = max(self.most_connections, len(self.connected))

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import UnavailableError
 from bayplan.nri import Clock, Event
-from bayplan.nri.wire import Code, Request, Response
+from bayplan.nri.wire import Code
 from support.flavors import CONTAINERD_2_2, Flavor
 from support.memory_transport import MemoryTransport, pair
 from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError
@@ -78,8 +78,7 @@ class FakeRuntime(Reception):
 
     *clock* measures its timeouts, NRI's own unless others are given. On the real clock they are so long that
     a busy machine keeps to them. *objects_per_message* cuts a Synchronize smaller than its size asks for;
-    with *reply_late* the reply to a registration comes after Configure. ``deadlocked`` becomes true when a
-    plugin did what freezes this flavor for good.
+    with *reply_late* the reply to a registration comes after Configure.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class FakeRuntime(Reception):
         )
         self.pods: dict[str, pb.PodSandbox] = {}
         self.containers: dict[str, pb.Container] = {}
-        self.deadlocked = False
         self._kernel = kernel
         self._unknown: dict[str, pb.Container] = {}
         self._with_cgroup: set[str] = set()
@@ -335,17 +333,6 @@ class FakeRuntime(Reception):
                 return False
             raise OperationError(f"plugin {plugin}: {method}: {error}") from error
         return True
-
-    def _unasked(self, plugin: PluginConnection, request: Request) -> None:
-        if self._lock.locked() and not self.flavor.survives_updates:
-            self.deadlocked = True
-            return
-        self._spawn(self._update_unasked(plugin, request))
-
-    async def _update_unasked(self, plugin: PluginConnection, request: Request) -> None:
-        async with self._lock:
-            self._apply(pb.UpdateContainersRequest.FromString(request.payload).update)
-        plugin.link.send(Response(request.stream_id))
 
     # ---- What there is -------------------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ runtime: versions, event masks, messages in pieces, both styles of events, deadl
 
 It does not decide anything, keeps no record of pods and containers, and does not make sure that it is the
 only instance on the node: two plugins of one name make every container fail, so whoever starts it must hold
-a lock. It never updates containers on its own; ``Session.update_containers`` is refused where it could
-deadlock the runtime.
+a lock. It never calls the runtime on its own after the registration: an update of
+containers outside of a reply can deadlock runtimes with NRI older than 0.12.1.
 """
 
 from bayplan.nri.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer
 from bayplan.nri.conversation import PLUGIN_SERVICE, RUNTIME_SERVICE, Patience
-from bayplan.nri.errors import CallError, EmptySetError, PayloadError, UnsafeCallError
+from bayplan.nri.errors import EmptySetError, PayloadError
 from bayplan.nri.events import Event, events_of, mask_of
 from bayplan.nri.handler import Handler
 from bayplan.nri.link import Link
@@ -35,7 +35,6 @@ __all__ = [
     "PLUGIN_SERVICE",
     "RUNTIME_SERVICE",
     "Backoff",
-    "CallError",
     "Capabilities",
     "Clock",
     "EmptySetError",
@@ -51,7 +50,6 @@ __all__ = [
     "Session",
     "Timer",
     "UnixSocket",
-    "UnsafeCallError",
     "Version",
     "events_of",
     "infer_nri_version",

@@ -7,7 +7,6 @@ Reading never waits for any of it.
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,7 +14,7 @@ from msgspec import Struct
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri.clock import Clock, Timer
-from bayplan.nri.errors import CallError, EndlessListError, PayloadError
+from bayplan.nri.errors import EndlessListError, PayloadError
 from bayplan.nri.events import events_of
 from bayplan.nri.exchange import Exchange
 from bayplan.nri.handler import Handler
@@ -43,13 +42,11 @@ class Patience(Struct, frozen=True):
     ``margin_s``: less than the runtime allows, for the way there and back.
     ``registration_s``: for the reply to our registration, which other plugins can delay: each is given 5 s to
     register and 2 s to synchronize, one after the other.
-    ``call_s``: for the reply to any other call of ours.
     """
 
     answer_s: float = 1.0
     margin_s: float = 0.25
     registration_s: float = 60.0
-    call_s: float = 5.0
 
     def budget_s(self, timeout_ns: int) -> float:
         """The time for an answer when the runtime allows *timeout_ns*, 0 meaning any. The margin never takes
@@ -78,7 +75,6 @@ class Conversation:
         self._clock = clock
         self._patience = patience
         self._tell_synchronized = synchronized
-        self._calls: dict[int, Callable[[Response], None]] = {}
         self._inventory = Inventory()
         self._registered = False
         self._timer: Timer | None = None
@@ -87,7 +83,7 @@ class Conversation:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.link = Link(Role.PLUGIN, self._received, self._lost)
 
-    # ---- Calls of ours -------------------------------------------------------------------------------
+    # ---- Registration --------------------------------------------------------------------------------
 
     def register(self) -> None:
         """Ask the runtime to take us. Once per connection: it accepts a second time silently and hangs at the
@@ -99,43 +95,8 @@ class Conversation:
         )
         deadline = self._clock.time() + self._patience.registration_s
         self._timer = self._clock.call_at(deadline, self._not_accepted)
-        self._send_call("RegisterPlugin", message.SerializeToString(), 0.0, self._accepted)
-
-    async def call(self, method: str, payload: bytes) -> bytes:
-        """Call the runtime and return the payload of its answer.
-
-        Raises:
-            CallError: it answered with an error, or not in time, or the connection ended.
-            LocalProtocolError: the call cannot be sent.
-        """
-        answer: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
-
-        def settle(response: Response | None) -> None:
-            if not answer.done():
-                answer.set_result(response)
-
-        stream_id = self._send_call(method, payload, self._patience.call_s, settle)
-        timer = self._clock.call_at(self._clock.time() + self._patience.call_s, partial(settle, None))
-        try:
-            response = await answer
-        finally:
-            timer.cancel()
-            if self._calls.pop(stream_id, None) is not None:
-                self.link.wire.forget(stream_id)
-        if response is None:
-            raise CallError(method, f"no answer within {self._patience.call_s:g} s")
-        if response.code is not Code.OK:
-            raise CallError(method, f"{response.code.name}: {response.message}")
-        return response.payload
-
-    def _send_call(
-        self, method: str, payload: bytes, timeout_s: float, settle: Callable[[Response], None]
-    ) -> int:
-        request = self.link.wire.request(RUNTIME_SERVICE, method, payload, int(timeout_s * _NS))
-        if not self.link.send(request):
-            raise CallError(method, "not connected")
-        self._calls[request.stream_id] = settle
-        return request.stream_id
+        wire = self.link.wire
+        self.link.send(wire.request(RUNTIME_SERVICE, "RegisterPlugin", message.SerializeToString()))
 
     def _accepted(self, response: Response) -> None:
         if response.code is not Code.OK:
@@ -157,9 +118,7 @@ class Conversation:
 
     def _received(self, message: Request | Response) -> None:
         if isinstance(message, Response):
-            settle = self._calls.pop(message.stream_id, None)
-            if settle is not None:
-                settle(message)
+            self._accepted(message)  # to the registration: we make no other call
             return
         try:
             self._route(message)
@@ -249,9 +208,6 @@ class Conversation:
     def _lost(self, why: str) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        calls, self._calls = list(self._calls.values()), {}
-        for settle in calls:
-            settle(Response(0, Code.UNAVAILABLE, why))
         self.ended.set_result(why)
 
 

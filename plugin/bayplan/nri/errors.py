@@ -3,7 +3,7 @@
 Everything here is raised to code of ours; what the runtime gets to hear is decided in ``exchange``.
 """
 
-from bayplan.errors import BayplanError, LocalProtocolError, RemoteProtocolError
+from bayplan.errors import LocalProtocolError, RemoteProtocolError
 
 
 class EmptySetError(LocalProtocolError):
@@ -33,27 +33,3 @@ class PayloadError(RemoteProtocolError):
 
 class EndlessListError(PayloadError):
     """A Synchronize lists more than any node has. Whoever sends that may go on for ever."""
-
-
-class UnsafeCallError(LocalProtocolError):
-    """A call that would stop the runtime, or us, was not made."""
-
-    def __init__(self, method: str, reason: str) -> None:
-        super().__init__(method, reason)
-        self.method = method
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.method}: {self.reason}; nothing was sent"
-
-
-class CallError(BayplanError):
-    """The runtime did not do what it was asked to: ``problem`` is its own words, or that it said nothing."""
-
-    def __init__(self, method: str, problem: str) -> None:
-        super().__init__(method, problem)
-        self.method = method
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.method}: {self.problem}"

@@ -85,11 +85,6 @@ class Lane:
         """Whether a job is under way or waits."""
         return self._running is not None or bool(self._waiting)
 
-    @property
-    def is_current_task(self) -> bool:
-        """Whether the caller is a job."""
-        return self._task is not None and asyncio.current_task() is self._task
-
     def when_idle(self) -> "asyncio.Future[None]":
         """Done as soon as nothing is under way and nothing waits."""
         future = asyncio.get_running_loop().create_future()

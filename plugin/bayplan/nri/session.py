@@ -7,20 +7,16 @@ container. The next attempt begins when the socket of the last one is closed.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import UnavailableError
-from bayplan.model.workload import Update
 from bayplan.nri.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer, wait
 from bayplan.nri.conversation import Conversation, Patience
-from bayplan.nri.errors import CallError, UnsafeCallError
 from bayplan.nri.handler import Handler
 from bayplan.nri.lane import Lane
-from bayplan.nri.translate import updates_to
 from bayplan.nri.transport import Endpoint, Identity
 from bayplan.nri.versions import Runtime
 
@@ -106,30 +102,6 @@ class Session:
         """Give the connection up and get another, with a fresh Synchronize."""
         if self._conversation is not None:
             self._conversation.link.abort(why)
-
-    async def update_containers(self, updates: Iterable[Update]) -> None:
-        """Change containers outside of a reply. One call per container, as an error does not say whose it is.
-
-        Raises:
-            UnsafeCallError: it could deadlock the runtime (its capabilities say ``safe_update_containers``),
-                or the runtime is waiting for us, as we are inside a handler. Nothing was changed.
-            CallError: the runtime failed, did not answer, or is not there. Updates before that one are done.
-            EmptySetError: a cpuset is empty. Nothing was changed.
-        """
-        method = "UpdateContainers"
-        conversation, runtime = self._conversation, self.runtime
-        if conversation is None or runtime is None:
-            raise CallError(method, "not connected")
-        if not runtime.capabilities.safe_update_containers:
-            raise UnsafeCallError(
-                method, f"can deadlock {runtime.name} {runtime.version} with NRI {runtime.nri_version}"
-            )
-        if self._lane.is_current_task:
-            raise UnsafeCallError(method, "called from a handler, for which the runtime waits")
-        for update in updates_to(updates):
-            update.ignore_failure = False
-            request = pb.UpdateContainersRequest(update=[update])
-            await conversation.call(method, request.SerializeToString())
 
     async def _serve(self) -> None:
         while not self._closing.is_set():

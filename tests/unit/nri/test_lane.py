@@ -259,20 +259,3 @@ async def test_stopping_when_a_job_swallows_it():
     await asyncio.wait([task])
     assert "b begins" not in log
     assert log[-2:] == ["b is given up", "b has ended"]
-
-
-async def test_knows_its_own_task():
-    async with running(ManualClock()) as lane:
-        seen = []
-
-        async def look() -> None:
-            seen.append(lane.is_current_task)
-            await asyncio.create_task(elsewhere())
-
-        async def elsewhere() -> None:
-            seen.append(lane.is_current_task)
-
-        lane.put(ToDo("a", [], look), 1.0)
-        await lane.when_idle()
-        assert not lane.is_current_task
-    assert seen == [True, False]

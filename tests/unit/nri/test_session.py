@@ -7,13 +7,13 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.workload import Adjustment, Update
-from bayplan.nri import CallError, Event, Patience, Session, UnixSocket, UnsafeCallError
+from bayplan.nri import Event, Patience, Session, UnixSocket
 from bayplan.nri.inventory import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
 from bayplan.nri.wire import Code, Response
 from bayplan.sets import CpuSet
 from support.clock import ManualClock
-from support.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3, CONTAINERD_2_4
+from support.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3
 from support.plugin import IDENTITY, Gate, RecordingHandler, serving
 from support.puppet import Puppet, PuppetEndpoint
 from support.runtime import FakeRuntime, MemoryEndpoint
@@ -534,91 +534,6 @@ class TestClose:
             plugin.drop("killed")
             await creation
         await runtime.stop()
-
-
-class TestUnaskedUpdates:
-    async def test_one_call_per_container(self):
-        runtime, handler = FakeRuntime(CONTAINERD_2_4), RecordingHandler()
-        async with serving(handler, MemoryEndpoint(runtime)) as session:
-            await runtime.synchronized()
-            pod = make_pod()
-            one, two = make_container(pod, "one"), make_container(pod, "two")
-            await runtime.create_container(pod, one)
-            await runtime.create_container(pod, two)
-            await session.update_containers(
-                [Update(one.id, cpuset_cpus=CpuSet([1])), Update(two.id, cpuset_cpus=CpuSet([2]))]
-            )
-            assert runtime.containers[one.id].linux.resources.cpu.cpus == "1"
-            assert runtime.containers[two.id].linux.resources.cpu.cpus == "2"
-        assert not runtime.deadlocked
-
-    async def test_not_where_it_could_deadlock(self):
-        runtime = FakeRuntime(CONTAINERD_2_3)
-        async with serving(RecordingHandler(), MemoryEndpoint(runtime)) as session:
-            plugin = await runtime.synchronized()
-            with pytest.raises(UnsafeCallError, match=r"deadlock containerd v2\.3\.4 with NRI 0\.12\.0"):
-                await session.update_containers([Update("c1", cpuset_cpus=CpuSet([1]))])
-            assert plugin.link.open
-        assert not runtime.deadlocked
-
-    async def test_not_from_a_handler(self):
-        runtime, handler = FakeRuntime(CONTAINERD_2_4), RecordingHandler()
-        problems = []
-        async with serving(handler, MemoryEndpoint(runtime)) as session:
-
-            async def reckless(_):
-                try:
-                    await session.update_containers([Update("c1", cpuset_cpus=CpuSet([1]))])
-                except UnsafeCallError as error:
-                    problems.append(str(error))
-                return ()
-
-            handler.on_stop = reckless
-            await runtime.synchronized()
-            pod = make_pod()
-            container = make_container(pod)
-            await runtime.create_container(pod, container)
-            await runtime.stop_container(container.id)
-        assert problems == [
-            "UpdateContainers: called from a handler, for which the runtime waits; nothing was sent"
-        ]
-
-    async def test_not_without_a_runtime(self):
-        with pytest.raises(CallError, match="not connected"):
-            await Session(RecordingHandler(), IDENTITY, PuppetEndpoint()).update_containers([])
-
-    async def serve_one_call(self, answer, clock=None):
-        """One update against a puppet that does *answer* with the call."""
-        endpoint = PuppetEndpoint()
-        async with serving(RecordingHandler(), endpoint, clock=clock) as session:
-            puppet = await endpoint.puppets.get()
-            await puppet.take_in(CONTAINERD_2_4)
-            update = asyncio.create_task(session.update_containers([Update("c1", cpuset_cpus=CpuSet([1]))]))
-            request = await puppet.calls.get()
-            answer(puppet, request)
-            await update
-
-    async def test_the_runtime_fails(self):
-        with pytest.raises(CallError, match="UNKNOWN: NRI update of some containers failed"):
-            await self.serve_one_call(
-                lambda puppet, request: puppet.link.send(
-                    Response(request.stream_id, Code.UNKNOWN, "NRI update of some containers failed")
-                )
-            )
-
-    async def test_the_runtime_is_silent_and_its_late_answer_is_ignored(self):
-        clock = ManualClock()
-
-        def late(puppet, request) -> None:
-            clock.advance(Patience().call_s)
-            puppet.answer(request)
-
-        with pytest.raises(CallError, match="no answer within 5 s"):
-            await self.serve_one_call(late, clock)
-
-    async def test_the_runtime_goes_away(self):
-        with pytest.raises(CallError, match="UNAVAILABLE: closed by the peer"):
-            await self.serve_one_call(lambda puppet, _: puppet.link.abort(""))
 
 
 async def test_a_crash_of_connected_or_disconnected_is_logged_and_survived(caplog):
