@@ -20,8 +20,9 @@ from bayplan.sets import CpuSet
 from support.controllers import MACHINE, Controlled, controlled, here
 from support.cpuset_tree import CpusetTree
 from support.flavors import CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36, Flavor
+from support.memory_transport import MemoryEndpoint
 from support.plugin import UNHURRIED
-from support.runtime import FakeRuntime, MemoryEndpoint
+from support.runtime import FakeRuntime
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 OWNERS, OTHERS = make_pod("db", qos=GUARANTEED), make_pod("batch", qos=BEST_EFFORT)
@@ -67,7 +68,7 @@ class World:
             self.cpusets = around.on(kernel)
             self.verifier = Verifier(kernel, self.cpusets, around.expectations, here)
             handler = SessionHandler(around.controller, around.verify_soon)
-            endpoint = MemoryEndpoint(self.runtime)
+            endpoint = MemoryEndpoint(self.runtime.accept)
             session = Session(handler, Identity("bayplan", "90"), endpoint, patience=UNHURRIED)
             running = asyncio.create_task(session.run())
             try:

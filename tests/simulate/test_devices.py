@@ -26,7 +26,8 @@ from support.controllers import no_kernel
 from support.flavors import ALL, CONTAINERD_2_3
 from support.machines import machine
 from support.plugin import serving
-from support.runtime import FakeRuntime, OperationError
+from support.plugin_calls import OperationError
+from support.runtime import FakeRuntime
 from support.sysfs import SysfsTree
 from support.workloads import GUARANTEED, make_container, make_pod
 

@@ -23,7 +23,8 @@ from bayplan.quantity import MIB
 from support.controllers import controlled
 from support.flavors import CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.plugin import UNHURRIED
-from support.runtime import FakeRuntime, OperationError
+from support.plugin_calls import OperationError
+from support.runtime import FakeRuntime
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)

@@ -11,8 +11,9 @@ from bayplan.nri import Event, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
 from support.clock import ManualClock
 from support.flavors import CONTAINERD_2_2, CONTAINERD_2_3
+from support.memory_transport import MemoryEndpoint
 from support.plugin import Gate, RecordingHandler, serving
-from support.runtime import FakeRuntime, MemoryEndpoint
+from support.runtime import FakeRuntime
 from support.workloads import make_container, make_pod
 
 POD = make_pod("web")
@@ -77,7 +78,7 @@ async def test_bytes_in_pieces(piece_bytes, flavor):
 
     handler.on_create = pin
     container = make_container(POD, ballast_bytes=9_000)
-    async with serving(handler, MemoryEndpoint(runtime, piece_bytes)):
+    async with serving(handler, MemoryEndpoint(runtime.accept, piece_bytes)):
         await runtime.synchronized()
         await runtime.run_pod(POD)
         answer = await runtime.create_container(POD, container)

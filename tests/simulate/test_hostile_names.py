@@ -23,7 +23,8 @@ from bayplan.printable import MOST_CHARACTERS
 from bayplan.quantity import GIB
 from support.flavors import CONTAINERD_2_3
 from support.oci_client import ask as ask_oci
-from support.runtime import FakeRuntime, OperationError
+from support.plugin_calls import OperationError
+from support.runtime import FakeRuntime
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 pytestmark = pytest.mark.root

@@ -15,10 +15,10 @@ from support.flavors import (
     CONTAINERD_1_7_20,
     CONTAINERD_2_2,
     CONTAINERD_2_3,
-    CONTAINERD_2_4,
 )
 from support.plugin import UNHURRIED, RecordingHandler, serving
-from support.runtime import FakeRuntime, OperationError
+from support.plugin_calls import OperationError
+from support.runtime import FakeRuntime
 from support.workloads import GUARANTEED, make_container, make_pod
 
 POD = make_pod("web", qos=GUARANTEED)
@@ -268,28 +268,6 @@ class TestOthers:
                 assert session.runtime.capabilities.unified_input is visible
             assert ("memory.low" in handler.containers[0].resources.unified) is visible
             await runtime.stop()
-
-    async def test_unasked_updates_beside_events(self, tmp_path):
-        path = tmp_path / "nri.sock"
-        runtime, handler = FakeRuntime(CONTAINERD_2_4), RecordingHandler()
-        await runtime.listen(path)
-        first = container("first")
-        async with serving(handler, UnixSocket(str(path))) as session:
-            await runtime.synchronized()
-            await runtime.create_container(POD, first)
-
-            async def events() -> None:
-                for number in range(50):
-                    await runtime.create_container(POD, container(f"c{number}"))
-
-            async def updates() -> None:
-                for number in range(50):
-                    await session.update_containers([Update(first.id, cpuset_cpus=CpuSet([number]))])
-
-            await asyncio.gather(events(), updates())
-        assert runtime.containers[first.id].linux.resources.cpu.cpus == "49"
-        assert not runtime.deadlocked
-        await runtime.stop()
 
 
 async def test_a_very_old_runtime_cannot_list_more_than_a_message(tmp_path):

@@ -30,8 +30,10 @@ from bayplan.state import Store
 from support.controllers import no_kernel
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine
+from support.memory_transport import MemoryEndpoint
 from support.plugin import IDENTITY, UNHURRIED
-from support.runtime import FakeRuntime, MemoryEndpoint, OperationError
+from support.plugin_calls import OperationError
+from support.runtime import FakeRuntime
 from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED, make_container, make_pod
 
 MACHINE = machine(2, cpus_per_node=8, memory_bytes=8 * GIB)
@@ -87,7 +89,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
         verify_soon=lambda: None,
     )
     await controller.restore()
-    session = Session(controller, IDENTITY, MemoryEndpoint(runtime), patience=UNHURRIED)
+    session = Session(controller, IDENTITY, MemoryEndpoint(runtime.accept), patience=UNHURRIED)
     running = asyncio.create_task(session.run())
     try:
         await runtime.synchronized()

@@ -6,6 +6,9 @@ keeps every byte, so that a test can look at it.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+
+from bayplan.errors import UnavailableError
 
 
 class MemoryTransport(asyncio.Transport):
@@ -105,3 +108,33 @@ def pair(
     one.connection_made(first)
     other.connection_made(second)
     return first, second
+
+
+class MemoryEndpoint:
+    """A way to a runtime without a socket: *accept* gives its end of a new connection; *piece_bytes* cuts
+    what is sent in either direction."""
+
+    def __init__(
+        self, accept: Callable[[], asyncio.Protocol], piece_bytes: int | None = None, *, again: bool = True
+    ) -> None:
+        self._accept = accept
+        self.refusing = False
+        self.attempts = 0
+        self.plugin_side: list[MemoryTransport] = []
+        self.runtime_side: list[MemoryTransport] = []
+        self._piece_bytes = piece_bytes
+        self._again = again
+
+    @property
+    def again(self) -> bool:
+        """Whether to connect again."""
+        return self._again
+
+    async def connect(self, protocol: asyncio.Protocol) -> None:
+        """Connect to the runtime, unless it is ``refusing``."""
+        self.attempts += 1
+        if self.refusing:
+            raise UnavailableError("memory", "nobody listens")
+        mine, theirs = pair(protocol, self._accept(), self._piece_bytes)
+        self.plugin_side.append(mine)
+        self.runtime_side.append(theirs)

@@ -80,9 +80,7 @@ class Reception(abc.ABC):
 
     def accept(self) -> asyncio.Protocol:
         """The protocol for one more connection."""
-        plugin = PluginConnection(
-            self.flavor, self._clock, self._gone, reply_late=self._reply_late
-        )
+        plugin = PluginConnection(self.flavor, self._clock, self._gone, reply_late=self._reply_late)
         self.connected.append(plugin)
         self.most_connections = max(self.most_connections, len(self.connected))
         self._spawn(self._welcome(plugin))

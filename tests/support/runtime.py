@@ -1,7 +1,7 @@
 """A container runtime without containers: it speaks NRI as containerd does, byte for byte.
 
     runtime = FakeRuntime(CONTAINERD_2_2)
-    await runtime.listen(path)                     # or connect a session to MemoryEndpoint(runtime)
+    await runtime.listen(path)                     # or connect a session to MemoryEndpoint(runtime.accept)
     await runtime.synchronized()
     reply = await runtime.create_container(pod, container)
 
@@ -12,58 +12,17 @@ of specs when and where real ones do. Creation, start and update can be taken ap
 which those let go of their lock.
 """
 
-import asyncio
 from collections.abc import Iterable
-from typing import Final, Protocol, TypeAlias, TypeVar
-
-from google.protobuf.message import Message
+from typing import Final, Protocol
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.errors import UnavailableError
 from bayplan.nri import Clock, Event
-from bayplan.nri.wire import Code
 from support.flavors import CONTAINERD_2_2, Flavor
-from support.memory_transport import MemoryTransport, pair
-from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError
-from support.reception import Reception
+from support.plugin_calls import OperationError, PluginCalls, claim, claim_updates
 from support.spec import adjust, claims, merge, shown
-
-Answer = TypeVar("Answer", bound=Message)
-
-_PodEvent: TypeAlias = type[
-    pb.RunPodSandboxRequest
-    | pb.StopPodSandboxRequest
-    | pb.RemovePodSandboxRequest
-    | pb.PostUpdatePodSandboxRequest
-]
-_ContainerEvent: TypeAlias = type[
-    pb.PostCreateContainerRequest
-    | pb.StartContainerRequest
-    | pb.PostStartContainerRequest
-    | pb.PostUpdateContainerRequest
-    | pb.RemoveContainerRequest
-]
-_POD_EVENTS: Final[dict[Event, tuple[str, _PodEvent]]] = {
-    Event.RUN_POD_SANDBOX: ("RunPodSandbox", pb.RunPodSandboxRequest),
-    Event.STOP_POD_SANDBOX: ("StopPodSandbox", pb.StopPodSandboxRequest),
-    Event.REMOVE_POD_SANDBOX: ("RemovePodSandbox", pb.RemovePodSandboxRequest),
-}
-_CONTAINER_EVENTS: Final[dict[Event, tuple[str, _ContainerEvent]]] = {
-    Event.POST_CREATE_CONTAINER: ("PostCreateContainer", pb.PostCreateContainerRequest),
-    Event.START_CONTAINER: ("StartContainer", pb.StartContainerRequest),
-    Event.POST_START_CONTAINER: ("PostStartContainer", pb.PostStartContainerRequest),
-    Event.POST_UPDATE_CONTAINER: ("PostUpdateContainer", pb.PostUpdateContainerRequest),
-    Event.REMOVE_CONTAINER: ("RemoveContainer", pb.RemoveContainerRequest),
-}
-_FATAL: Final = {Event.RUN_POD_SANDBOX, Event.START_CONTAINER}
-"""Events that fail when a plugin answers with an error; elsewhere the error is logged."""
 
 _UNHURRIED_S: Final = 61.0
 """Longer than a plugin of the tests takes for an answer by its own deadline."""
-
-
-class OperationError(Exception):
-    """The runtime could not do what its user asked for. The text is what the user sees."""
 
 
 class Kernel(Protocol):
@@ -73,7 +32,7 @@ class Kernel(Protocol):
         """An OCI runtime writes the cpusets of a spec, to a new cgroup if there is none."""
 
 
-class FakeRuntime(Reception):
+class FakeRuntime(PluginCalls):
     """One runtime, with any number of plugins. Restart it with `stop` and `listen`; it remembers what runs.
 
     *clock* measures its timeouts, NRI's own unless others are given. On the real clock they are so long that
@@ -164,8 +123,8 @@ class FakeRuntime(Reception):
                     raise OperationError(
                         f'plugin "{plugin}" asked update of "{container.id}" during creation'
                     )
-                _claim(owners, plugin, claims(reply.adjust, container.id))
-                _claim_updates(owners, plugin, reply.update)
+                claim(owners, plugin, claims(reply.adjust, container.id))
+                claim_updates(owners, plugin, reply.update)
                 adjust(asked.container, reply.adjust, self.flavor)
                 answered.MergeFrom(reply)
             adjust(created, answered.adjust, self.flavor)
@@ -183,7 +142,7 @@ class FakeRuntime(Reception):
         """The last step of `create_container`: it is known, and the plugins hear of that."""
         created = self.containers[container_id] = self._unknown.pop(container_id)
         created.state = pb.CONTAINER_CREATED
-        await self._notify_of_container(Event.POST_CREATE_CONTAINER, created)
+        await self._notify_of_container(Event.POST_CREATE_CONTAINER, self._pod_of(created), created)
 
     async def undo_create_container(self, container: pb.Container) -> None:
         """A creation has failed after the plugins were asked: they hear of a stop and a removal."""
@@ -207,14 +166,15 @@ class FakeRuntime(Reception):
         Raises:
             OperationError: a plugin answered with an error.
         """
-        self.containers[container_id].pid = pid
-        await self._notify_of_container(Event.START_CONTAINER, self.containers[container_id])
+        container = self.containers[container_id]
+        container.pid = pid
+        await self._notify_of_container(Event.START_CONTAINER, self._pod_of(container), container)
 
     async def finish_start(self, container_id: str) -> None:
         """The last step of `start_container`: the runtime takes note that it runs, and says so."""
         container = self.containers[container_id]
         container.state = pb.CONTAINER_RUNNING
-        await self._notify_of_container(Event.POST_START_CONTAINER, container)
+        await self._notify_of_container(Event.POST_START_CONTAINER, self._pod_of(container), container)
 
     async def update_container(
         self, container_id: str, resources: pb.LinuxResources
@@ -243,7 +203,7 @@ class FakeRuntime(Reception):
         async with self._lock:
             for plugin in self._subscribers(Event.UPDATE_CONTAINER):
                 reply = await self._ask(plugin, "UpdateContainer", asked, pb.UpdateContainerResponse)
-                _claim_updates(owners, plugin, reply.update)
+                claim_updates(owners, plugin, reply.update)
                 answered.MergeFrom(reply)
             own = [one for one in answered.update if one.container_id == container_id]
             self._apply(one for one in answered.update if one.container_id != container_id)
@@ -256,7 +216,7 @@ class FakeRuntime(Reception):
         for resources in self._own_updates.pop(container_id):
             merge(container.linux.resources, resources)
         self._write_if_due(container)
-        await self._notify_of_container(Event.POST_UPDATE_CONTAINER, container)
+        await self._notify_of_container(Event.POST_UPDATE_CONTAINER, self._pod_of(container), container)
 
     async def stop_container(self, container_id: str) -> pb.StopContainerResponse:
         """A container's process has ended; the plugins hear of it once."""
@@ -281,58 +241,8 @@ class FakeRuntime(Reception):
         """Forget a container, stopping it first."""
         await self.stop_container(container_id)
         self._with_cgroup.discard(container_id)
-        await self._notify_of_container(Event.REMOVE_CONTAINER, self.containers.pop(container_id))
-
-    # ---- Talking to plugins --------------------------------------------------------------------------
-
-    async def _ask(
-        self, plugin: PluginConnection, method: str, asked: Message, answer: type[Answer]
-    ) -> Answer:
-        """A plugin's answer; an empty one from a plugin that is gone: the operation goes on without it."""
-        try:
-            return await plugin.call(method, asked, answer, self.request_timeout_s)
-        except PluginGoneError as error:
-            self.logged.append(f"closing plugin {plugin}, failed to handle {method}: {error}")
-            return answer()
-        except PluginRefusedError as error:
-            raise OperationError(f"plugin {plugin}: {method}: {error}") from error
-
-    async def _notify_of_pod(self, event: Event, pod: pb.PodSandbox) -> None:
-        method, kind = _POD_EVENTS[event]
-        await self._notify(event, method, kind(pod=pod), _state_change(event, pod))
-
-    async def _notify_of_container(self, event: Event, container: pb.Container) -> None:
-        method, kind = _CONTAINER_EVENTS[event]
-        pod, seen = self._pod_of(container), shown(container, self.flavor)
-        await self._notify(
-            event,
-            method,
-            kind(pod=pod, container=seen),
-            _state_change(event, pod, seen),
-        )
-
-    async def _notify(self, event: Event, method: str, new: Message, old: pb.StateChangeEvent) -> None:
-        """Tell the plugins, in the style of this runtime."""
-        async with self._lock:
-            for plugin in self._subscribers(event):
-                try:
-                    if not self.flavor.one_rpc_per_event or not await self._implemented(plugin, method, new):
-                        await self._ask(plugin, "StateChange", old, pb.Empty)
-                except OperationError as error:
-                    if event in _FATAL:
-                        raise
-                    self.logged.append(str(error))
-
-    async def _implemented(self, plugin: PluginConnection, method: str, asked: Message) -> bool:
-        try:
-            await plugin.call(method, asked, pb.Empty, self.request_timeout_s)
-        except PluginGoneError as error:
-            self.logged.append(f"closing plugin {plugin}, failed to handle {method}: {error}")
-        except PluginRefusedError as error:
-            if error.code is Code.UNIMPLEMENTED:
-                return False
-            raise OperationError(f"plugin {plugin}: {method}: {error}") from error
-        return True
+        container = self.containers.pop(container_id)
+        await self._notify_of_container(Event.REMOVE_CONTAINER, self._pod_of(container), container)
 
     # ---- What there is -------------------------------------------------------------------------------
 
@@ -364,58 +274,3 @@ class FakeRuntime(Reception):
 
     def _pod_of(self, container: pb.Container) -> pb.PodSandbox:
         return self.pods.get(container.pod_sandbox_id, pb.PodSandbox(id=container.pod_sandbox_id))
-
-    def _subscribers(self, event: Event) -> list[PluginConnection]:
-        return [plugin for plugin in self.plugins if plugin.subscribed(event)]
-
-
-class MemoryEndpoint:
-    """A way to a fake runtime without a socket; *piece_bytes* cuts what is sent in either direction."""
-
-    def __init__(self, runtime: FakeRuntime, piece_bytes: int | None = None, *, again: bool = True) -> None:
-        self.runtime = runtime
-        self.refusing = False
-        self.attempts = 0
-        self.plugin_side: list[MemoryTransport] = []
-        self.runtime_side: list[MemoryTransport] = []
-        self._piece_bytes = piece_bytes
-        self._again = again
-
-    @property
-    def again(self) -> bool:
-        """Whether to connect again."""
-        return self._again
-
-    async def connect(self, protocol: asyncio.Protocol) -> None:
-        """Connect to the runtime, unless it is ``refusing``."""
-        self.attempts += 1
-        if self.refusing:
-            raise UnavailableError("memory", "nobody listens")
-        mine, theirs = pair(protocol, self.runtime.accept(), self._piece_bytes)
-        self.plugin_side.append(mine)
-        self.runtime_side.append(theirs)
-
-
-def _state_change(
-    event: Event, pod: pb.PodSandbox, container: pb.Container | None = None
-) -> pb.StateChangeEvent:
-    return pb.StateChangeEvent(event=pb.Event.Value(event.name), pod=pod, container=container)
-
-
-def _claim(owners: dict[str, str], plugin: PluginConnection, fields: Iterable[str]) -> None:
-    for field in fields:
-        if field in owners:
-            raise OperationError(f'plugins "{owners[field]}" and "{plugin}" both tried to set {field}')
-        owners[field] = str(plugin)
-
-
-def _claim_updates(
-    owners: dict[str, str], plugin: PluginConnection, updates: Iterable[pb.ContainerUpdate]
-) -> None:
-    """A conflict fails the request unless the update may fail."""
-    for update in updates:
-        try:
-            _claim(owners, plugin, claims(update.linux.resources, update.container_id))
-        except OperationError:
-            if not update.ignore_failure:
-                raise

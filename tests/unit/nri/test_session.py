@@ -11,12 +11,12 @@ from bayplan.nri import Event, Patience, Session, UnixSocket
 from bayplan.nri.inventory import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
 from bayplan.nri.wire import Code, Response
-from bayplan.sets import CpuSet
 from support.clock import ManualClock
-from support.flavors import ALL, CONTAINERD_1_7_20, CONTAINERD_2_3
+from support.flavors import ALL, CONTAINERD_1_7_20
+from support.memory_transport import MemoryEndpoint
 from support.plugin import IDENTITY, Gate, RecordingHandler, serving
 from support.puppet import Puppet, PuppetEndpoint
-from support.runtime import FakeRuntime, MemoryEndpoint
+from support.runtime import FakeRuntime
 from support.workloads import make_container, make_pod
 
 FIRST_DELAY_S = 0.0501
@@ -319,7 +319,7 @@ class TestReconnecting:
     async def test_an_endpoint_that_is_good_once(self):
         runtime = FakeRuntime()
         handler = RecordingHandler()
-        session = Session(handler, IDENTITY, MemoryEndpoint(runtime, again=False))
+        session = Session(handler, IDENTITY, MemoryEndpoint(runtime.accept, again=False))
         running = asyncio.create_task(session.run())
         await runtime.synchronized()
         await runtime.stop()
@@ -327,7 +327,7 @@ class TestReconnecting:
         assert handler.heard[-1].startswith("disconnected")
 
     async def test_an_endpoint_that_is_good_once_and_not_there(self, caplog):
-        endpoint = MemoryEndpoint(FakeRuntime(), again=False)
+        endpoint = MemoryEndpoint(FakeRuntime().accept, again=False)
         endpoint.refusing = True
         await Session(RecordingHandler(), IDENTITY, endpoint).run()
         assert endpoint.attempts == 1
