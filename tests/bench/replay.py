@@ -117,22 +117,22 @@ class Ours:
 
     def __init__(self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy) -> None:
         self.name = f"{name}, {policy.value}"
-        self.stage = Rehearsal(hardware, PlacementPolicy(topology=policy), engine)
+        self.rehearsal = Rehearsal(hardware, PlacementPolicy(topology=policy), engine)
         self.moves = 0
 
     @property
     def sets(self) -> Mapping[str, tuple[NodeSet, int]]:
-        return dict(promises(self.stage.ledger, self.stage.machine))
+        return dict(promises(self.rehearsal.ledger, self.rehearsal.machine))
 
     def come(self, pod: Pod) -> bool:
         manifest = sizes_manifest(pod.name, memory=str(pod.size_bytes), cpus="500m")
-        (planned,) = plan_manifest(manifest, self.stage.machine)
-        (decision,) = self.stage.admit(planned)
+        (planned,) = plan_manifest(manifest, self.rehearsal.machine)
+        (decision,) = self.rehearsal.admit(planned)
         self.moves += len(decision.moves)
         return decision.outcome is not Outcome.REFUSED
 
     def go(self, pod: Pod) -> None:
-        self.stage.release(f"default/{pod.name}/main")
+        self.rehearsal.release(f"default/{pod.name}/main")
 
 
 class Libmem:

@@ -119,7 +119,7 @@ def what_if_view(
     Raises:
         ConfigError: a manifest is wrong, or none has pods.
     """
-    stage = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
+    rehearsal = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
     planned = [
         pod
         for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
@@ -131,7 +131,7 @@ def what_if_view(
         raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
     pods: list[dict[str, Any]] = []
     for pod in planned:
-        decisions = stage.admit(pod)
+        decisions = rehearsal.admit(pod)
         pods.append(
             {
                 "name": pod.name,

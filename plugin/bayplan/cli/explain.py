@@ -4,7 +4,7 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.decisions import decision_blocks
+from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.render import Block, Column, Table
 
 VERB: Final = "explain"

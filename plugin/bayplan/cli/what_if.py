@@ -4,7 +4,7 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.decisions import decision_blocks
+from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.render import Block
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.errors import ConfigError, Problem
@@ -30,7 +30,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a file or a size is wrong, or there is neither.
     """
-    from bayplan.cli.manifests import read_manifests  # noqa: PLC0415 - PyYAML costs other verbs 20 ms
+    from bayplan.cli.manifest_files import read_manifests  # noqa: PLC0415 - PyYAML costs other verbs 20 ms
 
     pods = [one for path in arguments.manifests for one in read_manifests(path)]
     sizes = manifest_of_sizes(arguments)

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from bayplan.config.values import (
-    Complaints,
+    InvalidValueError,
+    ProblemCollector,
     Reader,
-    Wrong,
     digits,
     entries,
+    invalid,
     items,
     join,
     parsed,
@@ -41,7 +42,7 @@ def positive_bytes(path: str, value: object) -> int:
     """A Kubernetes quantity of more than 0 bytes."""
     amount = amount_bytes(path, value)
     if amount == 0:
-        raise Wrong(Problem(path, show(value), "more than 0 bytes"))
+        raise invalid(path, show(value), "more than 0 bytes")
     return amount
 
 
@@ -53,15 +54,15 @@ def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
             if signal not in STARVED:
                 problem = unknown_key(path, signal, STARVED)
                 kubelet = f"unsupported eviction signal {signal}"
-                raise Wrong(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
+                raise InvalidValueError(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
             text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
             if not isinstance(text, str):
-                raise Wrong(Problem(here, show(item), "a text such as '100Mi'"))
+                raise invalid(here, show(item), "a text such as '100Mi'")
             try:
                 return read(signal, text)
             except ThresholdError as error:
                 saying = f"; kubelet: {error.kubelet}" if error.kubelet else ""
-                raise Wrong(Problem(here, show(item), f"{error.expected}{saying}")) from error
+                raise invalid(here, show(item), f"{error.expected}{saying}") from error
 
         return entries(path, value, one)
 
@@ -73,18 +74,18 @@ def reserved_resources(path: str, value: object) -> dict[str, int]:
 
     The other resources are checked, but nothing here depends on them.
     """
-    complaints = Complaints()
+    collector = ProblemCollector()
     typed: dict[str, int] = {}
     for key, item in items(path, value):
         here = join(path, key)
-        with complaints:
+        with collector:
             if key == CPU:
                 typed[CPU] = _milli_cpus(here, item)
             elif key in _OTHER_RESOURCES:
                 _OTHER_RESOURCES[key](here, item)
             else:
                 typed[_memory_resource(here, key)] = amount_bytes(here, item)
-    complaints.settle()
+    collector.raise_problems()
     return typed
 
 
@@ -95,52 +96,54 @@ def reserved_memory(path: str, value: object) -> dict[int, dict[str, int]]:
     be added up.
     """
     if not isinstance(value, list):
-        raise Wrong(Problem(path, show(value), "a list of {numaNode, limits}"))
-    complaints = Complaints()
+        raise invalid(path, show(value), "a list of {numaNode, limits}")
+    collector = ProblemCollector()
     found: list[Reservation] = []
     for position, item in enumerate(value):
-        with complaints:
+        with collector:
             _read_reservation(f"{path}[{position}]", item, found)
-    complaints.problems += map(in_words, check_values(found))
+    collector.problems += map(in_words, check_values(found))
     typed: dict[int, dict[str, int]] = {}
     for each in found:
         row = typed.setdefault(each.node, {})
         for resource, amount in each.sizes.items():
             if amount and is_memory(resource):
                 row[resource] = row.get(resource, 0) + amount
-    complaints.settle(typed)
+    collector.raise_problems(typed)
     return typed
 
 
 def _read_reservation(path: str, value: object, found: list[Reservation]) -> None:
-    complaints = Complaints()
+    collector = ProblemCollector()
     parts = dict(items(path, value))
     keys = ("numaNode", "limits")
-    complaints.problems += [unknown_key(path, key, keys) for key in parts if key not in keys]
+    collector.problems += [unknown_key(path, key, keys) for key in parts if key not in keys]
     node: int | None = None
-    with complaints:
+    with collector:
         node = _node_id(join(path, "numaNode"), parts.get("numaNode"))
-    with complaints:
-        limits = _limits(join(path, "limits"), parts.get("limits"), complaints)
+    with collector:
+        limits = _limits(join(path, "limits"), parts.get("limits"), collector)
         # One for each, because hugepages-2Mi and hugepages-2048Ki may both be there.
         known = -1 if node is None else node
         here = [Reservation(known, {resource: amount}, path) for resource, amount in limits]
         if node is None:
-            complaints.problems += [Problem(one.path, one.found, one.expected) for one in check_values(here)]
+            collector.problems += [Problem(one.path, one.found, one.expected) for one in check_values(here)]
         else:
             found += here
-    complaints.settle()
+    collector.raise_problems()
 
 
-def _limits(path: str, value: object, complaints: Complaints) -> list[tuple[str, int]]:
+def _limits(path: str, value: object, collector: ProblemCollector) -> list[tuple[str, int]]:
     """The amounts that can be read. Types that are neither memory nor huge pages keep their names."""
     written = items(path, value)
     if not written:
-        raise Wrong(Problem(path, "an empty table", "memory or hugepages-<size>, or both"), readable=True)
+        raise InvalidValueError(
+            Problem(path, "an empty table", "memory or hugepages-<size>, or both"), readable=True
+        )
     found = []
     for key, item in written:
         here = join(path, key)
-        with complaints:
+        with collector:
             found.append((_memory_resource(here, key) if is_memory(key) else key, amount_bytes(here, item)))
     return found
 
@@ -151,17 +154,17 @@ def _memory_resource(path: str, key: str) -> str:
         return MEMORY
     kind, dash, size = key.partition("-")
     if kind != "hugepages" or not dash:
-        raise Wrong(Problem(path, "an unknown resource", "memory or hugepages-<size>"))
+        raise invalid(path, "an unknown resource", "memory or hugepages-<size>")
     page_bytes = parsed(parse_bytes, path, size, "a page size such as 2Mi")
     if page_bytes == 0 or page_bytes & (page_bytes - 1):
-        raise Wrong(Problem(path, f"a page size of {size}", "a power of two such as 2Mi or 1Gi"))
+        raise invalid(path, f"a page size of {size}", "a power of two such as 2Mi or 1Gi")
     return hugepages(page_bytes)
 
 
 def _node_id(path: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise Wrong(Problem(path, show(value), "the id of a NUMA node, 0 or more"))
+    raise invalid(path, show(value), "the id of a NUMA node, 0 or more")
 
 
 def _milli_cpus(path: str, value: object) -> int:

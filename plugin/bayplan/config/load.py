@@ -25,7 +25,7 @@ from bayplan.config.sources import (
     files_of,
     read_document,
 )
-from bayplan.config.values import Complaints, Wrong, show, unknown_key
+from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, show, unknown_key
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.model.policy import MemoryReservationPolicy
 
@@ -101,7 +101,7 @@ def _read_all(
     for path in paths or default_paths(default_directory):
         try:
             files += files_of(path)
-        except Wrong as wrong:
+        except InvalidValueError as wrong:
             if isinstance(wrong, NothingToReadError) and not paths:
                 # Unlike a directory that was asked for, the usual one may be empty.
                 notices += [f"{path}: {problem}" for problem in wrong.problems if wrong.value]
@@ -110,7 +110,7 @@ def _read_all(
     for file in files:
         try:
             documents.append(read_document(file))
-        except Wrong as wrong:
+        except InvalidValueError as wrong:
             problems += [(str(file.path), problem) for problem in wrong.problems]
     return documents, notices
 
@@ -128,22 +128,22 @@ def _sources_of(documents: Sequence[Document]) -> list[Source]:
 
 def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
     """The fields that *source* sets, the keys whose values can't be read, and everything that is wrong."""
-    complaints = Complaints()
+    collector = ProblemCollector()
     typed: dict[str, Any] = {}
     unread = set(source.unread)
     for key, (path, value) in source.values.items():
-        with complaints:
+        with collector:
             if key not in KEYS:
-                raise Wrong(unknown_key("", key, KEYS))
+                raise InvalidValueError(unknown_key("", key, KEYS))
             try:
                 typed[KEYS[key].field] = KEYS[key].read(path, value)
-            except Wrong as wrong:
+            except InvalidValueError as wrong:
                 if wrong.readable:
                     typed[KEYS[key].field] = wrong.value
                 else:
                     unread.add(key)
                 raise
-    return typed, unread, [*source.problems, *complaints.problems]
+    return typed, unread, [*source.problems, *collector.problems]
 
 
 def _contradictions(
@@ -174,14 +174,14 @@ def _config_error(problems: Sequence[tuple[str, Problem]]) -> ConfigError:
 
 
 def _of_flags(flags: Mapping[str, Sequence[str]]) -> Source:
-    complaints = Complaints()
+    collector = ProblemCollector()
     values: dict[str, tuple[str, object]] = {}
     for key, texts in flags.items():
         path = f"--{KEYS[key].flag}"
-        with complaints:
+        with collector:
             try:
                 values[key] = (path, KEYS[key].plain(texts))
             except ParseError as error:
-                raise Wrong(Problem(path, show(error.found), error.expected)) from error
+                raise invalid(path, show(error.found), error.expected) from error
     unread = frozenset(flags.keys() - values.keys())
-    return Source(_FLAGS, values, problems=tuple(complaints.problems), unread=unread)
+    return Source(_FLAGS, values, problems=tuple(collector.problems), unread=unread)

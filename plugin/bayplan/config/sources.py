@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from bayplan.config.values import Wrong, items, show, unreadable
+from bayplan.config.values import InvalidValueError, invalid, items, show, unreadable
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text
 from bayplan.placement.foreign_cpusets import KubeletManager
@@ -27,7 +27,7 @@ _MAX_WALKED: Final = 10_000
 """Entries of a directory that is searched for kubelet's drop-ins. Nobody means so many."""
 
 
-class NothingToReadError(Wrong):
+class NothingToReadError(InvalidValueError):
     """A directory in which nothing is read; ``value`` are the names in it."""
 
 
@@ -70,7 +70,7 @@ def files_of(path: Path) -> list[File]:
 
     Raises:
         NothingToReadError: the directory has neither.
-        Wrong: the directory has both, or cannot be read.
+        InvalidValueError: the directory has both, or cannot be read.
     """
     try:
         names = sorted((one.name for one in path.iterdir()), key=os.fsencode)
@@ -78,14 +78,12 @@ def files_of(path: Path) -> list[File]:
         return [File(path)]  # a file, or what reading will say is wrong
     except OSError as error:
         expected = "a file or a directory that can be read"
-        raise Wrong(Problem("the file", error.strerror or str(error), expected)) from error
+        raise invalid("the file", error.strerror or str(error), expected) from error
     own = [name for name in names if Path(name).suffix in _SUFFIXES and name[0] != "."]
     drop_ins = list(_drop_ins(path))
     if own and (theirs := [one for one in drop_ins if _is_of_kubelet(one)]):
         found = f"{own[0]} beside kubelet's {theirs[0].relative_to(path)}"
-        raise Wrong(
-            Problem("the directory", found, "files of one kind; name those of the other by themselves")
-        )
+        raise invalid("the directory", found, "files of one kind; name those of the other by themselves")
     if own:
         return [File(path / name) for name in own]
     if drop_ins:
@@ -116,27 +114,27 @@ def read_document(file: File) -> Document:
     """What *file* holds.
 
     Raises:
-        Wrong: it can't be read, or is not in the language that its name says.
+        InvalidValueError: it can't be read, or is not in the language that its name says.
     """
     try:
         content = read_text(file.path, MAX_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         expected = "a file that can be read" if isinstance(error, OSError) else "text in UTF-8"
-        raise Wrong(Problem("the file", unreadable(error), expected)) from error
+        raise invalid("the file", unreadable(error), expected) from error
     suffix = _DROP_IN if file.drop_in else file.path.suffix
     if suffix == ".toml":
         try:
             values: object = tomllib.loads(content)
         except (ValueError, RecursionError) as error:
             # ValueError: also a number of thousands of digits, which is no TOMLDecodeError.
-            raise Wrong(Problem("the file", str(error), "TOML")) from error
+            raise invalid("the file", str(error), "TOML") from error
     elif suffix in (*_SUFFIXES, *_KUBELETS):
         from bayplan.config.yaml_text import parse_json, parse_yaml  # noqa: PLC0415 - most nodes have none
 
         values = parse_json(content) if suffix == ".json" else parse_yaml(content)
     else:
         endings = ", ".join((*_SUFFIXES, *_KUBELETS))
-        raise Wrong(Problem("the file name", show(file.path.name), f"one that ends in {endings}"))
+        raise invalid("the file name", show(file.path.name), f"one that ends in {endings}")
     return Document(file, dict(items("the file", values)))
 
 
@@ -151,9 +149,7 @@ def _drop_ins(directory: Path) -> Iterable[Path]:
             found = sorted(entries, key=lambda one: os.fsencode(one.name))
         walked += len(found)
         if walked > _MAX_WALKED:
-            raise Wrong(
-                Problem("the directory", f"more than {_MAX_WALKED} entries", "a directory of drop-ins")
-            )
+            raise invalid("the directory", f"more than {_MAX_WALKED} entries", "a directory of drop-ins")
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
                 yield from below(path / entry.name)
@@ -164,7 +160,7 @@ def _drop_ins(directory: Path) -> Iterable[Path]:
         yield from below(directory)
     except OSError as error:
         path = excerpt(str(error.filename))
-        raise Wrong(Problem("the directory", f"{path}: {error.strerror}", "one that can be read")) from error
+        raise invalid("the directory", f"{path}: {error.strerror}", "one that can be read") from error
 
 
 def _is_of_kubelet(file: Path) -> bool:

@@ -1,8 +1,7 @@
 """From plain values (what TOML, YAML and flags can hold) to typed ones, with every problem named by its path.
 
-A reader takes a path and a plain value and returns the typed value, or raises Wrong with *all* problems at
-and below that path. Readers of tables are made of readers of their parts.
-"""
+A reader takes a path and a plain value and returns the typed value, or raises InvalidValueError with *all*
+problems at and below that path. Readers of tables are made of readers of their parts."""
 
 import difflib
 import re
@@ -27,7 +26,7 @@ _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""
 
 
-class Wrong(Exception):  # noqa: N818 - carries problems upwards to where their source is known
+class InvalidValueError(Exception):
     """Everything that is wrong with a value.
 
     *readable*: what is meant can be told all the same, and is ``value``, so that more can be checked with it.
@@ -40,8 +39,13 @@ class Wrong(Exception):  # noqa: N818 - carries problems upwards to where their 
         self.value = value
 
 
-class Complaints:
-    """Collects the problems of several values: ``with complaints:`` around each, then `settle`."""
+def invalid(path: str, found: str, expected: str) -> InvalidValueError:
+    """The error for the value at *path* alone."""
+    return InvalidValueError(Problem(path, found, expected))
+
+
+class ProblemCollector:
+    """Collects the problems of several values: ``with collector:`` around each, then `raise_problems`."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -53,15 +57,15 @@ class Complaints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, Wrong):
+        if isinstance(error, InvalidValueError):
             self.problems += error.problems
             self.readable = self.readable and error.readable
-        return isinstance(error, Wrong)
+        return isinstance(error, InvalidValueError)
 
-    def settle(self, value: object = None) -> None:
+    def raise_problems(self, value: object = None) -> None:
         """Raise what was collected, if anything; *value* is what could be read."""
         if self.problems:
-            raise Wrong(*self.problems, readable=self.readable, value=value)
+            raise InvalidValueError(*self.problems, readable=self.readable, value=value)
 
 
 def show(value: object) -> str:
@@ -104,7 +108,7 @@ def one_of(choices: Mapping[str, T]) -> Reader[T]:
     def read(path: str, value: object) -> T:
         if isinstance(value, str) and value in choices:
             return choices[value]
-        raise Wrong(Problem(path, show(value), " or ".join(choices)))
+        raise invalid(path, show(value), " or ".join(choices))
 
     return read
 
@@ -119,7 +123,7 @@ def boolean(path: str, value: object) -> bool:
     """True or false."""
     if isinstance(value, bool):
         return value
-    raise Wrong(Problem(path, show(value), "true or false"))
+    raise invalid(path, show(value), "true or false")
 
 
 def share_or_none(path: str, value: object) -> float | None:
@@ -128,7 +132,7 @@ def share_or_none(path: str, value: object) -> float | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
-    raise Wrong(Problem(path, show(value), "a number above 0 and up to 1, or none"))
+    raise invalid(path, show(value), "a number above 0 and up to 1, or none")
 
 
 def text_like(pattern: str, expected: str) -> Reader[str]:
@@ -137,7 +141,7 @@ def text_like(pattern: str, expected: str) -> Reader[str]:
     def read(path: str, value: object) -> str:
         if isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII):
             return value
-        raise Wrong(Problem(path, show(value), expected))
+        raise invalid(path, show(value), expected)
 
     return read
 
@@ -146,14 +150,14 @@ def absolute_path(path: str, value: object) -> Path:
     """A path that starts at the root."""
     if isinstance(value, str) and value.startswith("/") and "\0" not in value:
         return Path(value)
-    raise Wrong(Problem(path, show(value), "an absolute path"))
+    raise invalid(path, show(value), "an absolute path")
 
 
 def socket_path(path: str, value: object) -> Path:
     """A path that fits into a unix socket's address."""
     socket = absolute_path(path, value)
     if len(bytes(socket)) > MAX_SOCKET_PATH_BYTES:
-        raise Wrong(Problem(path, show(value), f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes"))
+        raise invalid(path, show(value), f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes")
     return socket
 
 
@@ -172,7 +176,7 @@ def duration_ms(low_ms: int, high_ms: int) -> Reader[int]:
             amount_ms = int(Decimal(match[1]) * _UNIT_MS[match[2]])
             if low_ms <= amount_ms <= high_ms:
                 return amount_ms
-        raise Wrong(Problem(path, show(value), expected))
+        raise invalid(path, show(value), expected)
 
     return read
 
@@ -184,18 +188,18 @@ def cpu_list(path: str, value: object) -> CpuSet:
 
 def node_owners(path: str, value: object) -> dict[int, str]:
     """Devices by lists of NUMA nodes, as the device of each node; the word none for no device."""
-    complaints = Complaints()
+    collector = ProblemCollector()
     owners: dict[int, str] = {}
     for key, item in items(path, value):
         here = join(path, key)
-        with complaints:
+        with collector:
             nodes = parsed(NodeSet.parse, here, key, "a list of NUMA nodes such as 1-8")
             device = text_like(r"\S{1,128}", "the name of a device, without blanks, or none")(here, item)
             for node in nodes:
                 if node in owners:
-                    raise Wrong(Problem(here, f"node {node} a second time", "one device for each node"))
+                    raise invalid(here, f"node {node} a second time", "one device for each node")
                 owners[node] = "" if device == NOBODY else device
-    complaints.settle()
+    collector.raise_problems()
     return owners
 
 
@@ -205,7 +209,7 @@ def table(readers: Mapping[str, Reader[T]]) -> Reader[dict[str, T]]:
     def read(path: str, value: object) -> dict[str, T]:
         def entry(here: str, key: str, item: object) -> T:
             if key not in readers:
-                raise Wrong(unknown_key(path, key, readers))
+                raise InvalidValueError(unknown_key(path, key, readers))
             return readers[key](here, item)
 
         return entries(path, value, entry)
@@ -220,14 +224,14 @@ def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
     def read(path: str, value: object) -> dict[str, str]:
         def option(here: str, key: str, item: object) -> str:
             if key not in known:
-                raise Wrong(unknown_key(path, key, known), readable=True)
+                raise InvalidValueError(unknown_key(path, key, known), readable=True)
             if isinstance(item, bool):
                 return "true" if item else "false"
             if isinstance(item, int):
                 return digits(item)
             if isinstance(item, str):
                 return item
-            raise Wrong(Problem(here, show(item), "a text such as 'true'"))
+            raise invalid(here, show(item), "a text such as 'true'")
 
         return entries(path, value, option)
 
@@ -236,30 +240,30 @@ def policy_options(known: Collection[str]) -> Reader[dict[str, str]]:
 
 def entries(path: str, value: object, entry: Callable[[str, str, object], T]) -> dict[str, T]:
     """A table whose entries *entry* reads, one by one: it gets the path, the key and the value of each."""
-    complaints = Complaints()
+    collector = ProblemCollector()
     typed: dict[str, T] = {}
     for key, item in items(path, value):
-        with complaints:
+        with collector:
             typed[key] = entry(join(path, key), key, item)
-    complaints.settle(typed)
+    collector.raise_problems(typed)
     return typed
 
 
 def items(path: str, value: object) -> list[tuple[str, object]]:
     """The keys and values of a table."""
     if not isinstance(value, Mapping):
-        raise Wrong(Problem(path, show(value), "a table"))
+        raise invalid(path, show(value), "a table")
     return [(str(key), item) for key, item in value.items()]
 
 
 def parsed(parse: Callable[[str], T], path: str, value: object, expected: str) -> T:
     """What *parse* makes of a text."""
     if not isinstance(value, str):
-        raise Wrong(Problem(path, show(value), expected))
+        raise invalid(path, show(value), expected)
     try:
         return parse(value)
     except ParseError as error:
-        raise Wrong(Problem(path, show(value), expected)) from error
+        raise invalid(path, show(value), expected) from error
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:

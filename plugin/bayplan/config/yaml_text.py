@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from bayplan.config.values import Wrong
-from bayplan.errors import Problem, excerpt
+from bayplan.config.values import invalid
+from bayplan.errors import excerpt
 
 YAML_ERRORS: Final = (
     yaml.YAMLError,
@@ -28,12 +28,12 @@ def parse_yaml(content: str) -> object:
     """The plain value of the only document in *content*; an empty document is an empty table.
 
     Raises:
-        Wrong: not YAML, several documents, or a key twice in one table.
+        InvalidValueError: not YAML, several documents, or a key twice in one table.
     """
     try:
         value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
     except YAML_ERRORS as error:
-        raise Wrong(Problem("the file", yaml_problem(error), "YAML")) from error
+        raise invalid("the file", yaml_problem(error), "YAML") from error
     return {} if value is None else value
 
 
@@ -41,12 +41,12 @@ def parse_json(content: str) -> object:
     """The plain value in *content*; YAML's parser does not take JSON that is indented with tabs.
 
     Raises:
-        Wrong: not JSON, or a key twice in one object.
+        InvalidValueError: not JSON, or a key twice in one object.
     """
     try:
         value: object = json.loads(content, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise Wrong(Problem("the file", str(error), "JSON")) from error
+        raise invalid("the file", str(error), "JSON") from error
     return value
 
 

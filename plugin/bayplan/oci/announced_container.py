@@ -26,8 +26,8 @@ from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
 from bayplan.oci.errors import OciError
 from bayplan.oci.workloads import (
+    container_engine_of,
     container_from,
-    engine_of,
     id_in_cgroups_path,
     is_sandbox,
     pod_from,
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
 
 
-class Arrival(Struct, frozen=True):
+class AnnouncedContainer(Struct, frozen=True):
     """A container that is about to start. ``pod`` and ``container`` have their annotations; ``origin`` is
     what the ledger keeps; ``document`` is the text of its spec."""
 
@@ -50,7 +50,7 @@ class Arrival(Struct, frozen=True):
     document: bytes
 
 
-def in_bundle(bundle: str, container_id: str) -> Arrival | None:
+def from_bundle(bundle: str, container_id: str) -> AnnouncedContainer | None:
     """The container that a runtime is about to create from *bundle*; None for a pod's own container.
 
     Raises:
@@ -59,7 +59,7 @@ def in_bundle(bundle: str, container_id: str) -> Arrival | None:
     return _described(Form.WRAPPER, _read(bundle), container_id, bundle)
 
 
-def in_spec(document: bytes) -> Arrival | None:
+def from_spec(document: bytes) -> AnnouncedContainer | None:
     """The container that podman is about to create from the spec in *document*; None for a pod's own one.
 
     podman shows its precreate hooks nothing else, so that the id must come from the path of the cgroup.
@@ -85,17 +85,19 @@ def _read(bundle: str) -> _Read:
     return _Read(parse_spec(document, f"{bundle}/{CONFIG}"), document)
 
 
-def _described(form: Form, read: _Read, container_id: str, bundle: str, pid: int = 0) -> Arrival | None:
+def _described(
+    form: Form, read: _Read, container_id: str, bundle: str, pid: int = 0
+) -> AnnouncedContainer | None:
     spec = read.spec
     if is_sandbox(spec):
         return None
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
-    origin = Origin.of(form, pod, container, bundle, engine_of(spec))
-    return Arrival(pod, container, origin, spec, read.document)
+    origin = Origin.of(form, pod, container, bundle, container_engine_of(spec))
+    return AnnouncedContainer(pod, container, origin, spec, read.document)
 
 
-def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
+def from_hook_state(hierarchy: Hierarchy, state: State) -> AnnouncedContainer | None:
     """The container that a createRuntime hook announces with *state*; None for a pod's own container.
 
     Raises:
@@ -106,13 +108,13 @@ def announced(hierarchy: Hierarchy, state: State) -> Arrival | None:
     if pid <= 1:
         problem = f"found the pid {pid}, expected one above 1: is it announced at createRuntime?"
         raise OciError(f"state of container {state.id}", problem)
-    arrival = _described(Form.HOOK, _read(state.bundle), state.id, state.bundle, pid)
-    if arrival is None:
+    announced = _described(Form.HOOK, _read(state.bundle), state.id, state.bundle, pid)
+    if announced is None:
         return None
     process = proc.identify(pid, hierarchy.root)
-    cgroups = _checked(hierarchy, hierarchy.paths_of_process(pid), pid, arrival)
-    origin = replace(arrival.origin, cgroups=cgroups, start_ticks=process.start_ticks)
-    return replace(arrival, origin=origin)
+    cgroups = _checked(hierarchy, hierarchy.paths_of_process(pid), pid, announced)
+    origin = replace(announced.origin, cgroups=cgroups, start_ticks=process.start_ticks)
+    return replace(announced, origin=origin)
 
 
 def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
@@ -183,7 +185,7 @@ def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
         return False
 
 
-def may_come(origin: Origin) -> bool:
+def may_start(origin: Origin) -> bool:
     """Whether a container that has no process may still get one: its bundle is there, if it has one."""
     return not origin.bundle or Path(origin.bundle).is_dir()
 
@@ -198,9 +200,11 @@ def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:
         raise AbsentError(f"cgroup of {container.id}", f"is not known: {error}") from error
 
 
-def _checked(hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, arrival: Arrival) -> dict[str, str]:
+def _checked(
+    hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, announced: AnnouncedContainer
+) -> dict[str, str]:
     """The *paths* of the process, once it is sure that they are the container's own."""
-    container = arrival.container
+    container = announced.container
     try:
         expected = container_path(container.cgroups_path) if container.cgroups_path else None
     except ParseError:

@@ -1,8 +1,7 @@
 """What is wrong with how a node's engines reach bayplan: NRI, OCI hook, precreate, runtime wrapper.
 
-Reads the engines' files (`bayplan.oci.engines`), looks at programs and sockets, and judges. It changes
-nothing and asks nobody; what the daemon says of itself is passed in.
-"""
+Reads the engines' files (`bayplan.oci.container_engines`), looks at programs and sockets, and judges. It
+changes nothing and asks nobody; what the daemon says of itself is passed in."""
 
 import os
 import re
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from bayplan.admin_protocol import API_VERSION, DEFAULT_OCI_SOCKET
 from bayplan.files import read_text
-from bayplan.oci.engines import Engine, HookDefinition, read_engines
+from bayplan.oci.container_engines import ContainerEngine, HookDefinition, read_container_engines
 from bayplan.oci.wrapper_settings import PATH as WRAPPER_SETTINGS
 from bayplan.oci.wrapper_settings import WrapperSettings, parse_wrapper_settings
 
@@ -81,7 +80,7 @@ class Examination:
     def __init__(self, root: Path, daemon: DaemonState | None) -> None:
         self._root = root
         self._daemon = daemon
-        self._engines = read_engines(root)
+        self._engines = read_container_engines(root)
         self.forms = tuple(self._forms(engine) for engine in self._engines)
         findings = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
         # Two engines may read the same file.
@@ -111,7 +110,7 @@ class Examination:
             ],
         }
 
-    def _forms(self, engine: Engine) -> Forms:
+    def _forms(self, engine: ContainerEngine) -> Forms:
         ours = [hook for hook in engine.hooks if _name(hook.program) == HOOK]
         wrapped = [name for name, program in engine.runtimes.items() if _name(program) == WRAPPER]
         return Forms(
@@ -122,7 +121,7 @@ class Examination:
             wrapper="default" if engine.default in wrapped else ", ".join(sorted(wrapped)),
         )
 
-    def _nri(self, engine: Engine) -> str:
+    def _nri(self, engine: ContainerEngine) -> str:
         name = _NRI_NAMES.get(engine.name)
         if name is None:
             return ""
@@ -253,7 +252,7 @@ class Examination:
         return found is not None and stat.S_ISSOCK(found.st_mode)
 
 
-def _unknown_stages(crio: Engine) -> Iterator[Finding]:
+def _unknown_stages(crio: ContainerEngine) -> Iterator[Finding]:
     for hook in crio.hooks:
         for stage in hook.stages:
             if stage not in _OCI_STAGES:

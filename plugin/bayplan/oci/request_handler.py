@@ -28,7 +28,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.origin import Origin
 from bayplan.model.workload import Adjustment, Update
 from bayplan.oci import announced_container
-from bayplan.oci.announced_container import Arrival
+from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.bundle import replace_config
 from bayplan.oci.documents import State, check_id, parse_resources, parse_state
 from bayplan.oci.entries import is_same_start, met, origin_of, was_rewritten, without_ours
@@ -141,32 +141,34 @@ class OciRequestHandler:
             return _DONE
         # At once, as the client's process may have ended later.
         runtime = await self._thread.do(partial(runtime_of, peer.pid, self._hierarchy.root))
-        arrival = await self._thread.do(partial(announced_container.announced, self._hierarchy, state))
-        if arrival is None:
+        announced = await self._thread.do(
+            partial(announced_container.from_hook_state, self._hierarchy, state)
+        )
+        if announced is None:
             return _DONE
         async with self._controller.transaction() as transaction:
             if self._is_of_nri(state.id):
                 return _DONE
             known = transaction.basis.ledger.entries.get(state.id)
-            if known is not None and was_rewritten(known, arrival.origin):
+            if known is not None and was_rewritten(known, announced.origin):
                 # A precreate hook or the wrapper rewrote its spec; new are its process and cgroup.
-                self._controller.amend(transaction, met(known, arrival.origin))
+                self._controller.amend(transaction, met(known, announced.origin))
                 entry = None
             else:
-                entry, updates = await self._decide(transaction, arrival)
+                entry, updates = await self._decide(transaction, announced)
         if entry is None:
             await self._controller.sync_before_start(state.id)
             return _DONE
         await self._carry_out(entry, updates)
         if runtime is not None:
-            self._update_runtime(runtime, arrival)
+            self._update_runtime(runtime, announced)
         else:
             logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
         return _DONE
 
-    def _update_runtime(self, runtime: RuntimeCommand, arrival: Arrival) -> None:
+    def _update_runtime(self, runtime: RuntimeCommand, announced: AnnouncedContainer) -> None:
         """Have the OCI runtime set the same values itself, once the container is created."""
-        container_id = arrival.container.id
+        container_id = announced.container.id
         decided = self._controller.ledger.entries.get(container_id)
 
         def resources() -> bytes | None:
@@ -174,7 +176,7 @@ class OciRequestHandler:
             present = self._controller.ledger.entries.get(container_id)
             if decided is None or present is None or not is_same_start(decided, present):
                 return None
-            return resources_for(arrival.document, arrival.spec, self._controller.wanted(present))
+            return resources_for(announced.document, announced.spec, self._controller.wanted(present))
 
         if decided is not None and origin_of(decided).applied != Adjustment():
             amounts = partial(announced_container.amounts_shown, self._hierarchy, origin_of(decided))
@@ -182,10 +184,10 @@ class OciRequestHandler:
 
     async def _precreate(self, body: bytes) -> Answer:
         """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
-        arrival = await self._thread.do(partial(announced_container.in_spec, body))
-        if arrival is None:
+        announced = await self._thread.do(partial(announced_container.from_spec, body))
+        if announced is None:
             return _DONE
-        return Answer(Status.OK, await self._rewrite(arrival) or b"")
+        return Answer(Status.OK, await self._rewrite(announced) or b"")
 
     async def _create(self, body: bytes) -> Answer:
         """Rewrite the spec in the bundle that a runtime is about to read. Body: the bundle, the container's
@@ -194,9 +196,9 @@ class OciRequestHandler:
         check_id(container_id)
         if self._is_of_nri(container_id):
             return _DONE
-        arrival = await self._thread.do(partial(announced_container.in_bundle, bundle, container_id))
-        if arrival is not None:
-            await self._rewrite(arrival, replace_config)
+        announced = await self._thread.do(partial(announced_container.from_bundle, bundle, container_id))
+        if announced is not None:
+            await self._rewrite(announced, replace_config)
             entry = self._controller.ledger.entries.get(container_id)
             if entry is not None and entry.decision.placement.exclusive_cpus:
                 self._cpusets.starts.expect(container_id)
@@ -211,22 +213,22 @@ class OciRequestHandler:
         return _DONE
 
     async def _rewrite(
-        self, arrival: Arrival, write_back: Callable[[str, bytes, bytes], None] | None = None
+        self, announced: AnnouncedContainer, write_back: Callable[[str, bytes, bytes], None] | None = None
     ) -> bytes | None:
         """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
         into the bundle. If that fails, the decision is released."""
         async with self._controller.transaction() as transaction:
-            if self._is_of_nri(arrival.container.id):
+            if self._is_of_nri(announced.container.id):
                 return None
-            entry, updates = await self._decide(transaction, arrival)
+            entry, updates = await self._decide(transaction, announced)
         origin = origin_of(entry)
-        patch = spec_patch(origin.applied, arrival.spec)
+        patch = spec_patch(origin.applied, announced.spec)
         rewritten = None
         try:
             if patch:
-                rewritten = await self._thread.do(partial(merged, arrival.document, patch, "spec"))
+                rewritten = await self._thread.do(partial(merged, announced.document, patch, "spec"))
             if rewritten is not None and write_back is not None:
-                await self._thread.do(partial(write_back, origin.bundle, arrival.document, rewritten))
+                await self._thread.do(partial(write_back, origin.bundle, announced.document, rewritten))
         except BaseException:
             await self.release(entry)
             raise
@@ -295,11 +297,13 @@ class OciRequestHandler:
         if updates:
             self._verify_soon()
 
-    async def _decide(self, transaction: Transaction, arrival: Arrival) -> tuple[Entry, Sequence[Update]]:
+    async def _decide(
+        self, transaction: Transaction, announced: AnnouncedContainer
+    ) -> tuple[Entry, Sequence[Update]]:
         """Decide and record; the new entry, and what is due for others."""
         controller = self._controller
-        container = controller.known.without_default_cpus(arrival.container)
-        _, updates = await controller.place(transaction, arrival.pod, container, arrival.origin)
+        container = controller.known.without_default_cpus(announced.container)
+        _, updates = await controller.place(transaction, announced.pod, container, announced.origin)
         return transaction.basis.ledger.entries[container.id], updates
 
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:

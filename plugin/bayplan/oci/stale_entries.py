@@ -100,7 +100,7 @@ class StaleEntries:
         origin = entry.origin
         if origin is None or origin.form is Form.HOOK or origin.container.pid:
             return False
-        if self._seen.get(entry.container_id) is origin or not announced_container.may_come(origin):
+        if self._seen.get(entry.container_id) is origin or not announced_container.may_start(origin):
             return False
         now_s = self._clock_s()
         return now_s - self._awaited_since_s.setdefault(entry.container_id, now_s) < PATIENCE_S

@@ -20,7 +20,7 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.origin import Origin
 from bayplan.oci import announced_container
-from bayplan.oci.announced_container import Arrival
+from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.doctor import Examination
 from bayplan.oci.documents import State
 from bayplan.oci.entries import met
@@ -81,7 +81,7 @@ class UnmanagedContainers:
             if taken:
                 self._verify_soon()
 
-    def _take_in(self, transaction: Transaction, arrival: Arrival, search: _Search) -> bool:
+    def _take_in(self, transaction: Transaction, arrival: AnnouncedContainer, search: _Search) -> bool:
         """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
         controller, container = self._controller, arrival.container
         entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
@@ -111,7 +111,7 @@ class UnmanagedContainers:
             engines -= {CRIO}
         return engines & {CRIO, PODMAN}
 
-    def _found(self, search: _Search) -> list[Arrival]:
+    def _found(self, search: _Search) -> list[AnnouncedContainer]:
         if search.engines != self._searched:
             self._passed_over.clear()
             self._searched = search.engines
@@ -133,11 +133,11 @@ class UnmanagedContainers:
         self._passed_over &= seen
         return found
 
-    def _arrival(self, one: Started) -> Arrival | None:
+    def _arrival(self, one: Started) -> AnnouncedContainer | None:
         """The container, if it runs."""
         try:
             state = State(one.container_id, str(one.bundle), int(one.pid))
-            arrival = announced_container.announced(self._hierarchy, state)
+            arrival = announced_container.from_hook_state(self._hierarchy, state)
             if arrival is not None and not announced_container.is_alive(self._hierarchy, arrival.origin):
                 return None  # a process that ended and whose parent has not asked for it yet
         except (ValueError, BayplanError) as error:

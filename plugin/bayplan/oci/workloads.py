@@ -54,7 +54,7 @@ def sandbox_id(spec: Spec) -> str:
     return _first(spec.annotations or {}, *_SANDBOX_IDS)
 
 
-def engine_of(spec: Spec) -> str:
+def container_engine_of(spec: Spec) -> str:
     """Who calls the OCI runtime: ``cri-o``, ``libpod``, ``containerd``; empty where nothing says so."""
     annotations = spec.annotations or {}
     if manager := annotations.get(_MANAGER, ""):

@@ -12,7 +12,17 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.config.values import Complaints, Wrong, items, join, parsed, show, unknown_key, unreadable
+from bayplan.config.values import (
+    InvalidValueError,
+    ProblemCollector,
+    invalid,
+    items,
+    join,
+    parsed,
+    show,
+    unknown_key,
+    unreadable,
+)
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import read_text
@@ -47,7 +57,7 @@ def read_topology(path: Path) -> Machine:
         return _recorded(path, content)
     try:
         return described_machine(parse_document(content, path.suffix))
-    except Wrong as wrong:
+    except InvalidValueError as wrong:
         raise ConfigError(str(path), wrong.problems) from wrong
 
 
@@ -55,7 +65,7 @@ def parse_document(content: str, suffix: str) -> object:
     """The plain value of a document whose language the *suffix* tells.
 
     Raises:
-        Wrong: it is not that language.
+        InvalidValueError: it is not that language.
     """
     try:
         if suffix == ".toml":
@@ -63,7 +73,7 @@ def parse_document(content: str, suffix: str) -> object:
         if suffix == ".json":
             return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Wrong(Problem("the file", str(error), suffix[1:].upper())) from error
+        raise invalid("the file", str(error), suffix[1:].upper()) from error
     return parse_yaml(content)
 
 
@@ -71,30 +81,30 @@ def described_machine(document: object) -> Machine:
     """The machine of a description; the format is in docs/simulate.md.
 
     Raises:
-        Wrong: everything that is wrong with it.
+        InvalidValueError: everything that is wrong with it.
     """
     top = dict(items("the file", document))
-    complaints = Complaints()
+    collector = ProblemCollector()
     for key in top:
-        with complaints:
+        with collector:
             if key not in _TOP:
-                raise Wrong(unknown_key("", key, _TOP))
+                raise InvalidValueError(unknown_key("", key, _TOP))
     threads = 1
-    with complaints:
+    with collector:
         threads = _whole("threadsPerCore", top.get("threadsPerCore", 1), 1, 8)
     listed = top.get("nodes")
     if not isinstance(listed, list) or not listed:
-        complaints.problems.append(Problem("nodes", show(listed), "a list with at least one node"))
-        complaints.settle()
+        collector.problems.append(Problem("nodes", show(listed), "a list with at least one node"))
+        collector.raise_problems()
         raise AssertionError
     nodes: list[Node] = []
     sockets: dict[int, int] = {}
     for position, item in enumerate(listed):
-        with complaints:
+        with collector:
             for node, socket in _nodes(f"nodes[{position}]", item, nodes):
                 nodes.append(node)
                 sockets[node.id] = socket
-    complaints.settle()
+    collector.raise_problems()
     _check(nodes)
     ids = [node.id for node in nodes]
     completed = [replace(node, distances=_by_id(node, ids)) for node in _with_tiers(nodes)]
@@ -117,7 +127,7 @@ def _nodes(path: str, value: object, before: list[Node]) -> Iterator[tuple[Node,
     entry = dict(items(path, value))
     for key in entry:
         if key not in _NODE:
-            raise Wrong(unknown_key(path, key, _NODE))
+            raise InvalidValueError(unknown_key(path, key, _NODE))
     count = _whole(f"{path}.count", entry.get("count", 1), 1, _MAX_NODES)
     first = max((node.id for node in before), default=-1) + 1
     node_id = _whole(f"{path}.id", entry.get("id", first), 0, _MAX_NODES - 1)
@@ -126,7 +136,7 @@ def _nodes(path: str, value: object, before: list[Node]) -> Iterator[tuple[Node,
     for number in range(count):
         if isinstance(cpus, str):
             if count > 1:
-                raise Wrong(Problem(f"{path}.cpus", show(cpus), "a number of CPUs, as count is above 1"))
+                raise invalid(f"{path}.cpus", show(cpus), "a number of CPUs, as count is above 1")
             own = parsed(CpuSet.parse, f"{path}.cpus", cpus, "a CPU list such as 0-7, or a number of CPUs")
         else:
             amount = _whole(f"{path}.cpus", cpus, 0, 8192)
@@ -180,20 +190,20 @@ def _with_tiers(nodes: list[Node]) -> list[Node]:
 
 
 def _check(nodes: list[Node]) -> None:
-    complaints = Complaints()
+    collector = ProblemCollector()
     seen_nodes: set[int] = set()
     seen_cpus = CpuSet()
     for node in nodes:
-        with complaints:
+        with collector:
             if node.id in seen_nodes:
-                raise Wrong(Problem("nodes", f"node {node.id} a second time", "each id once"))
+                raise invalid("nodes", f"node {node.id} a second time", "each id once")
             if not node.cpus.isdisjoint(seen_cpus):
-                raise Wrong(Problem("nodes", f"CPU {node.cpus & seen_cpus} on two nodes", "each CPU once"))
+                raise invalid("nodes", f"CPU {node.cpus & seen_cpus} on two nodes", "each CPU once")
             if sum(node.hugepages_bytes.values()) > node.memory_bytes:
-                raise Wrong(Problem("nodes", f"node {node.id} with more huge pages than memory", "less"))
+                raise invalid("nodes", f"node {node.id} with more huge pages than memory", "less")
         seen_nodes.add(node.id)
         seen_cpus |= node.cpus
-    complaints.settle()
+    collector.raise_problems()
 
 
 def _cpus(nodes: list[Node], sockets: Mapping[int, int], threads: int) -> Iterator[Cpu]:
@@ -213,7 +223,7 @@ def _number(value: object) -> object:
 def _whole(path: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    raise Wrong(Problem(path, show(value), f"a whole number from {low} to {high}"))
+    raise invalid(path, show(value), f"a whole number from {low} to {high}")
 
 
 def _bytes(path: str, value: object) -> int:

@@ -1,10 +1,9 @@
-"""A pod manifest as kubelet would hand its containers to a runtime: what a decision would see of it.
+"""A pod manifest as pods and containers: with the values that kubelet would give to a runtime.
 
 Read are names, annotations, ``resources``, init containers and sidecars, ``overhead``, ``priorityClassName``
-and ``status.qosClass``; the rest of a manifest says nothing about its place. The values are kubelet's own
-(`domain.kubelet.cgroup_values`), so that what kubelet loses on the way (the exact memory request of a
-Burstable container) is lost here too.
-"""
+and ``status.qosClass``; the rest of a manifest does not matter for placement. The values are kubelet's own
+(`bayplan.engines.kubelet.qos.cgroup_values`), so that what kubelet loses on the way (the exact memory request
+of a Burstable container) is lost here too."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ _UNSAFE: Final = re.compile(r"[^0-9A-Za-z_-]")
 
 
 class PlannedContainer(Struct, frozen=True):
-    """A container of a manifest; ``ends`` is an init container that is over before the next one begins."""
+    """A container of a manifest; ``ends``: an init container, which ends before the next one starts."""
 
     container: Container
     ends: bool = False

@@ -1,7 +1,7 @@
-"""Decisions that are made and applied to a ledger of their own, and to nothing else.
+"""Decisions on a ledger of their own: nothing in the daemon or the kernel changes.
 
-What-if and the simulator run on this; the rules are the daemon's (`domain.deciding`), and so is the order:
-decide, take the moves over, book.
+What-if and the simulator use this. The rules are those of the daemon (`bayplan.placement.decide`), and so is
+the order: decide, apply the moves to the ledger, add the entry.
 """
 
 from msgspec import Struct, field
@@ -21,10 +21,10 @@ from bayplan.simulate.manifest import PlannedPod
 
 
 class Rehearsal(Struct):
-    """A stage: the *ledger* is replaced by each step, all values in it stay as they are.
+    """The *ledger* is replaced by each step; the values in it are immutable.
 
-    ``returned`` are the containers that went back to fewer nodes since somebody last emptied it, and
-    ``promised`` the names of those that were promised more."""
+    ``returned`` are the containers that went back to fewer nodes, and ``promised`` the names of those that
+    were promised more; the caller empties both lists after each step."""
 
     machine: Machine
     policy: PlacementPolicy
@@ -36,9 +36,10 @@ class Rehearsal(Struct):
     promised: list[str] = field(default_factory=list)
 
     def admit(self, planned: PlannedPod) -> list[Decision]:
-        """Create a pod's containers, one after the other; init containers that end are gone at the end.
+        """Create a pod's containers, one after the other; init containers that end are released before the
+        next.
 
-        After a refusal nothing more of the pod is tried, and nothing of it stays.
+        After a refusal no further container of the pod is tried, and those before it are released.
         """
         decisions: list[Decision] = []
         kept: list[str] = []
@@ -57,7 +58,7 @@ class Rehearsal(Struct):
         return decisions
 
     def create(self, pod: Pod, container: Container) -> Decision:
-        """Decide about a new container, and book it if it was not refused."""
+        """Decide about a new container, and add it to the ledger unless it was refused."""
         base = self.ledger.without(container.id)
         decision = decide_creation(self.machine, self.policy, self.engine, base, pod, container, self.ability)
         if decision.outcome is not Outcome.REFUSED:

@@ -1,7 +1,7 @@
-"""A trace of pods played on an engine: what it decided, and how good that was. Events have no times.
+"""The events of a trace decided by one engine, one after the other, and how good the decisions were.
 
-The same decisions as the daemon's (`domain.rehearsal`). A pod is admitted as a whole or not at all.
-"""
+The decisions are those of the daemon (`bayplan.simulate.rehearsal`). Events have no times. A pod is admitted
+as a whole or not at all."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,37 +13,9 @@ from bayplan.engines.interface import Engine, allocatable_bytes
 from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.workload import Resources
 from bayplan.quantity import MIB
-from bayplan.simulate.manifest import PlannedPod
 from bayplan.simulate.rehearsal import Rehearsal
-
-
-class Arrival(Struct, frozen=True):
-    """A pod comes."""
-
-    pod: PlannedPod
-
-    @property
-    def name(self) -> str:
-        """``namespace/pod``."""
-        return self.pod.name
-
-
-class Departure(Struct, frozen=True):
-    """The pod *name* (``namespace/pod``) goes; one that is not there, because it was refused, is no error."""
-
-    name: str
-
-
-class Resize(Struct, frozen=True):
-    """The container *name* (``namespace/pod/container``) is to have other resources."""
-
-    name: str
-    change: Resources
-
-
-Event = Arrival | Departure | Resize
+from bayplan.simulate.trace_file import Arrival, Departure, Event, Resize
 
 
 class Step(Struct, frozen=True):
@@ -112,7 +84,7 @@ class Simulation:
     """One run of one engine; `play` is called once."""
 
     def __init__(self, machine: Machine, policy: PlacementPolicy, engine: Engine) -> None:
-        self.stage = Rehearsal(machine, policy, engine)
+        self.rehearsal = Rehearsal(machine, policy, engine)
         self._pods: dict[str, list[str]] = {}
         self.quality = Quality()
 
@@ -123,19 +95,21 @@ class Simulation:
                 step = Step(event, tuple(self._arrive(event)))
             elif isinstance(event, Departure):
                 for container_id in self._pods.pop(event.name, []):
-                    self.stage.release(container_id)
+                    self.rehearsal.release(container_id)
                 step = Step(event)
             else:
                 step = Step(event, tuple(self._resize(event)))
-            step = replace(step, returned=tuple(self.stage.returned), promised=tuple(self.stage.promised))
-            self.stage.returned.clear()
-            self.stage.promised.clear()
+            step = replace(
+                step, returned=tuple(self.rehearsal.returned), promised=tuple(self.rehearsal.promised)
+            )
+            self.rehearsal.returned.clear()
+            self.rehearsal.promised.clear()
             self._judge(step)
             yield step
 
     def room(self) -> Room:
         """What is left now."""
-        machine, policy = self.stage.machine, self.stage.policy
+        machine, policy = self.rehearsal.machine, self.rehearsal.policy
         nodes = {
             node: row.get(MEMORY, 0)
             for node, row in allocatable_bytes(machine, policy).items()
@@ -147,16 +121,16 @@ class Simulation:
 
     def _arrive(self, event: Arrival) -> list[Decision]:
         for container_id in self._pods.pop(event.name, []):
-            self.stage.release(container_id)
-        decisions = self.stage.admit(event.pod)
+            self.rehearsal.release(container_id)
+        decisions = self.rehearsal.admit(event.pod)
         if all(one.outcome is not Outcome.REFUSED for one in decisions):
             self._pods[event.name] = [one.container.id for one in event.pod.containers]
         return decisions
 
     def _resize(self, event: Resize) -> Iterator[Decision]:
-        for container_id, entry in self.stage.ledger.entries.items():
+        for container_id, entry in self.rehearsal.ledger.entries.items():
             if entry.decision.request.name == event.name:
-                decision = self.stage.resize(container_id, event.change)
+                decision = self.rehearsal.resize(container_id, event.change)
                 if decision is not None:
                     yield decision
                 return
@@ -164,7 +138,7 @@ class Simulation:
     def _judge(self, step: Step) -> None:
         before = self.quality
         widths, distance = Counter(before.widths), before.distance
-        machine = self.stage.machine
+        machine = self.rehearsal.machine
         for one in step.decisions:
             claimed = claimed_bytes(one)
             if step.refused or not claimed:
@@ -191,12 +165,12 @@ class Simulation:
         )
 
     def _promised_bytes(self) -> int:
-        entries = self.stage.ledger.entries.values()
+        entries = self.rehearsal.ledger.entries.values()
         return sum(promised_bytes(entry.decision.placement) for entry in entries)
 
     def _largest(self, most_bytes: int) -> int:
         """By bisection, to the MiB: an engine says only whether something fits."""
-        strict = replace(self.stage.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE)
+        strict = replace(self.rehearsal.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE)
         low, high = 0, most_bytes // MIB
         while low < high:
             middle = (low + high + 1) // 2
@@ -208,8 +182,8 @@ class Simulation:
             "probe", "probe", "probe/probe/probe", QosClass.GUARANTEED, QosSource.INFERRED,
             Interval(size_bytes, size_bytes, "limit"), size_bytes,
         )  # fmt: skip
-        stage = self.stage
-        decision = stage.engine.decide(stage.machine, strict, stage.ledger, probe)
+        rehearsal = self.rehearsal
+        decision = rehearsal.engine.decide(rehearsal.machine, strict, rehearsal.ledger, probe)
         return decision.outcome is Outcome.PLACED and not decision.moves
 
 

@@ -1,11 +1,22 @@
-"""A trace of pods from a file, for the simulator: JSON lines, or a YAML list of the same objects."""
+"""A trace: the events that a simulation plays, and how they are read from a file of JSON lines, or of a YAML
+list of the same objects."""
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.config.values import Complaints, Wrong, items, show, unknown_key, unreadable
+from msgspec import Struct
+
+from bayplan.config.values import (
+    InvalidValueError,
+    ProblemCollector,
+    invalid,
+    items,
+    show,
+    unknown_key,
+    unreadable,
+)
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.files import MIB, read_text
@@ -14,14 +25,40 @@ from bayplan.model.machine import Machine
 from bayplan.model.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
 from bayplan.model.workload import Resources
 from bayplan.quantity import parse_bytes, parse_milli_cpus
-from bayplan.simulate.manifest import plan_manifest, sizes_manifest
-from bayplan.simulate.simulation import Arrival, Departure, Event, Resize
+from bayplan.simulate.manifest import PlannedPod, plan_manifest, sizes_manifest
 
 MAX_TRACE_BYTES: Final = 64 * MIB
 """About 300,000 pods."""
 
 _SIZES: Final = ("memory", "memoryLimit", "cpus", "hugepages", "qos", "annotations")
 _KINDS: Final = ("arrive", "depart", "resize")
+
+
+class Arrival(Struct, frozen=True):
+    """A pod comes."""
+
+    pod: PlannedPod
+
+    @property
+    def name(self) -> str:
+        """``namespace/pod``."""
+        return self.pod.name
+
+
+class Departure(Struct, frozen=True):
+    """The pod *name* (``namespace/pod``) goes; one that is not there, because it was refused, is no error."""
+
+    name: str
+
+
+class Resize(Struct, frozen=True):
+    """The container *name* (``namespace/pod/container``) is to have other resources."""
+
+    name: str
+    change: Resources
+
+
+Event = Arrival | Departure | Resize
 
 
 def read_trace(path: Path, machine: Machine) -> list[Event]:
@@ -35,14 +72,14 @@ def read_trace(path: Path, machine: Machine) -> list[Event]:
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("the file", unreadable(error), "a trace of pods")
         raise ConfigError(str(path), (problem,)) from error
-    complaints = Complaints()
+    collector = ProblemCollector()
     events: list[Event] = []
-    with complaints:
+    with collector:
         for where, value in _documents(content, path.suffix):
-            with complaints:
+            with collector:
                 events += _events(where, value, machine)
-    if complaints.problems:
-        raise ConfigError(str(path), tuple(complaints.problems))
+    if collector.problems:
+        raise ConfigError(str(path), tuple(collector.problems))
     return events
 
 
@@ -51,7 +88,7 @@ def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
     if suffix in (".yaml", ".yml"):
         value = parse_yaml(content)
         if not isinstance(value, list):
-            raise Wrong(Problem("the file", show(value), "a list of events"))
+            raise invalid("the file", show(value), "a list of events")
         yield from ((f"event {number}", one) for number, one in enumerate(value, 1))
         return
     for number, line in enumerate(content.splitlines(), 1):
@@ -60,14 +97,14 @@ def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
         try:
             yield f"line {number}", json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise Wrong(Problem(f"line {number}", str(error), "a JSON object")) from error
+            raise invalid(f"line {number}", str(error), "a JSON object") from error
 
 
 def _events(where: str, value: object, machine: Machine) -> list[Event]:
     event = dict(items(where, value))
     kinds = [key for key in _KINDS if key in event]
     if len(kinds) != 1:
-        raise Wrong(Problem(where, ", ".join(event) or "nothing", f"one of {', '.join(_KINDS)}"))
+        raise invalid(where, ", ".join(event) or "nothing", f"one of {', '.join(_KINDS)}")
     kind = kinds[0]
     subject = event.pop(kind)
     if kind == "depart":
@@ -82,16 +119,16 @@ def _events(where: str, value: object, machine: Machine) -> list[Event]:
         return [Arrival(pod) for pod in plan_manifest(manifest, machine)]
     except ConfigError as error:
         located = [Problem(f"{where}: {one.path}", one.found, one.expected) for one in error.problems]
-        raise Wrong(*located) from error
+        raise InvalidValueError(*located) from error
 
 
 def _manifest(where: str, subject: object, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The manifest of a pod that is given by its sizes."""
     if not isinstance(subject, str) or not subject:
-        raise Wrong(Problem(where, show(subject), "arrive: a name, or a pod manifest"))
+        raise invalid(where, show(subject), "arrive: a name, or a pod manifest")
     qos = sizes.get("qos")
     if qos is not None and qos not in [one.value for one in QosClass]:
-        raise Wrong(Problem(f"{where}: qos", show(qos), "Guaranteed, Burstable or BestEffort"))
+        raise invalid(f"{where}: qos", show(qos), "Guaranteed, Burstable or BestEffort")
 
     def amount(key: str) -> str | None:
         return None if sizes.get(key) is None else str(sizes[key])
@@ -118,7 +155,7 @@ def _change(where: str, event: Mapping[str, Any]) -> Resources:
         if "cpus" in event:
             milli = parse_milli_cpus(str(event["cpus"]))
     except ParseError as error:
-        raise Wrong(Problem(where, repr(excerpt(error.found)), error.expected)) from error
+        raise invalid(where, repr(excerpt(error.found)), error.expected) from error
     return Resources(
         memory_limit_bytes=memory_bytes,
         cpu_shares=None if milli is None else shares_from_milli(milli),
@@ -130,13 +167,13 @@ def _change(where: str, event: Mapping[str, Any]) -> Resources:
 def _no_more(where: str, event: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in event:
         if key not in known:
-            raise Wrong(unknown_key(where, key, known or _KINDS))
+            raise InvalidValueError(unknown_key(where, key, known or _KINDS))
 
 
 def _name(where: str, value: object) -> str:
     """``namespace/pod``; the namespace may be left out."""
     if not isinstance(value, str) or not value:
-        raise Wrong(Problem(where, show(value), "the name of a pod"))
+        raise invalid(where, show(value), "the name of a pod")
     parts = value.split("/")
     return "/".join(parts[:2]) if len(parts) > 1 else f"default/{value}"
 

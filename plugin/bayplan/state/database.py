@@ -1,8 +1,8 @@
 """Opening the database: connections, and the verdict on a file that was there before.
 
-A fault of the file (damage, a foreign or a later schema) is `Unreadable`; a fault of the disk stays the
-sqlite3.Error or OSError that it is, because setting a good file aside would not help against a full disk.
-"""
+A fault of the file (damage, a foreign or a later schema) is `UnreadableDatabaseError`; a fault of the disk
+stays the sqlite3.Error or OSError that it is, because setting a good file aside would not help against a full
+disk."""
 
 import logging
 import os
@@ -55,7 +55,7 @@ _PRIMARY_CODE: Final = 0xFF
 """SQLite's extended result codes carry the primary one in their lowest byte."""
 
 
-class Unreadable(Exception):  # noqa: N818 - a verdict on a file, not a failure
+class UnreadableDatabaseError(Exception):
     """The database can't be used: the mark for the file that it becomes, and why."""
 
     def __init__(self, mark: str, problem: str) -> None:
@@ -99,7 +99,7 @@ def open_readable(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
     """Open the database, made or migrated as necessary, after checking all of it.
 
     Raises:
-        Unreadable: the file can't be used and should be set aside.
+        UnreadableDatabaseError: the file can't be used and should be set aside.
         sqlite3.Error, OSError: the disk or the directory can't be used.
     """
     _check_files(path)
@@ -113,7 +113,7 @@ def open_readable(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _FAULTS_OF_THE_DISK:
             raise
-        raise Unreadable("corrupt", f"is damaged ({error})") from error
+        raise UnreadableDatabaseError("corrupt", f"is damaged ({error})") from error
     return connection
 
 
@@ -146,25 +146,25 @@ def _check_files(path: Path) -> None:
     files = [Path(f"{path}{companion}") for companion in COMPANIONS]
     for file in files:
         if os.path.lexists(file) and not file.is_file():
-            raise Unreadable("corrupt", f"cannot be opened ({file.name} is not a regular file)")
+            raise UnreadableDatabaseError("corrupt", f"cannot be opened ({file.name} is not a regular file)")
     present = path.exists()
     if present and path.stat().st_size < _HEADER_BYTES:
-        raise Unreadable("corrupt", f"is too short for a database ({path.stat().st_size} bytes)")
+        raise UnreadableDatabaseError("corrupt", f"is too short for a database ({path.stat().st_size} bytes)")
     if not present and files[1].exists() and files[1].stat().st_size > 0:
-        raise Unreadable("corrupt", "is missing, although its log is there")
+        raise UnreadableDatabaseError("corrupt", "is missing, although its log is there")
 
 
 def _make_ready(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
     version, known = read_version(connection), len(migrations)
     if version is None:
-        raise Unreadable("corrupt", "is a database, but not one of bayplan's")
+        raise UnreadableDatabaseError("corrupt", "is a database, but not one of bayplan's")
     if version > known:
-        raise Unreadable(
+        raise UnreadableDatabaseError(
             f"v{version}", f"was written by a later bayplan (schema {version}, known up to {known})"
         )
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
-        raise Unreadable("corrupt", f"is damaged ({verdict})")
+        raise UnreadableDatabaseError("corrupt", f"is damaged ({verdict})")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         logger.warning("%s is on a file system without write-ahead logs; commits will be slower", path)
@@ -179,7 +179,7 @@ def _make_ready(connection: sqlite3.Connection, path: Path, migrations: Sequence
     try:
         read_entries(connection)
     except ParseError as error:
-        raise Unreadable("corrupt", f"holds a row that cannot be read ({error})") from error
+        raise UnreadableDatabaseError("corrupt", f"holds a row that cannot be read ({error})") from error
 
 
 def _text(raw: bytes) -> str:

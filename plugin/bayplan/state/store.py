@@ -23,7 +23,14 @@ from bayplan.model.ledger import Entry
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_entry
-from bayplan.state.database import Unreadable, connect, grow_log, open_readable, read_entries, read_rows
+from bayplan.state.database import (
+    UnreadableDatabaseError,
+    connect,
+    grow_log,
+    open_readable,
+    read_entries,
+    read_rows,
+)
 from bayplan.state.schema import MIGRATIONS, Migration, read_version
 from bayplan.state.step import Step
 from bayplan.state.unusable import unusable
@@ -208,7 +215,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
     try:
         return open_readable(path, migrations)
-    except Unreadable as unreadable:
+    except UnreadableDatabaseError as unreadable:
         aside = move_aside(path, unreadable.mark)
         logger.critical(
             "state database %s %s. It is kept as %s; the record starts empty, and what runs is taken over "
@@ -219,7 +226,7 @@ def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Con
         )
     try:
         return open_readable(path, migrations)
-    except Unreadable as unreadable:
+    except UnreadableDatabaseError as unreadable:
         raise StateError(str(path), f"the new database {unreadable.problem}") from unreadable
 
 

@@ -6,7 +6,7 @@ import io
 import json
 
 from bayplan.admin.decision_view import decision_view
-from bayplan.cli.decisions import decision_blocks
+from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.render import show
 from bayplan.model import sentences
 from bayplan.model.decision import (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bayplan.oci.container_engines import read_container_engines
 from bayplan.oci.doctor import DaemonState, Examination
-from bayplan.oci.engines import read_engines
 from bayplan.oci.wrapper_settings import parse_wrapper_settings
 from support.oci_daemon import OciDaemon
 
@@ -271,7 +271,7 @@ def test_drop_ins_name_what_is_installed(tmp_path: Path) -> None:
     (tmp_path / "etc/docker").mkdir()
     shutil.copy(REPOSITORY / "packaging/docker/daemon.json", tmp_path / "etc/docker")
     wrapper = "/usr/libexec/bayplan/bayplan-runtime"
-    for engine in read_engines(tmp_path):
+    for engine in read_container_engines(tmp_path):
         assert engine.problems == ()
         assert engine.runtimes[engine.default] == wrapper
     hook = tomllib.loads((REPOSITORY / "packaging/crio/90-bayplan-hook.conf").read_text())

@@ -25,9 +25,9 @@ from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
+from bayplan.simulate.comparison import simulate
 from bayplan.simulate.manifest import plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
-from bayplan.simulate.runs import simulate
 from support.machines import machine
 
 ALL = NodeSet([0, 1])

@@ -9,8 +9,8 @@ from bayplan.model.workload import Resources
 from bayplan.oci.documents import Spec, parse_spec
 from bayplan.oci.errors import OciError
 from bayplan.oci.workloads import (
+    container_engine_of,
     container_from,
-    engine_of,
     id_in_cgroups_path,
     is_sandbox,
     pod_from,
@@ -112,7 +112,7 @@ def test_a_pod_of_kubernetes(own: dict[str, str], sandbox: dict[str, str], manag
     assert pod.resources == POD_RESOURCES
     assert (container.id, container.pod_id, container.name, container.pid) == (CONTAINER, SANDBOX, "main", 77)
     assert container.oom_score_adj == 987
-    assert engine_of(spec) == manager
+    assert container_engine_of(spec) == manager
     assert not is_sandbox(spec)
     assert is_sandbox(read(sandbox))
     # Without the sandbox, everything but the sums is still known.
@@ -146,7 +146,7 @@ def test_podman_and_docker_outside_and_inside_of_pods(annotations: dict[str, str
     assert (pod.id, container.pod_id, pod.cgroup_parent) == (pod_id, pod_id, "machine.slice")
     assert pod.annotations == annotations
     assert sandbox_id(spec) == (SANDBOX if pod_id == SANDBOX else "")
-    assert engine_of(spec) == ("libpod" if annotations else "")
+    assert container_engine_of(spec) == ("libpod" if annotations else "")
 
 
 @pytest.mark.parametrize(

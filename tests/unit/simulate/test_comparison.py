@@ -11,10 +11,9 @@ from bayplan.cli.main import main
 from bayplan.errors import ConfigError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.simulate.comparison import simulate
 from bayplan.simulate.machine_file import read_topology
-from bayplan.simulate.runs import simulate
-from bayplan.simulate.simulation import Departure, Resize
-from bayplan.simulate.trace_file import read_trace
+from bayplan.simulate.trace_file import Departure, Resize, read_trace
 from support.machines import machine
 from support.sysfs import SysfsTree
 

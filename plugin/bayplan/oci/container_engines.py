@@ -32,7 +32,7 @@ class HookDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ContainerEngine:
     """A container engine as it is configured.
 
     ``nri`` is whether NRI is switched on; None if that depends on its version, or it has none. ``runtimes``
@@ -48,9 +48,9 @@ class Engine:
     problems: tuple[Problem, ...] = ()
 
 
-def read_engines(root: Path) -> tuple[Engine, ...]:
+def read_container_engines(root: Path) -> tuple[ContainerEngine, ...]:
     """The engines that are found below *root*, each as its files say."""
-    known: tuple[tuple[str, str, Callable[[_Files], Engine]], ...] = (
+    known: tuple[tuple[str, str, Callable[[_Files], ContainerEngine]], ...] = (
         ("containerd", "/etc/containerd/config.toml", _containerd),
         ("crio", "/etc/crio", _crio),
         ("podman", "/etc/containers/containers.conf", _podman),
@@ -111,7 +111,7 @@ def _installed(root: Path, program: str) -> bool:
     return any(Path(root, folder[1:], program).exists() for folder in _PROGRAM_DIRECTORIES)
 
 
-def _containerd(files: _Files) -> Engine:
+def _containerd(files: _Files) -> ContainerEngine:
     """What config.toml and its imports say. NRI is on by default from 2.0 on, which writes version 3."""
     main = "/etc/containerd/config.toml"
     content = files.toml(main)
@@ -132,7 +132,7 @@ def _containerd(files: _Files) -> Engine:
         default = str(cri.get("default_runtime_name", default))
         for name, runtime in _table(cri, "runtimes").items():
             runtimes[name] = str(_table(_table({"": runtime}, ""), "options").get("BinaryName", ""))
-    return Engine(
+    return ContainerEngine(
         "containerd",
         nri=None if disabled is None else not disabled,
         runtimes=runtimes,
@@ -141,7 +141,7 @@ def _containerd(files: _Files) -> Engine:
     )
 
 
-def _crio(files: _Files) -> Engine:
+def _crio(files: _Files) -> ContainerEngine:
     """What crio.conf and its drop-ins say. The defaults are those of 1.31 and later."""
     content: Table = {}
     for path in ("/etc/crio/crio.conf", *files.listed("/etc/crio/crio.conf.d")):
@@ -151,7 +151,7 @@ def _crio(files: _Files) -> Engine:
         name: str(_table({"": one}, "").get("runtime_path", ""))
         for name, one in _table(runtime, "runtimes").items()
     }
-    return Engine(
+    return ContainerEngine(
         "CRI-O",
         nri=bool(_table(content, "nri").get("enable_nri", True)),
         hooks=_hooks(files, _texts(runtime.get("hooks_dir")) or [SHARED_HOOKS]),
@@ -161,7 +161,7 @@ def _crio(files: _Files) -> Engine:
     )
 
 
-def _podman(files: _Files) -> Engine:
+def _podman(files: _Files) -> ContainerEngine:
     """What containers.conf, those of the system, and their drop-ins say."""
     engine: Table = {}
     paths = ["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"]
@@ -175,7 +175,7 @@ def _podman(files: _Files) -> Engine:
     default = str(engine.get("runtime", ""))
     if default.startswith("/"):
         runtimes[default] = default
-    return Engine(
+    return ContainerEngine(
         "podman",
         hooks=_hooks(files, _texts(engine.get("hooks_dir")) or [SHARED_HOOKS, LOCAL_HOOKS]),
         runtimes=runtimes,
@@ -184,14 +184,14 @@ def _podman(files: _Files) -> Engine:
     )
 
 
-def _docker(files: _Files) -> Engine:
+def _docker(files: _Files) -> ContainerEngine:
     """What daemon.json says."""
     content = files.json("/etc/docker/daemon.json")
     runtimes = {
         name: str(_table({"": one}, "").get("path", "")) for name, one in _table(content, "runtimes").items()
     }
     default = str(content.get("default-runtime", "")) or "runc"
-    return Engine("docker", runtimes=runtimes, default=default, problems=tuple(files.problems))
+    return ContainerEngine("docker", runtimes=runtimes, default=default, problems=tuple(files.problems))
 
 
 def _hooks(files: _Files, directories: Iterable[str]) -> tuple[HookDefinition, ...]:

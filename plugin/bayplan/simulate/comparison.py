@@ -1,7 +1,7 @@
-"""`bayplan simulate` without its command line: settings, machine and trace in, the runs as plain values out.
+"""`bayplan simulate` without its command line: one trace on one machine with one engine or several, compared.
 
-The engines and policies are the daemon's own, read by the daemon's own rules; there is no daemon.
-"""
+Machine, trace and settings are read from files, the runs are plain values ready for JSON. Engines, policies
+and the rules for reading settings are those of the daemon."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +12,13 @@ from bayplan.config.load import load_settings
 from bayplan.config.managers import engine_of
 from bayplan.config.reservations import reserved_bytes, resolve_policy
 from bayplan.config.settings import KUBELET, Settings
-from bayplan.host.record import record
 from bayplan.model.decision import Move
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import with_owners
 from bayplan.model.sentences import summary
 from bayplan.simulate.machine_file import read_topology
-from bayplan.simulate.simulation import Arrival, Departure, Event, Simulation, Step
-from bayplan.simulate.trace_file import read_trace
+from bayplan.simulate.simulation import Simulation, Step
+from bayplan.simulate.trace_file import Arrival, Departure, Event, read_trace
 
 View = dict[str, Any]
 
@@ -59,15 +58,6 @@ def simulate(
         "events": len(events),
         "runs": runs,
     }
-
-
-def recorded_topology(root: Path = Path("/")) -> View:
-    """The recording of the machine below *root*, for ``--topology``.
-
-    Raises:
-        HostError: it can't be read.
-    """
-    return {"apiVersion": API_VERSION, "kind": "Topology", "listing": record(root)}
 
 
 def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]]) -> Settings:
@@ -111,7 +101,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "totalDistance": quality.distance,
         "peakPromisedBytes": quality.peak_promised_bytes,
         "atEnd": {
-            "containers": len(simulation.stage.ledger.entries),
+            "containers": len(simulation.rehearsal.ledger.entries),
             "allocatableBytes": room.allocatable_bytes,
             "promisedBytes": room.promised_bytes,
             "freeBytes": room.free_bytes,

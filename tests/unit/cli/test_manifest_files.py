@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.cli.main import main
-from bayplan.cli.manifests import read_manifests
+from bayplan.cli.manifest_files import read_manifests
 from bayplan.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
