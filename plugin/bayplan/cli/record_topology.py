@@ -5,7 +5,6 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.admin_protocol import API_VERSION
 from bayplan.cli.render import Block
 from bayplan.files import check_kind
 
@@ -26,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The recording; raises HostError, and ConfigError if the root is no directory."""
-    from bayplan.host.record import record  # noqa: PLC0415 - only this verb reads sysfs
+    from bayplan.simulate.machine_file import recorded_topology  # noqa: PLC0415 - only this verb reads sysfs
 
     check_kind(arguments.root, stat.S_IFDIR, "the machine's root directory")
-    return {"apiVersion": API_VERSION, "kind": "Topology", "listing": record(arguments.root)}
+    return recorded_topology(arguments.root)
 
 
 def blocks(said: dict[str, Any]) -> list[Block]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bayplan.admin_protocol import API_VERSION
 from bayplan.config.values import (
     InvalidValueError,
     ProblemCollector,
@@ -26,7 +27,7 @@ from bayplan.config.values import (
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import read_text
-from bayplan.host.record import unpack
+from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import parse_bytes, parse_page_size, whole_number
@@ -59,6 +60,15 @@ def read_topology(path: Path) -> Machine:
         return described_machine(parse_document(content, path.suffix))
     except InvalidValueError as wrong:
         raise ConfigError(str(path), wrong.problems) from wrong
+
+
+def recorded_topology(root: Path = Path("/")) -> dict[str, Any]:
+    """The recording of the machine below *root*, for `read_topology`, ready for JSON.
+
+    Raises:
+        HostError: it can't be read.
+    """
+    return {"apiVersion": API_VERSION, "kind": "Topology", "listing": record(root)}
 
 
 def parse_document(content: str, suffix: str) -> object:
