@@ -16,7 +16,7 @@ from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.kept_for_pods import rests
+from bayplan.engines.kubelet.kept_for_pods import kept_for_pods
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, Node
@@ -165,7 +165,7 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
             "bytes": dict(sorted(rest.need.items())),
             "cpus": str(rest.cpus),
         }
-        for rest in rests(entries)
+        for rest in kept_for_pods(entries)
         if rest
     ]
 

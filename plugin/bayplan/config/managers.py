@@ -15,7 +15,7 @@ from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.engines.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
@@ -24,6 +24,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     thresholds_of,
     without_grace_period,
 )
+from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
     KEY,

@@ -5,13 +5,15 @@ decision and then makes the next ledger from it.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
-from bayplan.model.decision import Claim, Decision, Move, Placement, Request
+from bayplan.model.decision import Claim, Decision, Move, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
+
+OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
 
 class Engine(Protocol):
@@ -73,6 +75,17 @@ class Engine(Protocol):
     def restored(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
         """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
         ...
+
+
+def pinned_reason(request: Request) -> Reason:
+    """What somebody else set, and where."""
+    whose = " and ".join(
+        f"{name} {pinned}"
+        for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
+        if pinned is not None
+    )
+    who = "an update set" if request.pinned_by_update else "the spec already had"
+    return Reason("pinned", f"{who} {whose}; left as it is")
 
 
 def allocatable_bytes(machine: Machine, policy: PlacementPolicy) -> dict[int, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
 the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed
-containers, in the spec only. Nothing here moves a pin: see `bayplan.engines.kubelet.claims`.
+containers, in the spec only. Nothing here moves a pin: see `bayplan.engines.kubelet.trivial_decision`.
 """
 
 import enum

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from bayplan.config.load import engine_of, resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.cpu.options import CpuOptions
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
+from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
 from bayplan.errors import ConfigError

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from bayplan.control.expectations import expectations
 from bayplan.control.transactions import RETRY_S
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass

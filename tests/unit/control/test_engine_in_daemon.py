@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from bayplan.admin.snapshot import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.recorder import Recorder
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy

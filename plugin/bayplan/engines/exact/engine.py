@@ -16,7 +16,7 @@ from bayplan.engines.exact.effort import MAX_STEPS
 from bayplan.engines.exact.moves import returns
 from bayplan.engines.exact.sites import MAX_COMBINATIONS, Site
 from bayplan.engines.exact.unconfined import everywhere, open_mems, opened, topped_up
-from bayplan.engines.kubelet.claims import OPTED_OUT, pinned_reason
+from bayplan.engines.interface import OPTED_OUT, pinned_reason
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
     OVERCOMMITTED,

@@ -1,4 +1,51 @@
-"""kubelet's resource managers as pure functions on immutable values: same answers, other algorithms.
+"""The engine `kubelet`: kubelet's resource managers (v1.36) as pure functions on immutable values.
 
-The rules are those of Kubernetes v1.36; `bayplan.conformance.vectors` checks them against recorded answers.
+The same pods under the same policies get the same placement, the same refusals and the same words as from
+kubelet; `bayplan.conformance` holds the engine against recorded answers. `docs/kubelet-engine.md` has the
+rules.
+
+Which file is which part of kubelet
+===================================
+
+==================  ================================================================================
+here                in kubelet (pkg/kubelet)
+==================  ================================================================================
+topology/           cm/topologymanager: hints, merge (policy*.go), scopes (scope_*.go), options
+cpu/                cm/cpumanager: static policy (policy_static.go), cpu_assignment.go, checkpoint
+memory/             cm/memorymanager: Static policy (policy_static.go), state, checkpoint
+devices/            cm/devicemanager; ``attached``: devices that were chosen already
+qos/                qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
+eviction/           eviction; ``rules`` is run by `bayplan.conformance` only
+pod, resources      the API object, and k8s.io/component-helpers: sums of requests and limits
+checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
+managers            cm/container_manager: all managers on one state
+==================  ================================================================================
+
+What has no counterpart in kubelet: ``engine`` (the engine itself), ``trivial_decision``, ``creation`` and
+``resize`` (one decision each), ``ledger_state`` (the managers' state, made from the ledger),
+``kept_for_pods`` (room for the rest of a pod), ``booking`` (amounts on nodes), ``topology/refusals`` (why,
+for people).
+
+Order of reading
+================
+
+``engine``, ``trivial_decision``, ``creation``; then what these call: ``ledger_state``, ``managers``,
+``topology/manager``. A manager answers with hints, the Topology Manager merges them, and each manager
+allocates by the merged hint: ``topology/hints``, ``memory/manager``, ``cpu/manager``, ``topology/merge``.
+``topology/merge`` and ``cpu/balance`` are the hard ones; both begin with the rule and an example.
+
+Where the code differs from kubelet's on purpose
+================================================
+
+* Other algorithms, same answers. kubelet lists all 2^n sets of nodes and walks the cross product of the
+  lists; here a manager describes the sets (``topology/hints``), and ``topology/merge`` finds the best one
+  from the descriptions. kubelet tries all combinations of nodes to spread CPUs; ``cpu/balance`` walks the
+  nodes once.
+* Immutable state. kubelet's managers change maps under locks and remember some things beside them (memory
+  that init containers left, the pod's hints), which a restart loses. Here the state has all of it.
+* Where kubelet v1.36 damages its own state, never returns or does not start again, this engine does not.
+  Each of these places says so in its module: ``memory/manager``, ``memory/state`` (releases),
+  ``memory/restore``, ``cpu/assignment``, ``cpu/distribution``. The table is in ``docs/kubelet-engine.md``,
+  "Where the answers differ".
+* Devices that kubelet picks at random among equals are taken in a fixed order (``devices/manager``).
 """

@@ -1,13 +1,26 @@
-"""Booking node by node, as kubelet does: whether nodes hold what is needed, and which keeps how much of it.
+"""The memory that a request needs, whether nodes have it, and which node gives how much, as kubelet does it.
 
-A need is a vector (resource -> amount), so that memory and huge pages are asked for together.
+A need is a vector (resource -> amount), so that memory and huge pages are asked for together. The managers'
+own arithmetic, with groups and counts, is in `bayplan.engines.kubelet.memory.state`.
 """
 
 from collections.abc import Mapping
 
+from bayplan.model.decision import Request
+from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
 
 Amounts = Mapping[str, int]
+
+
+def memory_need(request: Request) -> dict[str, int]:
+    """The memory resources that a Guaranteed request claims: its limit and its huge pages.
+
+    A Guaranteed container whose limit is not visible claims no ordinary memory.
+    """
+    memory_bytes = request.memory.high_bytes if request.memory.exact else 0
+    need = {MEMORY: memory_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in need.items() if amount}
 
 
 def covers(free: Mapping[int, Amounts], nodes: NodeSet, need: Amounts) -> bool:

@@ -1,8 +1,9 @@
-"""The rest of pods that were admitted as a whole: room that is kept until their other containers come.
+"""Room that is kept for the rest of a pod, until its other containers come (scope pod).
 
-kubelet promises a pod everything at once, a runtime names its containers one by one. What is kept is what
-the pod's sums leave after the containers that are there, on the nodes and CPUs that the pod was given; it is
-read off the ledger, so that it survives a restart.
+kubelet promises a pod everything at once, a runtime names its containers one by one. What is kept is what the
+pod's sums leave after the containers that are there, on the nodes and CPUs that the pod was given. It is read
+off the ledger, so that it survives a restart. Example: a pod of 3 GiB and 4 CPUs was given node 1 and CPUs
+4-7; its first container has 1 GiB and CPUs 4-5; 2 GiB on node 1 and CPUs 6-7 are kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,20 +11,20 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.claims import memory_need
+from bayplan.engines.kubelet.booking import memory_need
 from bayplan.model.decision import Affinity, PodTotals, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
-REST: Final = "the rest of the pod"
-"""Its name as a container among the pod's."""
+REST_OF_POD: Final = "the rest of the pod"
+"""The name of the rest among the pod's containers."""
 
 _MILLI: Final = 1000
 
 
-class Rest(Struct, frozen=True):
+class KeptForPod(Struct, frozen=True):
     """What is kept for a pod: bytes by resource on ``nodes`` together, and ``cpus`` that become exclusive."""
 
     pod_id: str
@@ -40,7 +41,7 @@ class Rest(Struct, frozen=True):
         return " and ".join(memory + ([f"CPUs {self.cpus}"] if self.cpus else []))
 
 
-def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
+def kept_for_pods(entries: Iterable[Entry]) -> Iterator[KeptForPod]:
     """What is kept for the pods of *entries*, in the order of their ids; all of it for those whose last
     container has ended."""
     pods: dict[str, list[Entry]] = {}
@@ -62,7 +63,7 @@ def rests(entries: Iterable[Entry]) -> Iterator[Rest]:
             continue
         # A pod with a container that was resized has other sums than those it was admitted with.
         if all(member.decision.request.pod_totals == totals for member in members):
-            yield _rest(pod_id, totals, affinity, members)
+            yield _kept_for_pod(pod_id, totals, affinity, members)
 
 
 def _is_whole(request: Request) -> bool:
@@ -97,7 +98,7 @@ def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, in
     return need, milli // _MILLI if milli > 0 and milli % _MILLI == 0 else 0
 
 
-def _rest(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> Rest:
+def _kept_for_pod(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> KeptForPod:
     need, count = left_over(totals, members)
     if not members:
         # What an init container had to itself is the next one's, however much of the sums is shared.
@@ -106,4 +107,4 @@ def _rest(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entr
     for member in members:
         free -= member.decision.placement.exclusive_cpus
     nodes = affinity.mems or NodeSet()
-    return Rest(pod_id, nodes, need if nodes else {}, CpuSet(sorted(free)[:count]))
+    return KeptForPod(pod_id, nodes, need if nodes else {}, CpuSet(sorted(free)[:count]))

@@ -1,15 +1,15 @@
-"""The ledger as the books of kubelet's managers, and back: what a placement must hold to lose nothing.
+"""The state of kubelet's managers, made from the ledger; and the placement that follows from a later state.
 
-The books are made anew from the ledger for every decision, in any order of its entries. What a container has
-on each node is what was booked for it, so that books and witness never differ. kubelet's own books, which
-release the lowest node first, may split a group's memory otherwise; the sums over a group are the same.
+The state is made anew for every decision, in any order of the ledger's entries. What a container has on each
+node is what was booked for it, so that state and ledger never differ. kubelet's own state, which releases the
+lowest node first, may split a group's memory otherwise; the sums over a group are the same.
 """
 
 from collections.abc import Iterator, Mapping
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.kept_for_pods import REST, Rest, rests
+from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, KeptForPod, kept_for_pods
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
@@ -18,7 +18,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.sets import CpuSet, NodeSet
 
 
-def books(
+def managers_state(
     policy: MemoryManagerPolicy,
     empty: Nodes,
     cpus: StaticCpuPolicy | None,
@@ -30,11 +30,11 @@ def books(
     """What the managers have given away when everything in *ledger* is promised.
 
     *empty* are the machine's nodes without any promise. Containers are known by the ids of pod and container.
-    What is kept for the rest of a pod is given away too, but for the pod *for_pod*. Without *blocks* it isn't
-    said which container has what of the memory: a decision about another one does not need it.
+    What is kept for the rest of a pod is given away too, but for the pod *for_pod*. Without *blocks* the
+    state does not list which container has what of the memory: a decision about another one needs no list.
     """
     entries = (*ledger.entries.values(), *ledger.retained.values())
-    kept = [rest for rest in rests(entries) if rest.pod_id != for_pod]
+    kept = [rest for rest in kept_for_pods(entries) if rest.pod_id != for_pod]
     return ManagersState(
         cpus=CpuState() if cpus is None else _cpus(cpus, ledger, kept),
         memory=NO_MEMORY_MANAGER
@@ -43,7 +43,7 @@ def books(
     )
 
 
-def placement(
+def placement_of(
     before: ManagersState, after: ManagersState, pod_uid: str, container: str, affinity: Affinity | None
 ) -> Placement:
     """Where a container is that was allocated between *before* and *after*, and nothing else was."""
@@ -61,7 +61,7 @@ def placement(
     return Placement(mems, after.cpus.of(pod_uid, container) or CpuSet(), booked, affinity)
 
 
-def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[Rest]) -> CpuState:
+def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[KeptForPod]) -> CpuState:
     taken = ledger.exclusive_cpus
     assignments: dict[str, dict[str, CpuSet]] = {}
     for entry in ledger.entries.values():
@@ -72,13 +72,13 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[Rest]) -> CpuState
             taken |= request.pinned_cpus
     for rest in kept:
         if rest.cpus:
-            assignments.setdefault(rest.pod_id, {})[REST] = rest.cpus
+            assignments.setdefault(rest.pod_id, {})[REST_OF_POD] = rest.cpus
             taken |= rest.cpus
     return CpuState(policy.managed - taken, assignments)
 
 
 def _memory(
-    policy: MemoryManagerPolicy, empty: Nodes, ledger: Ledger, kept: list[Rest], *, blocks: bool
+    policy: MemoryManagerPolicy, empty: Nodes, ledger: Ledger, kept: list[KeptForPod], *, blocks: bool
 ) -> MemoryManager:
     everything = NodeSet(empty)
     counts = dict.fromkeys(empty, 0)
@@ -95,13 +95,13 @@ def _memory(
             nodes[node] = _taken(nodes[node], resource, amount_bytes)
     for where, need in _kept_together(everything, kept):
         for resource, amount_bytes in need.items():
-            _keep(nodes, where, resource, amount_bytes)
+            _take_together(nodes, where, resource, amount_bytes)
     assignments = _assignments(policy, everything, ledger, kept) if blocks else {}
     return MemoryManager(policy, MemoryState(nodes, assignments))
 
 
 def _bound(
-    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[KeptForPod]
 ) -> Iterator[tuple[NodeSet, int]]:
     """The sets of nodes that something is bound to, and how many promises of a resource each has."""
     # Counted by bit masks, because there are hundreds of entries and few sets.
@@ -116,8 +116,8 @@ def _bound(
     return ((NodeSet.of_mask(mask), count) for mask, count in counts.items() if count)
 
 
-def _kept_together(everything: NodeSet, kept: list[Rest]) -> list[tuple[NodeSet, Mapping[str, int]]]:
-    """What is kept for rests of pods on each set of nodes, the narrowest sets first."""
+def _kept_together(everything: NodeSet, kept: list[KeptForPod]) -> list[tuple[NodeSet, Mapping[str, int]]]:
+    """What is kept for kept_for_pods of pods on each set of nodes, the narrowest sets first."""
     needs: dict[int, dict[str, int]] = {}
     for rest in kept:
         need = needs.setdefault(rest.nodes.mask & everything.mask, {})
@@ -128,7 +128,7 @@ def _kept_together(everything: NodeSet, kept: list[Rest]) -> list[tuple[NodeSet,
 
 
 def _assignments(
-    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[Rest]
+    policy: MemoryManagerPolicy, everything: NodeSet, ledger: Ledger, kept: list[KeptForPod]
 ) -> dict[str, dict[str, Blocks]]:
     """What each container, and each rest of a pod, has been promised."""
     found: dict[str, dict[str, Blocks]] = {}
@@ -141,11 +141,11 @@ def _assignments(
         where = rest.nodes & everything
         if where and rest.need:
             needed = tuple(Block(where, resource, amount) for resource, amount in sorted(rest.need.items()))
-            found.setdefault(rest.pod_id, {})[REST] = needed
+            found.setdefault(rest.pod_id, {})[REST_OF_POD] = needed
     return found
 
 
-def _keep(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_bytes: int) -> None:
+def _take_together(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_bytes: int) -> None:
     """Take so much from the nodes *where* together, the lowest first, as kubelet does."""
     for node in where:
         taken_bytes = min(amount_bytes, max(0, nodes[node].free_bytes(resource)))
@@ -171,8 +171,8 @@ def _blocks(where: NodeSet, placed: Placement) -> Blocks:
 def _bound_to(policy: MemoryManagerPolicy, decision: Decision) -> NodeSet:
     """The set of nodes that a container's memory is counted for as a whole.
 
-    Empty for what nobody confined to nodes, or somebody else did: that lies where it lies, and binds no node
-    to a group.
+    Empty for a container that nobody bound to nodes, or that somebody else bound: it makes no node a member
+    of a group.
     """
     placed, request = decision.placement, decision.request
     if placed.mems is not None:

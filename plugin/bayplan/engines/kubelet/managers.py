@@ -1,7 +1,7 @@
-"""kubelet's four managers on one immutable state: admit a pod, start its containers, take them away again.
+"""kubelet's four managers together: their options, and what they do with a pod on one immutable state.
 
-Nothing is decided here; the managers do. What a refused pod got before it was refused stays in the returned
-state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
+Nothing is decided here; the managers decide. What a refused pod got before it was refused stays in the
+returned state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,21 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from bayplan.engines.interface import reserved_cpus
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.state import MemoryState
+from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
+from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
@@ -82,6 +88,38 @@ class KubeletManagers(Struct, frozen=True):
     def mems(self, state: ManagersState, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes that a container's memory is bound to; None if to none in particular."""
         return state.memory.mems(pod_uid, container)
+
+
+class ManagerOptions(Struct, frozen=True):
+    """kubelet's managers as configured. ``static_cpus`` False is the CPU Manager's policy none."""
+
+    memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
+    static_cpus: bool = True
+    cpu_options: CpuOptions = field(default=CpuOptions())
+    scope: Scope = Scope.CONTAINER
+    topology_options: TopologyOptions = field(default=TopologyOptions())
+
+
+class PreparedManagers(Struct, frozen=True):
+    """The managers with their options on one machine under one policy; ``empty`` are the machine's nodes
+    before anything is promised."""
+
+    machine: Machine
+    policy: PlacementPolicy
+    options: ManagerOptions
+    kubelet: KubeletManagers
+    empty: Nodes
+
+    @classmethod
+    def of(cls, machine: Machine, policy: PlacementPolicy, options: ManagerOptions) -> "PreparedManagers":
+        """The managers that *options* describe."""
+        topology = TopologyManager.of(machine, policy.topology, options.scope, options.topology_options)
+        cpus = None
+        if options.static_cpus:
+            kept = reserved_cpus(machine, policy)
+            cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), options.cpu_options, kept)
+        empty = empty_nodes(machine, policy.reserved_bytes)
+        return cls(machine, policy, options, KubeletManagers(topology, cpus), empty)
 
 
 class _Cpus:

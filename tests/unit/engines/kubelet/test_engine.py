@@ -13,9 +13,9 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
-from bayplan.engines.kubelet.ledger_state import books
-from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.ledger_state import managers_state
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagerOptions, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import same_books
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
@@ -507,7 +507,7 @@ def test_memory_goes_where_kubelets_own_books_would_put_it(
     hardware = _hardware(nodes)
     node, facade = Node(hardware, policy), Facade(hardware, policy)
     _walk(node, facade, steps, whole_cpus=False)
-    ours = books(MemoryManagerPolicy.STATIC, facade.empty, facade.engine.cpus, node.ledger)
+    ours = managers_state(MemoryManagerPolicy.STATIC, facade.empty, facade.engine.cpus, node.ledger)
     kubelets = facade.state.memory.state
     assert same_books(kubelets, facade.empty, ours.memory.state.nodes)
     assert ours.cpus.shared == facade.state.cpus.shared
@@ -533,8 +533,8 @@ def test_nothing_is_promised_twice_and_the_order_of_the_ledger_means_nothing(
     cpus = StaticCpuPolicy(CpuTopology.of_machine(hardware), CpuOptions(), policy.reserved_cpus)
     stored = sorted(node.ledger.entries.values(), key=lambda entry: entry.container_id, reverse=True)
     again = Ledger.of(decode_entry(encode(entry)) for entry in stored)
-    before = books(MemoryManagerPolicy.STATIC, empty, cpus, node.ledger)
-    after = books(MemoryManagerPolicy.STATIC, empty, cpus, again)
+    before = managers_state(MemoryManagerPolicy.STATIC, empty, cpus, node.ledger)
+    after = managers_state(MemoryManagerPolicy.STATIC, empty, cpus, again)
     assert before == after
 
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, DeviceState
-from bayplan.engines.kubelet.engine import KubeletEngine, ManagerOptions
+from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.engines.kubelet.topology.options import Scope

@@ -11,7 +11,7 @@ from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import books
+from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
@@ -58,7 +58,7 @@ def test_the_same_pods_leave_the_same_state_files(files: Path) -> None:
         ledger = ledger.with_entry(Entry(engine.decide(MACHINE, POLICY, ledger, request)))
     cpus = StaticCpuPolicy(CpuTopology.of_machine(MACHINE), CpuOptions(), POLICY.reserved_cpus)
     empty = empty_nodes(MACHINE, POLICY.reserved_bytes)
-    state = books(MemoryManagerPolicy.STATIC, empty, cpus, ledger)
+    state = managers_state(MemoryManagerPolicy.STATIC, empty, cpus, ledger)
     # Containers are known by other names in the ledger than in kubelet's files.
     memory = {uid: {"main": state.memory.state.assignments[f"{uid}-sandbox"][uid]} for uid in PODS}
     saved = checkpoint_of("Static", MemoryState(state.memory.state.nodes, memory))

@@ -2,7 +2,7 @@
 
 Version 1 lists CPU sets by container id, version 2 by pod and container, version 3 (with the feature gate
 PodLevelResourceManagers) also by pod. The checksum covers a dump of Go's structure, not the JSON text, so
-that the dump is rebuilt here. Text in, text out: nothing here opens a file.
+that the dump is made here too. Text in, text out: nothing here opens a file.
 """
 
 import json
@@ -11,6 +11,15 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from bayplan.engines.kubelet.checkpoint_text import (
+    CORRUPTED,
+    ENDS_EARLY,
+    NIL,
+    dump_map,
+    ends_early,
+    fnv1a_32,
+    go_json,
+)
 from bayplan.engines.kubelet.cpu.errors import CpuStateError
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.errors import excerpt
@@ -18,9 +27,6 @@ from bayplan.sets import CpuSet
 
 FILE_NAME: Final = "cpu_manager_state"
 
-_FNV_OFFSET: Final = 0x811C9DC5
-_FNV_PRIME: Final = 0x01000193
-_NIL: Final = "<nil>"
 _INT64_DIGITS: Final = 19
 
 
@@ -51,10 +57,7 @@ class CpuCheckpoint(Struct, frozen=True):
 
     def computed_checksum(self) -> int:
         """The checksum of the content: FNV-1a, 32 bits."""
-        value = _FNV_OFFSET
-        for byte in self.dump().encode(errors="surrogatepass"):
-            value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
-        return value
+        return fnv1a_32(self.dump())
 
     @property
     def intact(self) -> bool:
@@ -83,18 +86,12 @@ def format_checkpoint(state: CpuState, policy_name: str, *, pod_level_managers: 
     content: dict[str, Any] = {"policyName": policy_name, "defaultCpuSet": str(state.shared)}
     if entries:
         content["entries"] = {
-            pod_uid: dict(sorted(containers.items(), key=_bytewise))
-            for pod_uid, containers in sorted(entries.items(), key=_bytewise)
+            pod_uid: dict(sorted(containers.items())) for pod_uid, containers in sorted(entries.items())
         }
     if pods:
-        content["podEntries"] = {
-            pod_uid: {"cpuSet": str(cpus)} for pod_uid, cpus in sorted(pods.items(), key=_bytewise)
-        }
+        content["podEntries"] = {pod_uid: {"cpuSet": str(cpus)} for pod_uid, cpus in sorted(pods.items())}
     content["checksum"] = checkpoint.computed_checksum()
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return go_json(content)
 
 
 def restore_checkpoint(
@@ -178,7 +175,7 @@ def _read(
 ) -> CpuCheckpoint:
     """The checkpoint in the first version that fits, brought to version 2 or 3."""
     versions = (3, 1, 2) if pod_level_managers else (1, 2)
-    problem = CpuStateError("checkpoint is corrupted")
+    problem = CpuStateError(CORRUPTED)
     for version in versions:
         try:
             checkpoint = decode_checkpoint(text, version)
@@ -187,7 +184,7 @@ def _read(
             continue
         if checkpoint.intact:
             return _migrated(checkpoint, container_refs) if version == 1 else checkpoint
-        problem = CpuStateError("checkpoint is corrupted")
+        problem = CpuStateError(CORRUPTED)
     raise problem
 
 
@@ -234,20 +231,15 @@ def _state(checkpoint: CpuCheckpoint, policy_name: str) -> CpuState:
 def _dumped(value: Any) -> str:
     """A map of strings, or of maps of them, as the dump prints it."""
     if value is None:
-        return _NIL
+        return NIL
     if isinstance(value, str):
         return value
-    members = (f"{key}:{_dumped(member)}" for key, member in sorted(value.items(), key=_bytewise))
-    return f"map[{' '.join(members)}]"
+    return dump_map(f"{key}:{_dumped(value[key])}" for key in sorted(value))
 
 
 def _dumped_set(cpus: CpuSet | None) -> str:
-    elements = _NIL if cpus is None else f"map[{' '.join(f'{cpu}:{{}}' for cpu in cpus)}]"
+    elements = NIL if cpus is None else dump_map(f"{cpu}:{{}}" for cpu in cpus)
     return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"
-
-
-def _bytewise(item: tuple[str, Any]) -> bytes:
-    return item[0].encode(errors="surrogatepass")
 
 
 def _text(value: Any, name: str) -> str:
@@ -299,8 +291,8 @@ def _kind(value: Any) -> str:
 
 def _json_problem(text: str, error: json.JSONDecodeError) -> str:
     """Go's words for the usual case, a file that was cut off; else the place and what stands there."""
-    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-        return "unexpected end of JSON input"
+    if ends_early(error):
+        return ENDS_EARLY
     return f"invalid character {text[error.pos]!r} at offset {error.pos} of JSON input ({error.msg})"
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, ENDS_EARLY, ends_early, go_json
 from bayplan.engines.kubelet.memory.checksum import (
     Checkpoint,
     SavedBlock,
@@ -27,18 +28,11 @@ from bayplan.quantity import whole_number
 from bayplan.sets import NodeSet
 
 FILE_NAME: Final = "memory_manager_state"
-CORRUPTED: Final = "checkpoint is corrupted"
-ENDS_EARLY: Final = "unexpected end of JSON input"
-"""Go's words for a truncated file, which is what a crash leaves."""
 
 _KIND: Final = "memory manager checkpoint"
 _INT64_MAX: Final = (1 << 63) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
 _TABLE: Final = ("total", "systemReserved", "allocatable", "reserved", "free")
-_ESCAPED: Final = str.maketrans(
-    {char: f"\\u{ord(char):04x}" for char in ("<", ">", "&", "\N{LINE SEPARATOR}", "\N{PARAGRAPH SEPARATOR}")}
-)
-"""What Go's JSON encoder escapes beyond Python's."""
 
 
 class CheckpointError(MemoryManagerError):
@@ -92,7 +86,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     try:
         content = _object(json.loads(text), "a JSON object")
     except json.JSONDecodeError as error:
-        problem = ENDS_EARLY if _ends_early(error) else str(error)
+        problem = ENDS_EARLY if ends_early(error) else str(error)
         raise ParseError(_KIND, text[:40], f"JSON ({problem})") from error
     except RecursionError as error:
         raise ParseError(_KIND, text[:40], "JSON (nested less deeply)") from error
@@ -137,8 +131,7 @@ def format_checkpoint(checkpoint: Checkpoint, version: int) -> str:
             uid: {"memoryBlocks": _blocks_json(blocks)} for uid, blocks in checkpoint.pod_entries.items()
         }
     content["checksum"] = checksum(checkpoint, version)
-    written = json.dumps(_maps_sorted(content), separators=(",", ":"), ensure_ascii=False)
-    return written.translate(_ESCAPED)
+    return go_json(_maps_sorted(content))
 
 
 def checkpoint_of(policy_name: str, state: MemoryState) -> Checkpoint:
@@ -174,13 +167,6 @@ def state_of(checkpoint: Checkpoint) -> MemoryState:
         },
         pod_blocks={uid: _unsaved(blocks) for uid, blocks in (checkpoint.pod_entries or {}).items()},
     )
-
-
-def _ends_early(error: json.JSONDecodeError) -> bool:
-    """Whether more text could have made it JSON."""
-    rest = error.doc[error.pos :].strip()
-    unfinished = any(word.startswith(rest) for word in ("true", "false", "null"))
-    return unfinished or error.msg.startswith("Unterminated string")
 
 
 def _entries(value: Any) -> SavedEntries:

@@ -1,19 +1,11 @@
-"""The checksum of kubelet's file ``memory_manager_state``, and the structure that it covers.
+"""The structure of kubelet's file ``memory_manager_state``, and the checksum over it."""
 
-kubelet dumps the structure in memory with Go's spew printer (keys sorted, no addresses, no capacities) and
-hashes that text with FNV-1a of 32 bits; the text here must be spew's to the byte. None stands for Go's nil.
-"""
-
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping
 
 from msgspec import Struct
 
+from bayplan.engines.kubelet.checkpoint_text import NIL, dump_map, fnv1a_32
 from bayplan.engines.kubelet.memory.state import MemoryTable
-
-_FNV_OFFSET: Final = 0x811C9DC5
-_FNV_PRIME: Final = 0x01000193
-_NIL: Final = "<nil>"
 
 
 class SavedBlock(Struct, frozen=True):
@@ -48,10 +40,7 @@ class Checkpoint(Struct, frozen=True):
 
 def checksum(checkpoint: Checkpoint, version: int) -> int:
     """The checksum that the file must carry in that version of the format (1 or 2)."""
-    value = _FNV_OFFSET
-    for byte in dump(checkpoint, version).encode():
-        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
-    return value
+    return fnv1a_32(dump(checkpoint, version))
 
 
 def dump(checkpoint: Checkpoint, version: int) -> str:
@@ -69,13 +58,15 @@ def dump(checkpoint: Checkpoint, version: int) -> str:
 
 def _nodes(nodes: Mapping[int, SavedNode] | None) -> str:
     if nodes is None:
-        return _NIL
-    return _map(f"{node}:<*>{_node(nodes[node])}" for node in sorted(nodes))
+        return NIL
+    return dump_map(f"{node}:<*>{_node(nodes[node])}" for node in sorted(nodes))
 
 
 def _node(node: SavedNode) -> str:
     tables = node.tables
-    written = _NIL if tables is None else _map(f"{name}:<*>{_table(tables[name])}" for name in sorted(tables))
+    written = (
+        NIL if tables is None else dump_map(f"{name}:<*>{_table(tables[name])}" for name in sorted(tables))
+    )
     return (
         f"{{NumberOfAssignments:(int){node.assignments} "
         f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){written} Cells:([]int){_ids(node.cells)}}}"
@@ -92,24 +83,26 @@ def _table(table: MemoryTable) -> str:
 
 def _entries(entries: SavedEntries | None) -> str:
     if entries is None:
-        return _NIL
-    return _map(f"{uid}:{_containers(entries[uid])}" for uid in sorted(entries))
+        return NIL
+    return dump_map(f"{uid}:{_containers(entries[uid])}" for uid in sorted(entries))
 
 
 def _containers(containers: Mapping[str, SavedBlocks] | None) -> str:
     if containers is None:
-        return _NIL
-    return _map(f"{name}:{_blocks(containers[name])}" for name in sorted(containers))
+        return NIL
+    return dump_map(f"{name}:{_blocks(containers[name])}" for name in sorted(containers))
 
 
 def _pod_entries(entries: Mapping[str, SavedBlocks] | None) -> str:
     if entries is None:
-        return _NIL
-    return _map(f"{uid}:{{MemoryBlocks:([]state.Block){_blocks(entries[uid])}}}" for uid in sorted(entries))
+        return NIL
+    return dump_map(
+        f"{uid}:{{MemoryBlocks:([]state.Block){_blocks(entries[uid])}}}" for uid in sorted(entries)
+    )
 
 
 def _blocks(blocks: SavedBlocks) -> str:
-    return _NIL if blocks is None else f"[{' '.join(_block(block) for block in blocks)}]"
+    return NIL if blocks is None else f"[{' '.join(_block(block) for block in blocks)}]"
 
 
 def _block(block: SavedBlock) -> str:
@@ -120,8 +113,4 @@ def _block(block: SavedBlock) -> str:
 
 
 def _ids(ids: tuple[int, ...] | None) -> str:
-    return _NIL if ids is None else f"[{' '.join(map(str, ids))}]"
-
-
-def _map(items: Iterable[str]) -> str:
-    return f"map[{' '.join(items)}]"
+    return NIL if ids is None else f"[{' '.join(map(str, ids))}]"

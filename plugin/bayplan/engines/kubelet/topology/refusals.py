@@ -30,13 +30,15 @@ _Need = tuple[Demand, Demand]
 """What is asked of one resource, out of what is free now and out of all there could ever be."""
 
 
-def reasons(engine: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]) -> tuple[Reason, ...]:
+def reasons(
+    kubelet: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]
+) -> tuple[Reason, ...]:
     """The reasons for a refusal, in the order of the argument; none for an admitted pod."""
-    return () if admission.admitted else tuple(_reasons(engine, pod, admission))
+    return () if admission.admitted else tuple(_reasons(kubelet, pod, admission))
 
 
 def room(
-    engine: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
+    kubelet: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
 ) -> NodeSet | None:
     """The fewest nodes that have everything free that is asked for, whatever kubelet's groups and preferred
     sizes say; None if there are none, or more than the policy allows. For a container, or for the pod.
@@ -44,16 +46,16 @@ def room(
     single-numa-node allows one node, restricted as many as the request needs on an empty machine, wherever
     its devices are.
     """
-    needs = [need for need in _needs(engine, state, pod, container) if need[0].needed > 0]
+    needs = [need for need in _needs(kubelet, state, pod, container) if need[0].needed > 0]
     if not needs:
         return None
-    everything = engine.topology.everything
-    devices = () if engine.attached is None else tuple(engine.attached.needs(container))
+    everything = kubelet.topology.everything
+    devices = () if kubelet.attached is None else tuple(kubelet.attached.needs(container))
     free = Region(everything, (*(now for now, _ in needs), *devices), OfSize(0))
     most = len(everything)
-    if engine.topology.policy is TopologyPolicy.SINGLE_NUMA_NODE:
+    if kubelet.topology.policy is TopologyPolicy.SINGLE_NUMA_NODE:
         most = 1
-    elif engine.topology.policy is TopologyPolicy.RESTRICTED:
+    elif kubelet.topology.policy is TopologyPolicy.RESTRICTED:
         most = narrowest_size(Region(everything, tuple(ever for _, ever in needs), OfSize(0))) or 0
     found = best_hint(HintSet(regions=(free,)))
     if found is None or found.nodes is None or len(found.nodes) > most:
@@ -61,7 +63,7 @@ def room(
     return found.nodes
 
 
-def _reasons(engine: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]) -> Iterator[Reason]:
+def _reasons(kubelet: KubeletManagers, pod: PodSpec, admission: Admission[ManagersState]) -> Iterator[Reason]:
     explain = getattr(admission.error, "explanation", None)
     detail = f" ({explain()})" if callable(explain) else ""
     yield Reason(REFUSED, f"{admission.reason}: {admission.message}{detail}")
@@ -73,7 +75,7 @@ def _reasons(engine: KubeletManagers, pod: PodSpec, admission: Admission[Manager
         yield Reason(CUT_SHORT, "the search for common nodes was cut short, there may be better ones")
     if admission.reason not in {AFFINITY_ERROR, UNEXPECTED_ERROR}:
         return
-    where = room(engine, admission.state, pod, admission.refused)
+    where = room(kubelet, admission.state, pod, admission.refused)
     if where is not None:
         yield Reason(
             ROOM,
@@ -93,10 +95,10 @@ def _described(hints: HintSet | None) -> str:
 
 
 def _needs(
-    engine: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
+    kubelet: KubeletManagers, state: ManagersState, pod: PodSpec, container: ContainerSpec | None
 ) -> Iterator[_Need]:
-    if engine.cpus is not None:
-        yield _cpu_need(engine.cpus, state, pod, container)
+    if kubelet.cpus is not None:
+        yield _cpu_need(kubelet.cpus, state, pod, container)
     memory = state.memory
     nodes = memory.state.nodes
     if nodes and takes_part(pod, memory.gates):
@@ -108,8 +110,8 @@ def _needs(
             free = {node: each.free_bytes(name) for node, each in nodes.items()}
             allocatable = {node: each.allocatable_bytes(name) for node, each in nodes.items()}
             yield Demand(free, needed), Demand(allocatable, needed)
-    if engine.devices is not None:
-        yield from engine.devices.needs(state.devices, pod, container)
+    if kubelet.devices is not None:
+        yield from kubelet.devices.needs(state.devices, pod, container)
 
 
 def _cpu_need(

@@ -1,42 +1,28 @@
-"""What a request claims of kubelet's managers, and the answers in which they have no choice.
+"""The decisions in which kubelet's managers have no choice.
 
-What somebody else pinned stays as it is, and containers that are not Guaranteed share the CPUs and may use
-every node. Nothing here looks for room. What the engine `exact` claims is in `domain.exact.claiming`.
+CPUs and nodes that somebody else pinned stay as they are, and containers that are not Guaranteed share the
+CPUs and may use every node. Nothing here looks for room.
 """
-
-from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.interface import free_bytes
-from bayplan.engines.kubelet.booking import book
+from bayplan.engines.interface import OPTED_OUT, free_bytes, pinned_reason
+from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Reason, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
-OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
-
-def memory_need(request: Request) -> dict[str, int]:
-    """The memory resources that a Guaranteed request claims: its limit and its huge pages.
-
-    A Guaranteed container whose limit is not visible claims no ordinary memory.
-    """
-    memory_bytes = request.memory.high_bytes if request.memory.exact else 0
-    need = {MEMORY: memory_bytes, **request.hugepages_bytes}
-    return {resource: amount for resource, amount in need.items() if amount}
-
-
-def undisputed(
+def trivial_decision(
     machine: Machine,
     policy: PlacementPolicy,
     ledger: Ledger,
     request: Request,
     current: Placement | None = None,
 ) -> Decision | None:
-    """The answer to a request that leaves nothing to decide; None to a Guaranteed one that nobody pinned.
+    """The answer to a request that leaves nothing to decide; None for a Guaranteed one that nobody pinned.
 
     *current* is the placement of a running container: what nobody pinned of it stays promised.
     """
@@ -49,17 +35,6 @@ def undisputed(
         reason = Reason("shared-pool", text)
         return Decision(request, Outcome.PLACED, Placement(), (reason,))
     return None
-
-
-def pinned_reason(request: Request) -> Reason:
-    """What somebody else set, and where."""
-    whose = " and ".join(
-        f"{name} {pinned}"
-        for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
-        if pinned is not None
-    )
-    who = "an update set" if request.pinned_by_update else "the spec already had"
-    return Reason("pinned", f"{who} {whose}; left as it is")
 
 
 def _respect_pins(

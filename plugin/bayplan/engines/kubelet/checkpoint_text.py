@@ -1,0 +1,48 @@
+"""What kubelet's two state files have in common: Go's JSON, and the checksum over a dump of a structure.
+
+kubelet prints the structure in memory with Go's spew printer (keys sorted, no addresses, no capacities)
+and hashes that text with FNV-1a of 32 bits, so that the text here must be spew's to the byte. None stands
+for Go's nil.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+NIL: Final = "<nil>"
+CORRUPTED: Final = "checkpoint is corrupted"
+ENDS_EARLY: Final = "unexpected end of JSON input"
+"""Go's words for a truncated file, which is what a crash leaves."""
+
+_FNV_OFFSET: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+_ESCAPED: Final = str.maketrans(
+    {char: f"\\u{ord(char):04x}" for char in ("<", ">", "&", "\N{LINE SEPARATOR}", "\N{PARAGRAPH SEPARATOR}")}
+)
+"""What Go's JSON encoder escapes beyond Python's."""
+
+
+def fnv1a_32(text: str) -> int:
+    """The hash FNV-1a, 32 bits, of *text* in UTF-8."""
+    value = _FNV_OFFSET
+    for byte in text.encode(errors="surrogatepass"):
+        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return value
+
+
+def dump_map(items: Iterable[str]) -> str:
+    """A map as spew prints it, of its printed members."""
+    return f"map[{' '.join(items)}]"
+
+
+def go_json(content: Mapping[str, Any]) -> str:
+    """*content* as Go's JSON encoder writes it. Go sorts the keys of maps, which the caller has done."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return text.translate(_ESCAPED)
+
+
+def ends_early(error: json.JSONDecodeError) -> bool:
+    """Whether the text is not JSON only because it ends too early."""
+    rest = error.doc[error.pos :].strip()
+    unfinished = any(word.startswith(rest) for word in ("true", "false", "null"))
+    return unfinished or error.msg.startswith("Unterminated string")
