@@ -21,6 +21,13 @@ _COLUMNS: Final = (
     Column("WHY"),
 )
 
+_WITHOUT: Final = {
+    "memory_policy": "the annotation bayplan.dev/memory-policy has no effect: that takes NRI 0.12",
+    "oom_score_adj": "oom_score_adj is written when a container starts, not into its spec: that takes NRI 0.7",
+    "unified_input": "memory.high, memory.low and memory.min of a spec are not seen: that takes NRI 0.10",
+}
+"""What a user notices of a capability that the runtime lacks; of the others there is nothing to notice."""
+
 _KEPT_WHERE: Final = (
     "  What was decided is set again. A container that is to keep other CPUs and nodes is created with them, "
     'or with the annotation bayplan.dev/opt-out: "true".'
@@ -95,10 +102,8 @@ def _summary(status: dict[str, Any]) -> str:
     lines = [f"bayplan {daemon['version']}, up {up}, {engine}, policy {policy}, shared CPUs {shared}"]
     if runtime["connected"]:
         lines.append(f"{runtime['name']} {runtime['version']}, NRI {runtime['nriVersion']}")
-        can = [name for name, able in runtime["capabilities"].items() if able]
-        cannot = [name for name, able in runtime["capabilities"].items() if not able]
-        lines += [f"  can: {', '.join(can)}"] if can else []
-        lines += [f"  cannot: {', '.join(cannot)}"] if cannot else []
+        able = runtime["capabilities"]
+        lines += [f"  {text}" for name, text in _WITHOUT.items() if not able.get(name, True)]
     else:
         lines.append(
             "no container runtime is connected; what it creates meanwhile is created without bayplan"

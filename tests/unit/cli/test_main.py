@@ -50,8 +50,7 @@ def test_status_as_plain_text(daemon: "Daemon", capsys: Capture) -> None:
         == f"""\
 bayplan {__version__}, up 1m 40s, engine exact, policy best-effort, shared CPUs 0-1,4-7
 containerd v2.1.0, NRI 0.8.0
-  can: oom_score_adj
-  cannot: memory_policy
+  the annotation bayplan.dev/memory-policy has no effect: that takes NRI 0.12
 counted since start: connections 1, decisions_placed 3
 
 CONTAINER                QOS                   OUTCOME   MEMS          CPUS            MEMORY                   OOM  WHY
