@@ -23,7 +23,7 @@ _COLUMNS: Final = (
 
 _WITHOUT: Final = {
     "memory_policy": "the annotation bayplan.dev/memory-policy has no effect: that takes NRI 0.12",
-    "oom_score_adj": "oom_score_adj is written when a container starts, not into its spec: that takes NRI 0.7",
+    "oom_score_adj": "oom_score_adj is set when a container starts, not in its spec: that takes NRI 0.7",
     "unified_input": "memory.high, memory.low and memory.min of a spec are not seen: that takes NRI 0.10",
 }
 """What a user notices of a capability that the runtime lacks; of the others there is nothing to notice."""

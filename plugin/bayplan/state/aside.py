@@ -1,4 +1,4 @@
-"""Setting a database aside under a name that says why, and copying it before a migration.
+"""Setting a database aside under a name that says why.
 
 SQLite finds a write-ahead log by the database's name, so that the companions ``-wal`` and ``-shm`` always go
 with it. A few files of each kind are kept; the oldest go, or a broken disk would fill up with them.
@@ -25,25 +25,6 @@ def move_aside(database: Path, mark: str) -> Path:
         source = Path(f"{database}{companion}")
         if os.path.lexists(source):
             source.rename(f"{target}{companion}")
-    _sync_directory(database.parent)
-    _drop_oldest(database, mark)
-    return target
-
-
-def copy_aside(database: Path, mark: str) -> Path:
-    """Copy *database*, which must have an empty log, to ``<name>.<mark>`` and flush it; the new path.
-
-    Raises:
-        OSError: the directory does not allow it, or is full.
-    """
-    target = _next_name(database, mark)
-    try:
-        shutil.copyfile(database, target)
-        with target.open("rb") as copy:
-            os.fsync(copy.fileno())
-    except OSError:
-        target.unlink(missing_ok=True)
-        raise
     _sync_directory(database.parent)
     _drop_oldest(database, mark)
     return target

@@ -7,7 +7,6 @@ disk."""
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,10 +14,10 @@ from urllib.parse import quote
 
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
-from bayplan.state.aside import COMPANIONS, copy_aside
+from bayplan.state.aside import COMPANIONS
 from bayplan.state.codec import decode_entry
 from bayplan.state.rows import Rows
-from bayplan.state.schema import Migration, migrate, read_version
+from bayplan.state.schema import VERSION, create_tables, read_version
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +94,8 @@ def grow_log(path: Path) -> None:
             os.fsync(log.fileno())
 
 
-def open_readable(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
-    """Open the database, made or migrated as necessary, after checking all of it.
+def open_readable(path: Path) -> sqlite3.Connection:
+    """Open the database, which is made if it is missing, after checking all of it.
 
     Raises:
         UnreadableDatabaseError: the file can't be used and should be set aside.
@@ -106,7 +105,7 @@ def open_readable(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
     try:
         connection = connect(path, create=True)
         try:
-            _make_ready(connection, path, migrations)
+            _make_ready(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -154,28 +153,22 @@ def _check_files(path: Path) -> None:
         raise UnreadableDatabaseError("corrupt", "is missing, although its log is there")
 
 
-def _make_ready(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
-    version, known = read_version(connection), len(migrations)
+def _make_ready(connection: sqlite3.Connection, path: Path) -> None:
+    version = read_version(connection)
     if version is None:
         raise UnreadableDatabaseError("corrupt", "is a database, but not one of bayplan's")
-    if version > known:
-        raise UnreadableDatabaseError(
-            f"v{version}", f"was written by a later bayplan (schema {version}, known up to {known})"
-        )
+    if version not in (0, VERSION):
+        writer = "a later" if version > VERSION else "an earlier"
+        problem = f"was written by {writer} bayplan (schema {version}, this one has {VERSION})"
+        raise UnreadableDatabaseError(f"v{version}", problem)
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
         raise UnreadableDatabaseError("corrupt", f"is damaged ({verdict})")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         logger.warning("%s is on a file system without write-ahead logs; commits will be slower", path)
-    if 0 < version < known:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        copy = copy_aside(path, f"v{version}")
-        logger.warning(
-            "migrating %s from schema %d to %d; the old one is kept as %s", path, version, known, copy
-        )
-    if version < known:
-        migrate(connection, version, migrations)
+    if version == 0:
+        create_tables(connection)
     try:
         read_entries(connection)
     except ParseError as error:

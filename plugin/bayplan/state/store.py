@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
@@ -31,7 +31,7 @@ from bayplan.state.database import (
     read_entries,
     read_rows,
 )
-from bayplan.state.schema import MIGRATIONS, Migration, read_version
+from bayplan.state.schema import VERSION, read_version
 from bayplan.state.step import Step
 from bayplan.state.unusable import unusable
 
@@ -58,14 +58,12 @@ class Store:
         self,
         path: Path,
         connection: sqlite3.Connection,
-        version: int,
         clock_us: Callable[[], int],
         history_limit: int,
     ) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = connection
         self._rows = read_rows(connection)
-        self._version = version
         self._clock_us = clock_us
         self._history_limit = history_limit
 
@@ -76,11 +74,10 @@ class Store:
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         *,
         history_limit: int = HISTORY_LIMIT,
-        migrations: Sequence[Migration] = MIGRATIONS,
     ) -> Self:
         """Open the store in *directory*, which is made if it is missing.
 
-        A database that is damaged, or was written by a later version, is set aside with one message.
+        A database that is damaged, or was written by another version, is set aside with one message.
 
         Raises:
             StateError: the directory can't be used.
@@ -90,14 +87,14 @@ class Store:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise StateError(str(directory), "the directory cannot be read and written")
-            connection = _open_or_replace(path, migrations)
+            connection = _open_or_replace(path)
             # The log exists once something was written in this life of the database.
             connection.execute("PRAGMA wal_checkpoint(RESTART)")
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
             grow_log(path)
-            return cls(path, connection, len(migrations), clock_us, history_limit)
+            return cls(path, connection, clock_us, history_limit)
         except (sqlite3.Error, OSError) as error:
             raise unusable(directory, _describe(error), getattr(error, "errno", None)) from error
 
@@ -191,9 +188,9 @@ class Store:
         try:
             version = read_version(connection)
         finally:
-            if version != self._version:
+            if version != VERSION:
                 connection.close()
-        if version != self._version:
+        if version != VERSION:
             raise StateError(str(self.path), "somebody replaced the database; restart baypland")
         # The commit that failed may be there all the same.
         self._rows = read_rows(connection)
@@ -212,9 +209,9 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
+def _open_or_replace(path: Path) -> sqlite3.Connection:
     try:
-        return open_readable(path, migrations)
+        return open_readable(path)
     except UnreadableDatabaseError as unreadable:
         aside = move_aside(path, unreadable.mark)
         logger.critical(
@@ -225,7 +222,7 @@ def _open_or_replace(path: Path, migrations: Sequence[Migration]) -> sqlite3.Con
             aside,
         )
     try:
-        return open_readable(path, migrations)
+        return open_readable(path)
     except UnreadableDatabaseError as unreadable:
         raise StateError(str(path), f"the new database {unreadable.problem}") from unreadable
 

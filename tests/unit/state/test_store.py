@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -20,9 +19,7 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import CpuSet
-from bayplan.state import HistoryItem
-from bayplan.state.codec import encode
-from bayplan.state.schema import APPLICATION_ID, MIGRATIONS, migrate
+from bayplan.state.schema import VERSION
 
 if TYPE_CHECKING:
     from conftest import Recording
@@ -320,16 +317,24 @@ def test_somebody_elses_database(
     assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.corrupt-1")
 
 
-def test_a_newer_schema(
-    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("version", "writer"), [(VERSION + 1, "a later"), (VERSION - 1, "an earlier"), (1, "an earlier")]
+)
+def test_another_version_of_the_tables(
+    open_store: Open,
+    entry: Make,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    version: int,
+    writer: str,
 ) -> None:
     path = recorded(open_store, entry)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA user_version = 7")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    assert_set_aside(open_store, entry, caplog, tmp_path / "state.db.v7")
-    assert "later bayplan" in caplog.text
-    with closing(sqlite3.connect(tmp_path / "state.db.v7")) as kept, kept:
+    assert_set_aside(open_store, entry, caplog, tmp_path / f"state.db.v{version}")
+    assert f"was written by {writer} bayplan" in caplog.text
+    with closing(sqlite3.connect(tmp_path / f"state.db.v{version}")) as kept, kept:
         assert kept.execute("SELECT count(*) FROM decisions WHERE current").fetchone() == (40,)
     kept.close()
 
@@ -379,74 +384,6 @@ def test_files_set_aside_are_numbered_and_few(open_store: Open, tmp_path: Path) 
     kept = sorted(path.name for path in tmp_path.glob("state.db.corrupt-*"))
     assert kept == [f"state.db.corrupt-{number}" for number in range(4, 9)]
     assert (tmp_path / "state.db.corrupt-8").read_bytes() == b"rubbish 7"
-
-
-# --- migrations ---
-
-NEXT = (*MIGRATIONS, ("ALTER TABLE decisions ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",))
-
-
-def test_an_older_schema_is_copied_and_migrated(
-    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = recorded(open_store, entry)
-    caplog.set_level(logging.WARNING)
-    store = open_store(migrations=NEXT)
-    assert len(store.entries()) == 40
-    assert len(store.history(limit=1000)) == 40
-    assert f"state.db.v{len(MIGRATIONS)}" in caplog.text
-    store.close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(NEXT),)
-        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        assert connection.execute("SELECT sum(pinned) FROM decisions").fetchone() == (0,)
-    connection.close()
-    older = tmp_path / "older"
-    older.mkdir()
-    (tmp_path / f"state.db.v{len(MIGRATIONS)}").rename(older / "state.db")
-    assert len(open_store(older).entries()) == 40
-
-
-def test_entries_of_the_first_schema_are_kept(open_store: Open, entry: Make, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as first, first:
-        first.execute("PRAGMA journal_mode = WAL")
-        migrate(first, 0, MIGRATIONS[:1])
-        first.executemany(
-            "INSERT INTO containers (container_id, entry) VALUES (?, ?)",
-            [(key, encode(entry(key))) for key in ("b", "a", "c")],
-        )
-        first.execute(
-            "INSERT INTO history (at_us, container_id, name, decision) VALUES (?, ?, ?, ?)",
-            (
-                5,
-                "b",
-                "default/web-0/nginx",
-                msgspec.json.encode(msgspec.json.decode(encode(entry("b")))["decision"]),
-            ),
-        )
-    first.close()
-    store = open_store()
-    assert store.entries() == [entry("a"), entry("b"), entry("c")]
-    assert store.history() == [HistoryItem(5, entry("b").decision)]
-    store.record([entry("d")], gone=["b"])
-    assert [item.decision.request.container_id for item in store.history()] == ["d", "b"]
-    store.close()
-    assert open_store().entries() == [entry("a"), entry("c"), entry("d")]
-
-
-def test_a_migration_that_fails_is_undone_and_set_aside(
-    open_store: Open, entry: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorded(open_store, entry)
-    failing = (*MIGRATIONS, ("CREATE TABLE half (x)", "INSERT INTO nowhere VALUES (1)"))
-    caplog.set_level(logging.CRITICAL)
-    # A new database needs every migration too, so that this one can't be made either.
-    with pytest.raises(StateError, match="nowhere"):
-        open_store(migrations=failing)
-    with closing(sqlite3.connect(tmp_path / "state.db.corrupt-1")) as kept, kept:
-        assert kept.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
-        assert kept.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half'").fetchone() == (0,)
-    kept.close()
 
 
 # --- a sick disk ---
