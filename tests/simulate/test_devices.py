@@ -22,7 +22,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import UnixSocket
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from support.controllers import no_kernel
+from support.controllers import announced, no_kernel
 from support.flavors import ALL, CONTAINERD_2_3
 from support.machines import machine
 from support.plugin import serving
@@ -160,7 +160,7 @@ async def test_a_pod_is_asked_for_its_interfaces_once_and_forgotten_when_it_is_g
         alone, own = Pod("alone", network_namespace=NAMESPACE), Container("one", "alone")
         for _ in range(2):
             # No event tells of the end of a pod that came without NRI: it goes with its container.
-            await controller.create_container(alone, own, Origin.of(Form.HOOK, alone, own))
+            await announced(controller, alone, own, Origin.of(Form.HOOK, alone, own))
             await controller.stop_container(alone, own)
         assert asked == [NAMESPACE] * 4
 

@@ -54,7 +54,7 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
         controller = rig.controller
         questions = {
             "explain": explaining(controller.recorder.history),
-            "what-if": rehearsing(ExactEngine, controller.policy_ability),
+            "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
         }
         admin = AdminServer(
             admin_socket, lambda: snapshot_of(controller, 0, ()), lambda _: "info", questions=questions

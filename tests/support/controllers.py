@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bayplan.control.controller import Controller, DecideInThread
+from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
+from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
@@ -18,6 +19,7 @@ from bayplan.errors import StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.origin import Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
@@ -101,6 +103,14 @@ class Controlled:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
         self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket))
         return self.cpusets
+
+
+async def announced(
+    controller: Controller, pod: Pod, container: Container, origin: Origin
+) -> tuple[Adjustment, Sequence[Update]]:
+    """Place a container that did not come over NRI."""
+    async with controller.transaction() as transaction:
+        return await controller.placements.place(transaction, pod, container, origin)
 
 
 async def begun(

@@ -106,7 +106,9 @@ class Narrowing:
         if wider or promised:
             await transaction.commit(ledger)
         if wider:
-            controller.notifications.nodes_due |= {key for key in wider if ledger.entries[key].origin is None}
+            controller.placements.notifications.nodes_due |= {
+                key for key in wider if ledger.entries[key].origin is None
+            }
             self._verify_soon()
 
     async def _bring_back(self, move: Move) -> bool:
@@ -172,7 +174,7 @@ class Narrowing:
         await transaction.commit(moved_back(ledger, move))
         controller.decision_log.moved(move)
         if entry.origin is None:
-            controller.notifications.nodes_due.add(key)
+            controller.placements.notifications.nodes_due.add(key)
         return True
 
 

@@ -1,6 +1,7 @@
-"""What the runtime can have taken of the CPUs and nodes that it was told over NRI. Changed by the controller.
+"""Which CPUs and nodes were sent to the NRI runtime, and what it can have applied of them.
 
-The ledger has what it took; here is who cannot be told at the moment, and what is still on its way.
+The ledger has the CPUs (`Entry.notified_cpus`); here are the containers that cannot be updated yet, and the
+updates that are under way. Changed by `placements` and the controller only.
 """
 
 import enum
@@ -39,42 +40,44 @@ class Stage(enum.Enum):
 
 
 class Notifications:
-    """``stages`` are the containers that do not run yet. ``nodes_due`` are the ids of those who have other
-    nodes than the runtime was told: it is told with the next reply."""
+    """What was sent. ``stages`` are the containers that do not run yet. ``nodes_due`` are the ids of those
+    whose nodes changed since the last update: the next reply has them. ``in_last_reply`` are the ids of those
+    with an update in the last reply; if that is lost, it is not known what the runtime applied."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
         self.nodes_due: set[str] = set()
-        self._in_reply: frozenset[str] = frozenset()
+        self.in_last_reply = frozenset[str]()
         self._updating: dict[str, CpuSet] = {}
 
     def synchronized(self, containers: Iterable[Container], updates: Iterable[Update]) -> None:
         """The runtime has listed its *containers*, and is answered with *updates*."""
         self.stages = {one.id: Stage.CREATED for one in containers if one.state is ContainerState.CREATED}
-        self._in_reply = frozenset(one.container_id for one in updates)
+        self.in_last_reply = frozenset(one.container_id for one in updates)
         self.nodes_due.clear()
         self._updating.clear()
 
-    def decided(self, container_id: str) -> None:
+    def creation_answered(self, container_id: str) -> None:
         """The creation of a container is answered."""
         self.stages[container_id] = Stage.DECIDED
 
-    def heard(self, event: Event, container_id: str) -> None:
-        """The runtime spoke of a container."""
+    def observed(self, event: Event, container_id: str) -> None:
+        """The runtime sent an event about a container."""
         early = event is Event.UPDATE_CONTAINER and self.stages.get(container_id) is Stage.DECIDED
         if early or event in (Event.POST_CREATE_CONTAINER, Event.START_CONTAINER):
             self.stages[container_id] = Stage.CREATED
         elif event is Event.POST_START_CONTAINER:
             self.stages.pop(container_id, None)
 
-    def gone(self, container_id: str) -> None:
-        """A container is no more."""
+    def forget(self, container_id: str) -> None:
+        """A container has ended."""
         self.stages.pop(container_id, None)
         self._updating.pop(container_id, None)
 
     def unreachable(self, ledger: Ledger, updates: Iterable[Update], *, replied: bool) -> frozenset[str]:
-        """Of whom of those the runtime could not take an update: nobody's, if it is not *replied* to. Those
-        that did not come over NRI are not told by it."""
+        """The ids of the containers whose *updates* the runtime cannot take now: of all that came over NRI if
+        it is not *replied* to, else of those that it does not know yet. Updates of the other containers do
+        not go to it."""
         return frozenset(
             one.container_id
             for one in updates
@@ -83,22 +86,17 @@ class Notifications:
         )
 
     def sent(self, updates: Iterable[Update], nodes_due: set[str], *, replied: bool) -> None:
-        """These *updates* are due, and with *replied* told; *nodes_due* still are."""
+        """These *updates* are due, and with *replied* they go out with the reply; *nodes_due* remain."""
         self.nodes_due = nodes_due
         if replied:
-            self._in_reply = frozenset(one.container_id for one in updates)
+            self.in_last_reply = frozenset(one.container_id for one in updates)
 
-    def lost_reply(self) -> frozenset[str]:
-        """The last reply did not reach the runtime: of whom it is not known any more what was taken."""
-        return self._in_reply
-
-    def answering(self, own: Update) -> None:
-        """The answer to an update of the container itself has this for it. The runtime carries that out when
-        it may have been told something later already."""
+    def update_answered(self, own: Update) -> None:
+        """An update of a container is answered with *own* for the container itself. The runtime carries that
+        out after the reply, perhaps after a later update of the same container."""
         if own.cpuset_cpus is not None:
             self._updating[own.container_id] = own.cpuset_cpus
 
-    def carried_out(self, container_id: str) -> CpuSet | None:
-        """The CPUs that the runtime has for a container after it carried out that answer; None if it had
-        none."""
+    def update_completed(self, container_id: str) -> CpuSet | None:
+        """The CPUs that a container has after the runtime carried out that answer; None if it had none."""
         return self._updating.pop(container_id, None)

@@ -97,7 +97,7 @@ class Recorder:
             self.problem = None
             self._checkpoint_at_rest()
 
-    def refused(self, decision: Decision) -> None:
+    def record_refusal(self, decision: Decision) -> None:
         """Have a refusal committed to the history. It holds whether or not that succeeds."""
         step = Step.refusal(decision)
         self._thread.submit(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))

@@ -83,11 +83,12 @@ class Transaction:
         machine: Machine | None = None,
         policy: PlacementPolicy | None = None,
         engine: Engine | None = None,
-        alone: bool = False,
+        replace_all: bool = False,
     ) -> None:
         """Make current what nobody can refuse, and record it as soon as the disk takes it.
 
-        A new *engine* gets the promises in its own form. *alone*: the disk is to hold nothing but this.
+        A new *engine* gets the promises in its own form. *replace_all*: the disk is to hold nothing but
+        this ledger.
         """
         owner = self._open
         basis = owner.basis
@@ -99,7 +100,7 @@ class Transaction:
         )
         if engine is not None:
             after = after._replace(ledger=engine.restored(after.machine, after.policy, after.ledger))
-        owner._accept(after, decided, alone=alone)  # noqa: SLF001 - they are one
+        owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - they are one
 
     def close(self) -> None:
         """The turn is over."""
@@ -122,7 +123,7 @@ class Transactions:
         self._postponed: list[Callable[[Transaction], None]] = []
         self._unrecorded: dict[str, _Write] = {}
         self._number = 0
-        self._alone_since: int | None = None
+        self._replacing_since: int | None = None
         """The write from which on the disk is to hold nothing that the ledger has not."""
         self._retry: Timer | None = None
         self._writing: set[asyncio.Task[None]] = set()
@@ -196,17 +197,22 @@ class Transactions:
         self._basis = self._basis._replace(ledger=ledger)
         self._recorded(number)
 
-    def _accept(self, after: Basis, decided: str | None, *, alone: bool) -> None:
+    def _accept(self, after: Basis, decided: str | None, *, replace_all: bool) -> None:
         before, self._basis = self._basis.ledger, after
         ids = _differences(before, after.ledger)
-        if ids or alone or self._unrecorded:
-            self._write(after.ledger, ids, decided, alone=alone)
+        if ids or replace_all or self._unrecorded:
+            self._write(after.ledger, ids, decided, replace_all=replace_all)
 
     def _write(
-        self, ledger: Ledger, ids: Collection[str] = (), decided: str | None = None, *, alone: bool = False
+        self,
+        ledger: Ledger,
+        ids: Collection[str] = (),
+        decided: str | None = None,
+        *,
+        replace_all: bool = False,
     ) -> None:
         """Record *ledger* without waiting for it."""
-        number, write = self._begin(ledger, ids, decided, alone=alone)
+        number, write = self._begin(ledger, ids, decided, replace_all=replace_all)
         if write.done:
             self._finish(number, write)
             return
@@ -229,7 +235,7 @@ class Transactions:
             self._recorded(number)
 
     def _begin(
-        self, ledger: Ledger, ids: Collection[str], decided: str | None, *, alone: bool = False
+        self, ledger: Ledger, ids: Collection[str], decided: str | None, *, replace_all: bool = False
     ) -> tuple[int, Job[bool]]:
         """Hand over what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
@@ -244,14 +250,14 @@ class Transactions:
                 gone.append(container_id)
             else:
                 (listed if one.decided else unlisted).append(entry)
-        if alone:
-            self._alone_since = self._number
-        kept = frozenset(ledger.entries) | retained.keys() if self._alone_since is not None else None
+        if replace_all:
+            self._replacing_since = self._number
+        kept = frozenset(ledger.entries) | retained.keys() if self._replacing_since is not None else None
         return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept))
 
     def _recorded(self, number: int) -> None:
-        if self._alone_since is not None and number >= self._alone_since:
-            self._alone_since = None
+        if self._replacing_since is not None and number >= self._replacing_since:
+            self._replacing_since = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
 
     def _retry_later(self) -> None:

@@ -316,7 +316,9 @@ class _Daemon:
         """What the admin socket answers beside its views."""
         return {
             "explain": explaining(recorder.history),
-            "what-if": rehearsing(lambda: engine_of(self.settings), self.controller.policy_ability),
+            "what-if": rehearsing(
+                lambda: engine_of(self.settings), self.controller.placements.policy_ability
+            ),
             "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
         }
 

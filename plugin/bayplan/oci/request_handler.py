@@ -152,7 +152,7 @@ class OciRequestHandler:
             known = transaction.basis.ledger.entries.get(state.id)
             if known is not None and was_rewritten(known, announced.origin):
                 # A precreate hook or the wrapper rewrote its spec; new are its process and cgroup.
-                self._controller.amend(transaction, met(known, announced.origin))
+                self._controller.placements.amend(transaction, met(known, announced.origin))
                 entry = None
             else:
                 entry, updates = await self._decide(transaction, announced)
@@ -249,7 +249,7 @@ class OciRequestHandler:
                 return _DONE
             change = without_ours(entry, resources_from(resources))
             pod, container = entry.origin.pod, entry.origin.container
-            updates = await self._controller.change(transaction, pod, container, change)
+            updates = await self._controller.placements.change(transaction, pod, container, change)
             wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])
         await self._update_others(one for one in updates if one.container_id != container_id)
         if resources.memory is not None and resources.memory.limit:
@@ -291,7 +291,7 @@ class OciRequestHandler:
         async with self._controller.transaction() as transaction:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
-            updates = self._controller.release(transaction, entry.container_id)
+            updates = self._controller.placements.release(transaction, entry.container_id)
             self._cpusets.starts.forget(entry.container_id)
         await self._controller.wait_written()
         if updates:
@@ -303,7 +303,7 @@ class OciRequestHandler:
         """Decide and record; the new entry, and what is due for others."""
         controller = self._controller
         container = controller.known.without_default_cpus(announced.container)
-        _, updates = await controller.place(transaction, announced.pod, container, announced.origin)
+        _, updates = await controller.placements.place(transaction, announced.pod, container, announced.origin)
         return transaction.basis.ledger.entries[container.id], updates
 
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
@@ -324,7 +324,7 @@ class OciRequestHandler:
             if present is not None and is_same_start(entry, present):
                 applied = replace(origin.applied, oom_score_adj=oom_score_adj)
                 placed = replace(present, origin=replace(origin, applied=applied))
-                self._controller.amend(transaction, placed)
+                self._controller.placements.amend(transaction, placed)
 
     def _place(self, entry: Entry) -> int | None:
         """Write what the ledger says of a container that has not started, again if the ledger changed

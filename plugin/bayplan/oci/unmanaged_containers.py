@@ -86,11 +86,11 @@ class UnmanagedContainers:
         controller, container = self._controller, arrival.container
         entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
         if entry is None and container.id not in search.known:
-            controller.enter(transaction, arrival.pod, container, arrival.origin)
+            controller.placements.enter(transaction, arrival.pod, container, arrival.origin)
             return True
         if entry is None or before is None or entry.origin is not before:
             return False
-        controller.amend(transaction, met(entry, arrival.origin))
+        controller.placements.amend(transaction, met(entry, arrival.origin))
         if before.container.pid:
             extra = {"container": entry.decision.request.name, "container_id": container.id}
             logger.warning("container was started again without us; what was decided holds", extra=extra)

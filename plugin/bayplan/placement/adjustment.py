@@ -95,13 +95,13 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     return decision.placement.exclusive_cpus or shared
 
 
-def shared_pool_updates(ledger: Ledger, machine: Machine, withheld: CpuSet = CpuSet()) -> list[Update]:
-    """Updates for the containers whose CPUs are not (any more, or not yet) what they should have.
+def shared_pool_updates(ledger: Ledger, shared: CpuSet) -> list[Update]:
+    """Updates for the containers whose CPUs are not (any more, or not yet) what they should have;
+    *shared* are the CPUs of those without exclusive CPUs.
 
-    Comparing with what the runtime was told last makes this self-healing: an update that could not be
-    sent with one reply goes out with the next.
+    Each is compared with its ``notified_cpus``: an update that could not be sent with one reply goes out with
+    the next.
     """
-    shared = ledger.shared_cpus(machine, withheld)
     updates = []
     for container_id in sorted(ledger.update_candidates(shared)):
         entry = ledger.entries[container_id]

@@ -3,7 +3,7 @@
 The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,6 +25,22 @@ WRONG_ANNOTATION: Final = "wrong-annotation"
 """Code of the reason that names what is wrong with a pod's annotations."""
 
 
+class Annotated(NamedTuple):
+    """What the annotations of a container ask for, and what is wrong with them: then they ask for nothing."""
+
+    wishes: Wishes
+    complaint: Reason | None = None
+
+
+def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container) -> Annotated:
+    """What the annotations of *pod* ask for *container*."""
+    try:
+        return Annotated(read_wishes(pod.annotations, container.name, machine))
+    except ConfigError as error:
+        ignored = "" if policy.refuse_wrong_annotations else "ignored: "
+        return Annotated(Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}"))
+
+
 def decide_creation(
     machine: Machine,
     policy: PlacementPolicy,
@@ -32,12 +48,14 @@ def decide_creation(
     ledger: Ledger,
     pod: Pod,
     container: Container,
+    *,
+    annotated: Annotated,
     ability: PolicyAbility,
     findings: Findings = NOTHING_FOUND,
 ) -> Decision:
-    """Where *container*, which is about to be created and is not in *ledger*, goes. *findings* are those
-    about its devices."""
-    wishes, complaint = _wishes(machine, policy, pod, container)
+    """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
+    `read_annotations` returns for it, *findings* are those about its devices."""
+    wishes, complaint = annotated
     hints, notes = settle(findings, wishes, machine.node_ids)
     request = derive_request(
         pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
@@ -85,14 +103,3 @@ def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
     counts = memory_text(replace(known, source="its spec") if known.source == BY_ANNOTATION else known)
     text = f"the annotated memory request of {format_bytes(wanted)} contradicts its spec; counts: {counts}"
     return (Reason("memory-request-not-used", text),)
-
-
-def _wishes(
-    machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container
-) -> tuple[Wishes, Reason | None]:
-    """What the annotations ask for, and what is wrong with them: then they count for nothing."""
-    try:
-        return read_wishes(pod.annotations, container.name, machine), None
-    except ConfigError as error:
-        ignored = "" if policy.refuse_wrong_annotations else "ignored: "
-        return Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}")

@@ -121,7 +121,7 @@ def reconcile(
     ]
     pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
     agreed = _sharing(pools, agreed, candidates)
-    updates = merged(repairs, shared_pool_updates(agreed, machine, policy.withheld_cpus))
+    updates = merged(repairs, shared_pool_updates(agreed, agreed.shared_cpus(machine, policy.withheld_cpus)))
     agreed = agreed.with_notified_cpus(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )

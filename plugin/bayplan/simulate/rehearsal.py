@@ -15,7 +15,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_resources
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.placement.after_removal import after_removal
-from bayplan.placement.decide import decide_change, decide_creation
+from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
@@ -60,7 +60,17 @@ class Rehearsal(Struct):
     def create(self, pod: Pod, container: Container) -> Decision:
         """Decide about a new container, and add it to the ledger unless it was refused."""
         base = self.ledger.without(container.id)
-        decision = decide_creation(self.machine, self.policy, self.engine, base, pod, container, self.ability)
+        annotated = read_annotations(self.machine, self.policy, pod, container)
+        decision = decide_creation(
+            self.machine,
+            self.policy,
+            self.engine,
+            base,
+            pod,
+            container,
+            annotated=annotated,
+            ability=self.ability,
+        )
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
             self.containers[container.id] = container

@@ -40,7 +40,7 @@ async def serving(
             lambda level: level or "info",
             questions={
                 "explain": explaining(controller.recorder.history),
-                "what-if": rehearsing(ExactEngine, controller.policy_ability),
+                "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
             },
         )
         await server.start()

@@ -21,7 +21,7 @@ from bayplan.model.workload import Container, ContainerState, Pod, Resources, Up
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from support.controllers import Controlled, begun, controlled, here
+from support.controllers import Controlled, announced, begun, controlled, here
 from support.machines import container, machine, pod
 from support.oci_node import OciNode
 from support.pages import CgroupPages
@@ -224,7 +224,7 @@ def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
             # The kernel was told; verification tells it otherwise again.
             assert it.recorded == {"flexible": "0-1", "late": "0"}
             assert it.one.verifications > before
-            assert controller.notifications.nodes_due == set()
+            assert controller.placements.notifications.nodes_due == set()
 
     run(scenario)
 
@@ -290,7 +290,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
             assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
             # Verification lets the kernel have what is recorded.
             assert it.one.verifications > before
-            assert controller.notifications.nodes_due == set()
+            assert controller.placements.notifications.nodes_due == set()
 
     run(scenario)
 
@@ -301,12 +301,12 @@ def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: P
             controller = it.one.controller
             origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
             origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
-            await controller.create_container(FLEXIBLE_POD, FLEXIBLE, origin)
+            await announced(controller, FLEXIBLE_POD, FLEXIBLE, origin)
             controller.known.add_recorded(controller.ledger.entries)
             await controller.create_container(LATE_POD, LATE)
             await controller.stop_container(LATE_POD, LATE)
             await it.narrowing.relieve()
-            assert (it.mems, it.recorded, controller.notifications.nodes_due) == (
+            assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
                 "0",
                 {"flexible": "0"},
                 set(),

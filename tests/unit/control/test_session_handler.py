@@ -15,7 +15,7 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
-from support.controllers import begun, controlled, runtime
+from support.controllers import announced, begun, controlled, runtime
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -33,7 +33,7 @@ def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: 
         async with controlled(tmp_path) as one:
             handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
-            await one.controller.create_container(BEST_EFFORT, SHARED, origin)
+            await announced(one.controller, BEST_EFFORT, SHARED, origin)
             listed = container("l", BEST_EFFORT)
             await begun(one.controller, BEST_EFFORT, listed)
             assert one.verifications == 0
@@ -54,8 +54,8 @@ def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
             handler = SessionHandler(one.controller, one.verify_soon)
-            await one.controller.create_container(
-                GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
+            await announced(
+                one.controller, GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
             )
             await handler.create_container(BEST_EFFORT, SHARED)
             assert await handler.synchronize([], []) == []
@@ -73,7 +73,7 @@ def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> N
     async def before() -> None:
         async with controlled(tmp_path) as one:
             origin = Origin.of(Form.WRAPPER, GUARANTEED, EXCLUSIVE, bundle="/run/b")
-            await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
+            await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
 
     async def after() -> None:
         async with controlled(tmp_path) as one:
@@ -111,7 +111,7 @@ def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_pat
         async with controlled(tmp_path) as one:
             handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
-            await one.controller.create_container(GUARANTEED, EXCLUSIVE, origin)
+            await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
             handler.missed(Event.CREATE_CONTAINER, "x", "late")
             assert set(one.controller.ledger.entries) == {"x"}
             handler.missed(Event.STOP_CONTAINER, "x", "late")

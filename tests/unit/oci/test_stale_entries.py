@@ -13,7 +13,7 @@ from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import Container
 from bayplan.oci.stale_entries import CRIO, PATIENCE_S, StaleEntries
 from bayplan.quantity import GIB
-from support.controllers import Controlled, controlled, full_disk, here
+from support.controllers import Controlled, announced, controlled, full_disk, here
 from support.machines import container, pod
 from support.oci_node import OciNode
 
@@ -33,7 +33,7 @@ async def entered(one: Controlled, form: Form, **changes: Any) -> None:
     asked = container("x", OWNER, memory_bytes=GIB // 2, milli_cpus=1000)
     origin = Origin.of(form, OWNER, replace(asked, cgroups_path=PATH))
     known: Container = replace(origin.container, pid=changes.pop("pid", 0))
-    await one.controller.create_container(OWNER, asked, replace(origin, container=known, **changes))
+    await announced(one.controller, OWNER, asked, replace(origin, container=known, **changes))
 
 
 def nobody() -> dict[str, bool]:

@@ -124,9 +124,7 @@ def test_only_those_are_told_who_were_told_something_else() -> None:
             entry("pinned", Placement(), None, CpuSet([3])),
         ]
     )
-    updates = shared_pool_updates(ledger, MACHINE)
+    updates = shared_pool_updates(ledger, shared)
     assert updates == [Update("late", cpuset_cpus=shared), Update("never-told", cpuset_cpus=shared)]
-    assert (
-        shared_pool_updates(ledger.with_notified_cpus({one.container_id: shared for one in updates}), MACHINE)
-        == []
-    )
+    notified = ledger.with_notified_cpus({one.container_id: shared for one in updates})
+    assert shared_pool_updates(notified, shared) == []

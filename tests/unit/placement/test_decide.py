@@ -13,7 +13,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Resources
-from bayplan.placement.decide import decide_change, decide_creation
+from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
@@ -26,7 +26,10 @@ ABLE = PolicyAbility()
 def decide(annotations: dict[str, str], policy: PlacementPolicy = PlacementPolicy()):
     owner = pod("p", QosClass.GUARANTEED, annotations)
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
-    return decide_creation(MACHINE, policy, ExactEngine(), Ledger(), owner, one, ABLE)
+    asked = read_annotations(MACHINE, policy, owner, one)
+    return decide_creation(
+        MACHINE, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+    )
 
 
 def test_wishes_reach_the_engine() -> None:

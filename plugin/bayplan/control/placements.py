@@ -1,0 +1,336 @@
+"""What the creation, the change, the end and the discovery of a container do to the ledger.
+
+Each step is one function from the request to the updates that follow from it: decide, record, answer. A step
+takes the open `Transaction`; whoever brings the event (NRI's controller, the OCI socket) opens it. A step
+that fails or is cancelled before its commit leaves the ledger as it was.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
+
+from msgspec.structs import replace
+
+from bayplan.control.decision_log import DecisionLog
+from bayplan.control.device_search import DeviceSearch
+from bayplan.control.engine_thread import DecideInThread, EngineThread
+from bayplan.control.known_containers import KnownContainers, without_cpus
+from bayplan.control.notified import Notifications
+from bayplan.control.recorder import Recorder
+from bayplan.control.transactions import Transaction
+from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
+from bayplan.model.decision import Decision, Move, Outcome
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.origin import Form, Origin
+from bayplan.model.qos import OOM_GROUP
+from bayplan.model.sentences import refusal
+from bayplan.model.wishes import Wishes
+from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.nri import Runtime
+from bayplan.placement.adjustment import (
+    Ability,
+    adjustment_for,
+    merged,
+    nodes_updates,
+    resized,
+    shared_pool_updates,
+)
+from bayplan.placement.found_containers import adopt
+from bayplan.placement.decide import decide_change, decide_creation, read_annotations
+from bayplan.placement.after_removal import with_topped_up_claims
+from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.sets import CpuSet
+from bayplan.state import annotations_of, entries_in
+
+
+class Placements:
+    """The steps, and what they keep beside the ledger.
+
+    ``known`` are the containers as their runtimes described them, ``notifications`` what the NRI runtime was
+    sent, ``runtime`` that runtime while it is connected, and ``stopped_pods`` the ids of pods that have
+    stopped and are not removed yet.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        cgroup_v2: bool,
+        weighted_interleave: bool,
+        devices: DeviceSearch | None,
+        capacity_freed: Callable[[], None],
+        decide_in_thread: DecideInThread | None,
+    ) -> None:
+        self.known = KnownContainers()
+        self.notifications = Notifications()
+        self.runtime: Runtime | None = None
+        self.stopped_pods: set[str] = set()
+        self.counters: Counter[str] = Counter()
+        self.decision_log = DecisionLog(self.counters)
+        self._recorder = recorder
+        self._cgroup_v2 = cgroup_v2
+        self._weighted_interleave = weighted_interleave
+        self._devices = devices
+        self._capacity_freed = capacity_freed
+        self._engine_thread = EngineThread(decide_in_thread)
+
+    async def place(
+        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
+    ) -> tuple[Adjustment, Sequence[Update]]:
+        """Place a container that is about to be created; *origin* says how it came, if not over NRI.
+
+        Returns:
+            What to change in its spec, and the updates of other containers.
+
+        Raises:
+            PlacementError: a strict policy does not allow any placement that is left.
+            StateError: it could not be recorded.
+        """
+        machine, policy, engine, ledger = transaction.basis
+        base, ability = ledger.without(container.id), self.policy_ability(origin)
+        annotated = read_annotations(machine, policy, pod, container)
+        findings = await self._findings(pod, container, annotated.wishes)
+        decision = await self._engine_thread.run(
+            engine,
+            machine,
+            lambda engine: decide_creation(
+                machine,
+                policy,
+                engine,
+                base,
+                pod,
+                container,
+                annotated=annotated,
+                ability=ability,
+                findings=findings,
+            ),
+        )
+        if decision.outcome is Outcome.REFUSED:
+            self._refuse(decision)
+        over_nri = origin is None
+        settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
+        shared = base.shared_cpus(machine, policy.withheld_cpus, decision.placement.exclusive_cpus)
+        adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
+        entry = Entry(
+            decision,
+            # The adjustment carries them, so that no update of the container itself is due.
+            notified_cpus=adjustment.cpuset_cpus,
+            origin=None if origin is None else replace(origin, applied=adjustment),
+            oom_group=over_nri and OOM_GROUP in adjustment.unified,
+        )
+        after = base.moved(decision.moves).with_entry(entry)
+        updates = await self._commit(
+            transaction, after, shared, container.id, decision.moves, replied=over_nri
+        )
+        if over_nri:
+            self.notifications.creation_answered(container.id)
+        self.known.add(pod, container)
+        self.known.unmanaged.pop(container.id, None)
+        if adjustment.oom_score_adj is not None:
+            self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
+        self.decision_log.decided("placed", decision)
+        if over_nri and not decision.request.opted_out:
+            adjustment = replace(adjustment, annotations=annotations_of(entry, time.time_ns() // 1000))
+        return adjustment, updates
+
+    async def change(
+        self, transaction: Transaction, pod: Pod, container: Container, resources: Resources
+    ) -> Sequence[Update]:
+        """Decide again about a container whose resources change; refused, everything stays as it was.
+
+        Returns:
+            The updates of other containers, and one of this container if its nodes or CPUs change.
+
+        Raises:
+            PlacementError: a strict policy does not allow the changed request.
+            StateError: it could not be recorded.
+        """
+        machine, policy, engine, ledger = transaction.basis
+        entry = ledger.entries.get(container.id)
+        if entry is None:
+            return self.enter(transaction, pod, container, replied=True)
+        old, base = entry.decision, ledger.without(container.id)
+        decision = await self._engine_thread.run(
+            engine,
+            machine,
+            lambda engine: decide_change(machine, policy, engine, base, old, container.resources, resources),
+        )
+        if decision is None:
+            return ()
+        if decision.outcome is Outcome.REFUSED:
+            self._refuse(decision)
+        over_nri, exclusive_cpus = entry.origin is None, decision.placement.exclusive_cpus
+        shared = base.shared_cpus(machine, policy.withheld_cpus, exclusive_cpus)
+        changed = replace(entry, decision=decision)
+        changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)
+        after = base.moved(decision.moves).with_entry(changed)
+        updates = await self._commit(
+            transaction, after, shared, container.id, decision.moves, replied=over_nri
+        )
+        self.known.add(pod, container)
+        self.decision_log.decided("placed again", decision)
+        self._capacity_freed()
+        own = next((one for one in updates if one.container_id == container.id), Update(container.id))
+        if over_nri:
+            self.notifications.update_answered(own)
+        mems = decision.placement.mems
+        if mems is None or mems == old.placement.mems:
+            return updates
+        others = [one for one in updates if one.container_id != container.id]
+        return (*others, replace(own, cpuset_mems=mems))
+
+    def release(
+        self, transaction: Transaction, container_id: str, *, replied: bool = False
+    ) -> Sequence[Update]:
+        """Release what a container held; its exclusive CPUs go back to the shared pool. *replied*: the
+        updates go to the NRI runtime, which waits for them."""
+        self.known.forget(container_id)
+        self.notifications.forget(container_id)
+        machine, policy, engine, ledger = transaction.basis
+        entry = ledger.entries.get(container_id)
+        if entry is None:
+            return ()
+        pod_id = entry.decision.request.pod_id
+        if self._devices is not None and entry.origin is not None:
+            self._devices.pod_gone(pod_id)  # without NRI no event reports the end of a pod
+        left = ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
+        left, _ = with_topped_up_claims(machine, policy, engine, left)
+        updates = self._accept(transaction, left, replied=replied)
+        self.decision_log.released(entry.decision.request.name, container_id)
+        self._capacity_freed()
+        return updates
+
+    def enter(
+        self,
+        transaction: Transaction,
+        pod: Pod,
+        container: Container,
+        origin: Origin | None = None,
+        *,
+        replied: bool = False,
+    ) -> Sequence[Update]:
+        """Enter a container that exists without a decision of ours, as it is. *origin* as for `place`,
+        *replied* as for `release`."""
+        machine, policy, engine, ledger = transaction.basis
+        chosen = self.known.without_default_cpus(container)
+        entry = adopt(machine, policy, engine, ledger, pod, chosen)
+        if entry.decision.request.pinned_cpus is not None and _has_decided_cpus(container):
+            # What it was given while it was being created has gone to others since.
+            entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
+        entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
+        updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
+        self.known.add(pod, container)
+        self.known.unmanaged[container.id] = entry.decision.request.name
+        self.decision_log.found(entry.decision)
+        return updates
+
+    def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
+        """Take back what a lost reply to the NRI runtime said: its updates are due again. *forget*: it was
+        about a creation or an end, and the container holds nothing."""
+        notifications, ledger = self.notifications, transaction.basis.ledger
+        ledger = ledger.with_notified_cpus(
+            {key: None for key in notifications.in_last_reply if key in ledger.entries}
+        )
+        if forget:
+            notifications.forget(container_id)
+            ledger = ledger.without(container_id)
+            self._capacity_freed()
+        transaction.accept(ledger=ledger)
+
+    def amend(self, transaction: Transaction, entry: Entry) -> None:
+        """Note what became known of a container that came without NRI; its promises stay the same."""
+        transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
+        self.known.add_recorded({entry.container_id: entry})
+
+    def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
+        """Which memory policies can be set for a container that comes over NRI, or by *origin*."""
+        if origin is not None:
+            # Only a spec that is still to be read can have one.
+            able = origin.form is not Form.HOOK
+        else:
+            able = self.runtime is not None and self.runtime.capabilities.memory_policy
+        return PolicyAbility(able, self._weighted_interleave)
+
+    @property
+    def runtime_sets_oom_score_adj(self) -> bool:
+        """Whether the connected runtime carries out an adjustment of oom_score_adj."""
+        return self.runtime is not None and self.runtime.capabilities.oom_score_adj
+
+    async def _findings(self, pod: Pod, container: Container, wishes: Wishes) -> Findings:
+        """What the devices of a new container say, if it has any and its annotations do not overrule them."""
+        if self._devices is None or not (pod.network_namespace or has_devices(container)):
+            return NOTHING_FOUND
+        return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
+
+    def _refuse(self, decision: Decision) -> NoReturn:
+        self._recorder.record_refusal(decision)
+        self.decision_log.decided("refused", decision)
+        raise refusal(decision)
+
+    async def _commit(
+        self,
+        transaction: Transaction,
+        ledger: Ledger,
+        shared: CpuSet,
+        decided: str,
+        moves: Collection[Move],
+        *,
+        replied: bool,
+    ) -> Sequence[Update]:
+        """Record *ledger*, then make it current.
+
+        *decided* is the id of the container that was decided about, *moves* what the decision does to others,
+        *shared* the CPUs of those without exclusive CPUs in *ledger*.
+
+        Returns:
+            The updates that are due: with *replied* for the reply to the NRI runtime, else for the kernel.
+        """
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, moves, replied=replied)
+        await transaction.commit(ledger, decided)
+        self.notifications.sent(updates, nodes_due, replied=replied)
+        for one in moves:
+            self.decision_log.moved(one)
+        return updates
+
+    def _accept(
+        self, transaction: Transaction, ledger: Ledger, decided: str | None = None, *, replied: bool
+    ) -> Sequence[Update]:
+        """Make *ledger*, which says what has happened, current at once. The rest as for `_commit`."""
+        shared = transaction.basis._replace(ledger=ledger).shared_cpus
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, replied=replied)
+        transaction.accept(ledger=ledger, decided=decided)
+        self.notifications.sent(updates, nodes_due, replied=replied)
+        return updates
+
+    def _with_updates(
+        self, ledger: Ledger, shared: CpuSet, moves: Collection[Move] = (), *, replied: bool
+    ) -> tuple[Ledger, Sequence[Update], set[str]]:
+        """The updates that *ledger* makes due.
+
+        An update that the runtime cannot take now stays due. Example: *a* gets exclusive CPUs while the
+        creation of *b* is answered and *b* is not stored by the runtime yet. An update of *b* would be lost,
+        so it is left out of the reply, ``notified_cpus`` of *b* become None, and *b* is due again with the
+        next reply.
+
+        Returns:
+            *ledger* as it is once the updates are sent; the updates, for a reply without those that cannot
+            be taken; and the ids of the containers whose nodes are still to be sent.
+        """
+        pool = shared_pool_updates(ledger, shared)
+        nodes = {move.container_id for move in moves} | self.notifications.nodes_due
+        updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
+        lost = self.notifications.unreachable(ledger, updates, replied=replied)
+        # The kernel gets them from us. None, so that an update is due also if what was sent last becomes
+        # right again.
+        ledger = ledger.with_notified_cpus(
+            {one.container_id: None if one.container_id in lost else one.cpuset_cpus for one in pool}
+        )
+        reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
+        return ledger, reply, {key for key in nodes if key in lost}
+
+
+def _has_decided_cpus(container: Container) -> bool:
+    """Whether the CPUs of *container* are those of our decision that its annotation carries."""
+    carried = entries_in([container]).get(container.id)
+    return carried is not None and carried.notified_cpus == container.resources.cpuset_cpus
