@@ -52,7 +52,7 @@ def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_mak
         cpusets = Cpusets(hierarchy, expected, here)
         following = asyncio.create_task(cpusets.follow_starting())
         # Somebody got CPUs of its own. The other one has no cgroup: what it was told cannot be taken back.
-        await cpusets.settle()
+        await cpusets.sync()
         await until(lambda: asked[-1] is not None)
         cgroup.mkdir(parents=True)
         for _ in "ab":  # When it makes the cgroup, and when it sets all that was asked for.
