@@ -36,9 +36,9 @@ from bayplan.placement.adjustment import (
     resized,
     shared_pool_updates,
 )
-from bayplan.placement.found_containers import adopt
-from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.after_removal import with_topped_up_claims
+from bayplan.placement.decide import decide_change, decide_creation, read_annotations
+from bayplan.placement.found_containers import adopt
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in

@@ -303,7 +303,9 @@ class OciRequestHandler:
         """Decide and record; the new entry, and what is due for others."""
         controller = self._controller
         container = controller.known.without_default_cpus(announced.container)
-        _, updates = await controller.placements.place(transaction, announced.pod, container, announced.origin)
+        _, updates = await controller.placements.place(
+            transaction, announced.pod, container, announced.origin
+        )
         return transaction.basis.ledger.entries[container.id], updates
 
     async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
