@@ -7,7 +7,6 @@ returns the whole interval of requests that give the observed value, never a sin
 
 import math
 import re
-from functools import lru_cache
 from typing import Final
 
 from bayplan.model.decision import Interval, QosClass, QosSource
@@ -29,12 +28,10 @@ MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"
 OOM_GROUP: Final = "memory.oom.group"
-SWAP_MAX: Final = "memory.swap.max"
 
 _POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
 
 
-@lru_cache(maxsize=1024)  # asked twice about each container, and all of a pod's have one parent
 def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
     """The class that kubelet's cgroup tree says, or None outside that tree.
 
@@ -56,8 +53,11 @@ def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
     return QosClass.GUARANTEED if below and _POD_COMPONENT.match(below[0]) else None
 
 
-def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tuple[QosClass, QosSource]:
-    """The QoS class of a container's pod, and how it is known.
+def derive_qos(
+    pod: Pod, resources: Resources, oom_score_adj: int | None, quota_milli: int | None
+) -> tuple[QosClass, QosSource]:
+    """The QoS class of a container's pod, and how it is known. *quota_milli* is what the CPU quota of
+    *resources* allows, see `milli_from_quota`.
 
     Inside kubelet's tree the tree decides. Outside of it (plain crictl, podman) an oom_score_adj that only
     kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class
@@ -76,18 +76,21 @@ def derive_qos(pod: Pod, resources: Resources, oom_score_adj: int | None) -> tup
         return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
     if oom_score_adj is not None and is_burstable_score(oom_score_adj):
         return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
-    return _infer(resources), QosSource.INFERRED
+    return _infer(resources, quota_milli), QosSource.INFERRED
 
 
-def has_pod_level_resources(pod: Pod, resources: Resources) -> bool:
-    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``).
+def has_pod_level_resources(
+    qos: QosClass, source: QosSource, resources: Resources, quota_milli: int | None
+) -> bool:
+    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``). *qos* and
+    *source* are what `derive_qos` returned.
 
     In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
     protects all of its limit, if anything, and throttles nothing. False says nothing: a container that asks
     for nothing itself gets the pod's limits and the shares that belong to them. The shortest quota that the
     kernel takes stands for several requests, and is no evidence.
     """
-    if qos_from_cgroup_parent(pod.cgroup_parent) is not QosClass.GUARANTEED:
+    if qos is not QosClass.GUARANTEED or source is not QosSource.CGROUP_PARENT:
         return False
     protected_bytes = whole_number(resources.unified.get("memory.min", ""))
     if protected_bytes is not None and (
@@ -97,12 +100,10 @@ def has_pod_level_resources(pod: Pod, resources: Resources) -> bool:
     quota_us = resources.cpu_quota_us
     if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
         return False
-    quota_milli = milli_from_quota(quota_us, resources.cpu_period_us) or 0
-    return resources.cpu_shares < shares_from_milli(quota_milli)
+    return resources.cpu_shares < shares_from_milli(quota_milli or 0)
 
 
-def _infer(resources: Resources) -> QosClass:
-    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+def _infer(resources: Resources, quota_milli: int | None) -> QosClass:
     shares = resources.cpu_shares or 0
     if resources.memory_limit_bytes is not None and quota_milli is not None:
         asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli)

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.model.container_names import container_name
 from bayplan.model.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
 from bayplan.model.machine import hugepages
 from bayplan.model.qos import (
@@ -25,7 +26,6 @@ from bayplan.model.qos import (
 )
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Container, Pod, Resources
-from bayplan.printable import MOST_NAME_CHARACTERS, printable
 from bayplan.quantity import whole_number
 
 MILLI: Final = 1000
@@ -37,15 +37,6 @@ BY_ANNOTATION: Final = "annotation"
 _LIMIT: Final = "limit"
 _NO_LIMIT: Final = "no limit"
 _NO_WISHES: Final = Wishes()
-
-
-def container_name(pod: Pod, container: Container) -> str:
-    """The name people know a container by: ``namespace/pod/container``; the id where a name is missing,
-    ``-/-/id`` without a pod. It stands in sentences, so that each part is printable and bounded."""
-    # A container without a pod has one of its own, with its id.
-    pod_name = pod.name or ("-" if pod.id == container.id else pod.id or container.pod_id)
-    parts = (pod.namespace or "-", pod_name, container.name or container.id)
-    return "/".join(printable(part, MOST_NAME_CHARACTERS) for part in parts)
 
 
 def derive_request(
@@ -65,11 +56,12 @@ def derive_request(
     """
     resources = container.resources
     adjustment = carried_oom_score_adj(container)
-    qos, source = derive_qos(pod, resources, adjustment)
+    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+    qos, source = derive_qos(pod, resources, adjustment, quota_milli)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     limit_bytes = resources.memory_limit_bytes or added_bytes
-    pod_level = has_pod_level_resources(pod, resources)
-    cpu_milli = _cpu_milli(resources, qos)
+    pod_level = has_pod_level_resources(qos, source, resources, quota_milli)
+    cpu_milli = _cpu_milli(resources, qos, quota_milli)
     memory = _memory_interval(
         resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
     )
@@ -117,7 +109,8 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
             if memory.source == _LIMIT and memory.exact
             else _up_to(memory, limit_bytes)
         )
-    cpu_milli = _cpu_milli(merged, request.qos)
+    quota_milli = milli_from_quota(merged.cpu_quota_us, merged.cpu_period_us)
+    cpu_milli = _cpu_milli(merged, request.qos, quota_milli)
     was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
     sets_cpus_or_mems = change.cpuset_cpus is not None or change.cpuset_mems is not None
     return replace(
@@ -160,7 +153,9 @@ def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     """The sums of the pod's containers, which kubelet gives to the sandbox."""
     if resources.memory_limit_bytes is None:
         return None
-    return PodTotals(resources.memory_limit_bytes, _cpu_milli(resources, qos), _hugepages(resources))
+    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+    cpu_milli = _cpu_milli(resources, qos, quota_milli)
+    return PodTotals(resources.memory_limit_bytes, cpu_milli, _hugepages(resources))
 
 
 def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:
@@ -170,10 +165,9 @@ def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:
     return cpu_milli // MILLI if whole else 0
 
 
-def _cpu_milli(resources: Resources, qos: QosClass) -> int:
+def _cpu_milli(resources: Resources, qos: QosClass, quota_milli: int | None) -> int:
     """Thousandths of a CPU requested. Guaranteed means request = limit, and the quota is the exact one of
     the two; a spec without shares asks for its limit, as the API server defaults a missing request."""
-    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
     if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
         return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
     return milli_from_shares(resources.cpu_shares)

@@ -86,13 +86,14 @@ def test_class_from_kubelets_cgroup_tree(cgroup_parent: str, expected: QosClass 
 def test_class_outside_kubelets_tree(
     resources: Resources, adjustment: int | None, expected: QosClass, source: QosSource
 ) -> None:
-    assert derive_qos(Pod("p"), resources, adjustment) == (expected, source)
+    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
+    assert derive_qos(Pod("p"), resources, adjustment, quota_milli) == (expected, source)
 
 
 def test_kubelets_tree_decides_before_anything_else() -> None:
     pod = Pod("p", cgroup_parent="/kubepods/burstable/podx")
     resources = Resources(memory_limit_bytes=1, cpu_quota_us=100_000)
-    assert derive_qos(pod, resources, -997) == (QosClass.BURSTABLE, QosSource.CGROUP_PARENT)
+    assert derive_qos(pod, resources, -997, 1000) == (QosClass.BURSTABLE, QosSource.CGROUP_PARENT)
 
 
 @given(st.integers(1 << 20, 1 << 46), st.floats(0, 1))
