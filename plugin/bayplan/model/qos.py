@@ -82,8 +82,8 @@ def derive_qos(
 def has_pod_level_resources(
     qos: QosClass, source: QosSource, resources: Resources, quota_milli: int | None
 ) -> bool:
-    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``). *qos* and
-    *source* are what `derive_qos` returned.
+    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``). *qos*
+    and *source* are what `derive_qos` returned.
 
     In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
     protects all of its limit, if anything, and throttles nothing. False says nothing: a container that asks
