@@ -15,7 +15,7 @@ import pytest
 from bayplan.cli.client import ask
 from bayplan.errors import UnavailableError
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.proc import identify, read_allowed
+from support.allowed import allowed_cpus
 from support.oci_node import guaranteed, spec, state
 
 pytestmark = pytest.mark.root
@@ -171,7 +171,7 @@ def test_a_killed_daemon_comes_back_to_what_the_kernel_has(
 
         def as_decided() -> bool:
             expected = daemon.containers() or {}
-            found = {key: str(read_allowed(identify(pid)).cpus) for key, pid in containers.alive.items()}
+            found = {key: str(allowed_cpus(pid)) for key, pid in containers.alive.items()}
             return found == expected
 
         daemon.until(as_decided)

@@ -55,7 +55,6 @@ class Readings(Struct, frozen=True):
     cpus_effective: CpuSet
     mems_effective: NodeSet
     memory_max_bytes: int | None
-    memory_current_bytes: int
     memory_high_bytes: int | None = None
     memory_low_bytes: int | None = 0
     memory_min_bytes: int | None = 0
@@ -104,15 +103,6 @@ class ContainerCgroup:
             "there is no such cgroup" + "".join(f", nor {mount}{path}" for path in candidates[1:]),
         )
 
-    @classmethod
-    def of_process(cls, hierarchy: Hierarchy, pid: int) -> Self:
-        """Open the cgroup that a process is in.
-
-        Raises:
-            AbsentError: the process is gone.
-        """
-        return cls(hierarchy, hierarchy.paths_of_process(pid))
-
     @property
     def root(self) -> Path:
         """The root directory of the host that it is on."""
@@ -139,7 +129,6 @@ class ContainerCgroup:
                 cpuset.cpus_effective,
                 cpuset.mems_effective,
                 min((limit for limit in limits if limit is not None), default=None),
-                memory.memory_current,
             )
             if isinstance(memory, LegacyMemoryFiles):
                 return readings

@@ -1,4 +1,4 @@
-"""Processes: their oom_score_adj, and the CPUs and NUMA nodes that the kernel allows them.
+"""Processes: whether they run, and their oom_score_adj.
 
 A process is its id *and* its start time, because ids are used again. Everything is done through one open
 descriptor of /proc/PID, which never leads to a successor. Process 1 and below are refused: runtimes report
@@ -16,7 +16,6 @@ from msgspec import Struct
 from bayplan.errors import HostError, ParseError
 from bayplan.host.directory import Directory
 from bayplan.host.kernelfs import AbsentError, RefusedError, garbage, parse_file
-from bayplan.sets import CpuSet, NodeSet
 
 OOM_SCORE_ADJ_MIN: Final = -1000
 OOM_SCORE_ADJ_MAX: Final = 1000
@@ -34,13 +33,6 @@ class Process(Struct, frozen=True):
 
     pid: int
     start_ticks: int
-
-
-class Allowed(Struct, frozen=True):
-    """Where the kernel lets a process run and allocate: cpuset and affinity or memory policy combined."""
-
-    cpus: CpuSet
-    mems: NodeSet
 
 
 def identify(pid: int, root: Path = Path("/")) -> Process:
@@ -143,21 +135,6 @@ def write_oom_score_adj_of_all(
     raise HostError(str(root / "proc"), f"new processes kept coming while oom_score_adj {value} was written")
 
 
-def read_allowed(process: Process, root: Path = Path("/")) -> Allowed:
-    """The CPUs and NUMA nodes allowed to the main thread of *process*.
-
-    Raises:
-        AbsentError: the process is gone, even if another one has its id.
-        HostError: /proc/PID/status lacks the two lists, or they are garbage.
-    """
-    with _same(process, root) as directory:
-        path, text = directory.path_of(b"status"), directory.read(b"status")
-    return Allowed(
-        parse_file(path, CpuSet.parse, _line(path, text, "Cpus_allowed_list")),
-        parse_file(path, NodeSet.parse, _line(path, text, "Mems_allowed_list")),
-    )
-
-
 @contextmanager
 def _open(pid: int, root: Path) -> Iterator[Directory]:
     path = str(root / "proc" / str(pid))
@@ -208,10 +185,3 @@ def _parse_oom_score_adj(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()):
         raise ParseError("oom_score_adj", text, "a number from -1000 to 1000")
     return _check_range(int(text))
-
-
-def _line(path: str, text: str, name: str) -> str:
-    for line in text.splitlines():
-        if line.startswith(f"{name}:"):
-            return line.removeprefix(f"{name}:")
-    raise HostError(path, f"has no line {name}: the kernel was built without cpusets")

@@ -11,10 +11,10 @@ from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup, Readings, paths_by_id
 from bayplan.host.hierarchy import CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
-from bayplan.host.proc import identify, read_allowed
 from bayplan.model.workload import Update
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
+from support.allowed import allowed_cpus, allowed_mems
 
 POD = "/kubepods.slice/kubepods-pod1.slice"
 SCOPE = f"{POD}/crio-c1.scope"
@@ -48,7 +48,6 @@ class TestReadV2:
             cpus_effective=CpuSet([0, 1, 2]),
             mems_effective=NodeSet([0]),
             memory_max_bytes=None,
-            memory_current_bytes=4096,
             memory_high_bytes=None,
             memory_low_bytes=0,
             memory_min_bytes=0,
@@ -92,7 +91,6 @@ class TestReadV2:
             "memory.high",
             "memory.low",
             "memory.min",
-            "memory.current",
             "memory.oom.group",
         ],
     )
@@ -157,7 +155,8 @@ class TestFind:
         v2.add(SCOPE)
         v2.add(f"{SCOPE}/container")
         v2.membership(77, f"0::{SCOPE}/container\n")
-        with ContainerCgroup.of_process(v2.detect(), 77) as container:
+        hierarchy = v2.detect()
+        with ContainerCgroup(hierarchy, hierarchy.paths_of_process(77)) as container:
             container.write_mems(NodeSet([1]))
             assert container.path == f"{SCOPE}/container"
         assert (v2.base / SCOPE[1:] / "cpuset.mems").read_text() == "1"
@@ -190,7 +189,8 @@ class TestFind:
     def test_v1_with_two_places(self, v1):
         v1.add_v1("/b", "/a", cpuset__cpus="3")
         v1.membership(77, "4:memory:/a\n3:cpuset:/b\n")
-        with ContainerCgroup.of_process(v1.detect(), 77) as container:
+        hierarchy = v1.detect()
+        with ContainerCgroup(hierarchy, hierarchy.paths_of_process(77)) as container:
             assert container.read().cpus == CpuSet([3])
 
     def test_v1_without_its_memory_cgroup_leaks_no_descriptor(self, v1):
@@ -325,7 +325,7 @@ class TestV1:
     def test_good(self, legacy):
         readings = legacy.read()
         assert readings == Readings(
-            SCOPE, CpuSet([0, 1, 2, 3]), NodeSet([0]), CpuSet([0, 1, 2]), NodeSet([0]), None, 4096
+            SCOPE, CpuSet([0, 1, 2, 3]), NodeSet([0]), CpuSet([0, 1, 2]), NodeSet([0]), None
         )
         assert (readings.memory_high_bytes, readings.memory_min_bytes) == (None, 0)
         assert readings.memory_oom_group is False
@@ -338,7 +338,6 @@ class TestV1:
             f"cpuset{SCOPE}/cpuset.effective_cpus",
             f"cpuset{SCOPE}/cpuset.effective_mems",
             f"memory{SCOPE}/memory.limit_in_bytes",
-            f"memory{SCOPE}/memory.usage_in_bytes",
         ],
     )
     def test_each_file_absent_and_garbage(self, v1, legacy, path):
@@ -408,14 +407,14 @@ class TestReal:
 
     def test_what_is_written_is_what_the_kernel_does(self, real, sleeper):
         hierarchy, path = real
-        nodes = read_allowed(identify(sleeper.pid)).mems
+        nodes = allowed_mems(sleeper.pid)
         for controller, mount in hierarchy.mounts.items():
             directory = Path(mount + path)
             if controller == CPUSET and not hierarchy.unified:
                 (directory / "cpuset.cpus").write_text(Path(f"{mount}/cpuset.cpus").read_text())
                 (directory / "cpuset.mems").write_text(Path(f"{mount}/cpuset.mems").read_text())
             (directory / "cgroup.procs").write_text(str(sleeper.pid))
-        with ContainerCgroup.of_process(hierarchy, sleeper.pid) as container:
+        with ContainerCgroup(hierarchy, hierarchy.paths_of_process(sleeper.pid)) as container:
             assert container.path == path
             assert container.processes() == (sleeper.pid,)
             before = container.read()
@@ -426,8 +425,8 @@ class TestReal:
             assert (after.cpus, after.cpus_effective) == (CpuSet([first_cpu]), CpuSet([first_cpu]))
             assert (after.mems, after.mems_effective) == (NodeSet([first_node]), NodeSet([first_node]))
             assert after.memory_max_bytes == 64 * MIB
-            allowed = read_allowed(identify(sleeper.pid))
-            assert (allowed.cpus, allowed.mems) == (CpuSet([first_cpu]), NodeSet([first_node]))
+            assert allowed_cpus(sleeper.pid) == CpuSet([first_cpu])
+            assert allowed_mems(sleeper.pid) == NodeSet([first_node])
             assert set(container.memory_by_node()["anon"]) >= {first_node}
             container.write_memory_max(None)
             assert container.read().memory_max_bytes is None
@@ -458,7 +457,7 @@ class TestReal:
                 everything = readings.cpus_effective
                 assert everything >= (before or CpuSet([0]))
                 assert len(everything) == os.cpu_count()
-                assert read_allowed(identify(sleeper.pid)).cpus == everything
+                assert allowed_cpus(sleeper.pid) == everything
         finally:
             sleeper.kill()
             sleeper.wait()

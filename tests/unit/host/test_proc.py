@@ -14,19 +14,14 @@ from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.proc import (
     Process,
     identify,
-    read_allowed,
     read_oom_score_adj,
     runs,
     write_oom_score_adj,
     write_oom_score_adj_of_all,
 )
-from bayplan.sets import CpuSet, NodeSet
 
 CAP_SYS_RESOURCE = 24
 STAT = "77 (a) b (c) S 1 77 77 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 {start} 49336320 4231"
-STATUS = (
-    "Name:\tMems_allowed_list:\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3,8\nMems_allowed_list:\t0,2-3\n"
-)
 
 
 @contextlib.contextmanager
@@ -60,12 +55,7 @@ def add(root, pid, start=4711):
     directory = root / "proc" / str(pid)
     directory.mkdir(parents=True)
     (directory / "stat").write_text(STAT.format(start=start) + "\n")
-    (directory / "status").write_text(STATUS)
     (directory / "oom_score_adj").write_text("-997\n")
-
-
-def read_both(process, root):
-    return read_allowed(process, root), read_oom_score_adj(process, root)
 
 
 class TestReal:
@@ -96,14 +86,6 @@ class TestReal:
         assert caught.value.errno == errno.EACCES
         assert read_oom_score_adj(process) == before
 
-    def test_what_is_allowed_follows_the_affinity(self, child):
-        allowed = read_allowed(identify(child.pid))
-        assert allowed.cpus == CpuSet(os.sched_getaffinity(child.pid))
-        assert allowed.mems
-        one = min(allowed.cpus)
-        os.sched_setaffinity(child.pid, {one})
-        assert read_allowed(identify(child.pid)).cpus == CpuSet([one])
-
     def test_a_process_that_ended_is_absent(self, child):
         process = identify(child.pid)
         child.kill()
@@ -112,7 +94,6 @@ class TestReal:
             lambda: identify(child.pid),
             lambda: read_oom_score_adj(process),
             lambda: write_oom_score_adj(process, 1),
-            lambda: read_allowed(process),
         ):
             with pytest.raises(AbsentError):
                 act()
@@ -152,7 +133,6 @@ class TestRefused:
             lambda: identify(pid),
             lambda: read_oom_score_adj(Process(pid, 1)),
             lambda: write_oom_score_adj(Process(pid, 1), 5),
-            lambda: read_allowed(Process(pid, 1)),
             lambda: write_oom_score_adj_of_all(lambda: [pid], 5),
         ):
             with pytest.raises(HostError, match="never a container's"):
@@ -181,17 +161,15 @@ class TestFiles:
         process = identify(77, tree)
         assert process == Process(77, 4711)
         assert read_oom_score_adj(process, tree) == -997
-        allowed = read_allowed(process, tree)
-        assert (allowed.cpus, allowed.mems) == (CpuSet([0, 1, 2, 3, 8]), NodeSet([0, 2, 3]))
         write_oom_score_adj(process, -5, tree)
         assert (tree / "proc/77/oom_score_adj").read_text() == "-5"
 
-    @pytest.mark.parametrize("name", ["stat", "status", "oom_score_adj"])
+    @pytest.mark.parametrize("name", ["stat", "oom_score_adj"])
     def test_absent(self, tree, name):
         process = identify(77, tree)
         (tree / "proc/77" / name).unlink()
         with pytest.raises(AbsentError) as caught:
-            read_both(process, tree)
+            read_oom_score_adj(process, tree)
         assert caught.value.path == str(tree / "proc/77" / name)
 
     @pytest.mark.parametrize(
@@ -203,16 +181,12 @@ class TestFiles:
             ("oom_score_adj", "--5"),
             ("oom_score_adj", "4000"),
             ("oom_score_adj", ""),
-            ("status", "Cpus_allowed_list:\tbanana\nMems_allowed_list:\t0\n"),
-            ("status", "Cpus_allowed_list:\t0\nMems_allowed_list:\t3-1\n"),
-            ("status", "Cpus_allowed_list:\t0\n"),
-            ("status", "Name:\tMems_allowed_list:\nCpus_allowed_list:\t0\n"),
         ],
     )
     def test_garbage(self, tree, name, text):
         process = identify(77, tree)
         (tree / "proc/77" / name).write_text(text)
         with pytest.raises(HostError) as caught:
-            read_both(process, tree)
+            read_oom_score_adj(process, tree)
         assert caught.value.path == str(tree / "proc/77" / name)
         assert not isinstance(caught.value, AbsentError)

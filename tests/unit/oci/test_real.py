@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.proc import identify, read_allowed, read_oom_score_adj
+from bayplan.host.proc import identify, read_oom_score_adj
 from bayplan.host.sysfs import read_machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.oci import announced_container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
+from support.allowed import allowed_cpus
 from support.machines import machine
 from support.oci_node import OciNode, guaranteed, spec, state
 from support.oci_socket import CRIO, ID, oci_socket
@@ -62,7 +63,7 @@ def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
             entry = one.entries[ID]
             assert entry.origin is not None
             assert dict(entry.origin.cgroups) == {CPUSET: path, MEMORY: path}
-            assert read_allowed(identify(pid)).cpus == entry.notified_cpus
+            assert allowed_cpus(pid) == entry.notified_cpus
             assert read_oom_score_adj(identify(pid)) == 1000
             limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
             text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240 - a file in memory
