@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import LOOK_S, PressureWatch
+from bayplan.daemon.page_relief import PageRelief
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
@@ -30,7 +31,12 @@ async def measure(directory: Path) -> None:
     now_s = 0.0
     async with controlled(directory / "state", on=machine(NODES, 16, 64 * GIB)) as one:
         watch = PressureWatch(
-            one.controller, live.node.hierarchy, here, MemoryPressure.OBSERVE, clock_s=lambda: now_s
+            one.controller,
+            live.node.hierarchy,
+            here,
+            MemoryPressure.RELIEVE,
+            PageRelief(live.node.hierarchy, GIB),
+            clock_s=lambda: now_s,
         )
         for number in range(CONTAINERS):
             confined = number % 3 == 0
@@ -40,7 +46,11 @@ async def measure(directory: Path) -> None:
             else:
                 made = container(f"c{number}", owner, resources=Resources(cpu_shares=512), oom_score_adj=998)
             await one.controller.create_container(owner, made)
-            there = {number % NODES: 300 * MIB, (number + 1) % NODES: 20 * MIB}
+            mems = one.controller.ledger.entries[made.id].decision.placement.mems
+            # Where nothing is promised to anybody else, so that nothing has to be moved.
+            there = {4 + number % 4: 300 * MIB, 4 + (number + 1) % 4: 20 * MIB}
+            if confined and mems is not None:
+                there = {next(iter(mems)): 300 * MIB}
             directory_of = f"{owner.cgroup_parent}/c{number}"
             live.held[directory_of] = there
             live.node.make_cgroup(directory_of)

@@ -195,3 +195,13 @@ def test_who_may_not_be_moved_is_named() -> None:
     made = scene.planned()
     assert (made.moves, made.unmet_bytes) == ((), 50)
     assert made.risks[0].occupants == ("o",)
+
+
+@given(scenes())
+def test_what_is_reclaimed_is_there_and_is_expected(scene: Scene) -> None:
+    made = scene.planned()
+    for node, amount in made.reclaim_bytes.items():
+        one = scene.nodes[node]
+        assert 0 < amount <= one.reclaimable_bytes
+        assert one.free_bytes < scene.start_bytes[node]
+        assert one.free_bytes + amount <= min(scene.goal_bytes[node], made.expected_bytes[node])

@@ -53,7 +53,7 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
     async with controlled(directory / "state", RESTRICTED, nri=None) as rig:
         controller = rig.controller
         questions = {
-            "explain": explaining(controller.recorder.history),
+            "explain": explaining(controller.recorder.history, controller.recorder.page_moves),
             "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
         }
         admin = AdminServer(

@@ -18,6 +18,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision, Outcome
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import PolicyAbility
 from bayplan.simulate.manifest import describes_pods, plan_manifest
@@ -52,16 +53,20 @@ class UnknownSubjectError(BayplanError):
         )
 
 
-def explaining(history: Callable[[int, str], Awaitable[Sequence[Recorded]]]) -> Question:
-    """The question ``explain``; *history* finds so many of the recorded decisions about a subject, the newest
-    first."""
+def explaining(
+    history: Callable[[int, str], Awaitable[Sequence[Recorded]]],
+    page_moves: Callable[[int, str], Awaitable[Sequence[PageMoveRecord]]],
+) -> Question:
+    """The question ``explain``; *history* finds so many of the recorded decisions about a subject,
+    *page_moves* of the records of its pages that were moved, the newest first."""
 
     async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         subject = request.get("subject")
         if not isinstance(subject, str) or not subject or not _is_unicode(subject):
             raise ConfigError("explain", (Problem("subject", repr(subject), "a pod, a container or an id"),))
         recorded = await history(MAX_RECORDED, subject)
-        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded)
+        moved = await page_moves(EARLIER, subject)
+        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded, moved)
 
     return explain
 
@@ -83,8 +88,11 @@ def _is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Recorded]) -> View:
-    """Every container that *subject* means: its decision in force, or the last one, and those before it.
+def explanation_view(
+    snapshot: Snapshot, subject: str, recorded: Sequence[Recorded], moved: Sequence[PageMoveRecord] = ()
+) -> View:
+    """Every container that *subject* means: its decision in force, or the last one, those before it, and
+    when pages of it were *moved*.
 
     Raises:
         UnknownSubjectError: there is none.
@@ -106,7 +114,11 @@ def explanation_view(snapshot: Snapshot, subject: str, recorded: Sequence[Record
         "apiVersion": API_VERSION,
         "kind": "Explanation",
         "subject": subject,
-        "containers": [_explained(current.get(name), by_name.get(name, [])) for name in names],
+        "containers": [
+            _explained(current.get(name), by_name.get(name, []))
+            | {"pageMoves": [_page_move(one) for one in moved if one.name == name]}
+            for name in names
+        ],
     }
 
 
@@ -148,6 +160,21 @@ def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[s
     return {
         name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
         for name, one in current.items()
+    }
+
+
+def _page_move(one: PageMoveRecord) -> View:
+    return {
+        "at": timestamp(one.at_us),
+        "id": one.container_id,
+        "fromNode": one.source,
+        "toNode": one.target,
+        "wantedBytes": one.wanted_bytes,
+        "movedBytes": one.moved_bytes,
+        "durationMs": one.duration_ms,
+        "nodesAtRisk": str(one.at_risk),
+        "obstacle": one.obstacle,
+        "text": str(one),
     }
 
 

@@ -35,4 +35,7 @@ def _container(one: dict[str, Any]) -> list[Block]:
     if one["earlier"]:
         rows = tuple((item["at"], item["id"], item["summary"]) for item in one["earlier"])
         shown.append(Table((Column("EARLIER"), Column("CONTAINER ID"), Column("DECISION")), rows))
+    if one["pageMoves"]:
+        moves = tuple((item["at"], item["text"]) for item in one["pageMoves"])
+        shown.append(Table((Column("PAGES MOVED"), Column("WHAT")), moves))
     return shown

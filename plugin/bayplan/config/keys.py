@@ -131,8 +131,14 @@ PLACEMENT: Final = (
     ),
     Key(
         "memoryPressure", "memory_pressure", "memory-pressure", "MODE",
-        off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "observe",
-        "what to do where nodes cannot give what was promised on them: off does not look, observe reports it",
+        off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "relieve",
+        "what to do where nodes cannot give what was promised on them: off does not look, observe reports "
+        "it, relieve reclaims page cache and moves pages of containers that may lie elsewhere",
+    ),
+    Key(
+        "pageMoveRate", "page_move_rate_bytes", "page-move-rate", "AMOUNT",
+        positive_bytes, syntax.text, "1Gi",
+        "how many bytes are moved per second at most for the sake of memory that was promised to others",
     ),
 )  # fmt: skip
 

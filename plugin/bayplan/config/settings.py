@@ -43,10 +43,11 @@ class Undecided(Enum):
 
 class MemoryPressure(Enum):
     """What is done where nodes cannot give what was promised on them. OFF: nobody looks. OBSERVE: it is
-    logged and counted."""
+    logged and counted. RELIEVE: page cache is reclaimed and pages are moved to other nodes."""
 
     OFF = "off"
     OBSERVE = "observe"
+    RELIEVE = "relieve"
 
 
 class Settings(Struct, frozen=True):
@@ -97,7 +98,8 @@ class Settings(Struct, frozen=True):
     oci_undecided: Undecided = Undecided.CLIENT
     return_deadline_ms: int = 30_000
     return_most_bytes: int = 64 * GIB
-    memory_pressure: MemoryPressure = MemoryPressure.OBSERVE
+    memory_pressure: MemoryPressure = MemoryPressure.RELIEVE
+    page_move_rate_bytes: int = GIB
     log_level: str = "info"
     log_format: str = "auto"
     sources: tuple[str, ...] = ()

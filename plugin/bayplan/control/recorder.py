@@ -6,7 +6,7 @@ of the database waits for a moment without commits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -14,6 +14,7 @@ from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state import Step, Store
 
@@ -73,6 +74,16 @@ class Recorder:
         kept = dict(learned)
         self._thread.submit(
             lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
+        )
+
+    async def page_moves(self, limit: int, subject: str) -> list[PageMoveRecord]:
+        """The last *limit* records of pages moved of *subject*, the newest first."""
+        return await self._run(lambda: self.store.page_moves(limit, subject))
+
+    def pages_moved(self, records: Sequence[PageMoveRecord]) -> None:
+        """Have committed what became of pages that were to be moved. Nothing depends on it."""
+        self._thread.submit(
+            lambda: self._attempt(partial(self.store.add_page_moves, records), "moved pages not listed")
         )
 
     def submit(self, step: Step) -> Job[bool]:

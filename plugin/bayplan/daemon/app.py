@@ -41,6 +41,7 @@ from bayplan.control.verify import Verifier
 from bayplan.daemon import logs
 from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import BayplanError, HostError
 from bayplan.host import proc
@@ -104,6 +105,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
         stack.callback(daemon.narrowing.stop)
+        stack.callback(daemon.pressure.stop)
         admin = AdminServer(
             settings.admin_socket, daemon.snapshot, _log_level, questions=daemon.questions(recorder)
         )
@@ -214,7 +216,11 @@ class _Daemon:
             _return_bounds(self.settings),
         )
         self.pressure = PressureWatch(
-            self.controller, self.hierarchy, self.pressure_thread.do, self.settings.memory_pressure
+            self.controller,
+            self.hierarchy,
+            self.pressure_thread.do,
+            self.settings.memory_pressure,
+            PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
         )
         self.stale_entries = StaleEntries(
             self.controller,
@@ -287,6 +293,7 @@ class _Daemon:
                 self.oci_requests.settings = _oci_request_settings(settings)
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
+                self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
                 self.controller.decision_log.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
@@ -315,7 +322,7 @@ class _Daemon:
     def questions(self, recorder: Recorder) -> dict[str, Question]:
         """What the admin socket answers beside its views."""
         return {
-            "explain": explaining(recorder.history),
+            "explain": explaining(recorder.history, recorder.page_moves),
             "what-if": rehearsing(
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),

@@ -1,11 +1,18 @@
-"""The limits that the kernel sets for the daemon's process: whether they leave room for its clients."""
+"""What the kernel does with the daemon's process: room for its clients, and who is killed before it."""
 
+import logging
 import resource
+from pathlib import Path
 from typing import Final
 
 from bayplan.admin import server as admin_server
 from bayplan.errors import ConfigError, Problem
 from bayplan.oci import server as oci_server
+
+logger = logging.getLogger(__name__)
+
+OOM_SCORE_ADJ: Final = -998
+"""As in the systemd unit: between kubelet and runtimes, which take -999, and Guaranteed containers."""
 
 NEEDED_FILES: Final = admin_server.MAX_CLIENTS + oci_server.MAX_CLIENTS + 128
 """Open files: all clients of both sockets, and what the daemon opens itself, some 30 at a time."""
@@ -24,3 +31,14 @@ def raise_file_limit() -> None:
         expected = f"at least {NEEDED_FILES} (LimitNOFILE= of a systemd unit, ulimit -n of a shell)"
         raise ConfigError("limits of this process", (Problem("open files", f"at most {hard}", expected),))
     resource.setrlimit(resource.RLIMIT_NOFILE, (NEEDED_FILES, hard))
+
+
+def protect(root: Path = Path("/")) -> None:
+    """Have the kernel kill others first when memory runs out, unless somebody (systemd, the runtime that
+    started this program) chose otherwise: 0 is what nobody chose. It is logged where it is not allowed."""
+    path = root / "proc/self/oom_score_adj"
+    try:
+        if path.read_text().strip() == "0":
+            path.write_text(str(OOM_SCORE_ADJ))
+    except OSError as error:
+        logger.warning("not protected from being killed when memory runs out", extra={"problem": str(error)})

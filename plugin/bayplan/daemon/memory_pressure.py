@@ -1,8 +1,10 @@
-"""Looks whether the nodes can give what was promised on them, before the kernel has to kill somebody for it.
+"""Sees that the nodes can give what was promised on them, before the kernel has to kill somebody for it.
 
 A look at the nodes costs a small file each; who holds what on them, two hundred files on a full node, is read
 only when nodes lost so much that it matters, when the ledger is another one, or after a while. Everything
-blocks in a thread of its own. Nothing is decided here: `page_placement` says what is at risk.
+blocks in a thread of its own. Nothing is decided here: `page_placement` says what is at risk,
+and which pages would have to lie elsewhere; `page_relief` moves them. Both go by the ledger as
+it was at the look, an immutable value; the kernel holds each page against the cpuset of that moment.
 """
 
 import asyncio
@@ -15,13 +17,14 @@ from typing import Final, NamedTuple
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
+from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, HeldPages, Watermarks, read_nodes, read_watermarks
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes
+from bayplan.placement.page_owners import container_pages, goal_bytes, outside_pages, start_bytes
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
 
 logger = logging.getLogger(__name__)
@@ -48,7 +51,6 @@ class Look(NamedTuple):
 
     machine: Machine
     ledger: Ledger
-    residents: Sequence[Resident]
 
 
 class PressureWatch:
@@ -60,9 +62,11 @@ class PressureWatch:
         hierarchy: Hierarchy,
         in_thread: InThread,
         mode: MemoryPressure,
+        relief: PageRelief,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.mode = mode
+        self.relief = relief
         self.latest: LivePages | None = None
         self._controller = controller
         self._hierarchy = hierarchy
@@ -72,38 +76,78 @@ class PressureWatch:
         self._watermarks: Mapping[int, Watermarks] = {}
         self._watermarks_at_s = -WATERMARKS_S
         self._counted_at_s = -COUNT_S
-        self._counted_for: tuple[Machine, Ledger] | None = None
+        self._counted_for: Look | None = None
         self._problem = ""
         self._at_risk: tuple[str, ...] = ()
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
+        moved_bytes = 0
         while True:
-            await asyncio.sleep(pause_s)
+            # Who is moved is looked at again at once: others go on meanwhile.
+            await asyncio.sleep(0 if moved_bytes else pause_s)
+            moved_bytes = 0
             try:
-                await self.look()
+                moved_bytes = await self.look()
             except Exception:
                 # Placing containers does not depend on it.
                 logger.exception("it could not be seen whether nodes can give what was promised")
 
-    async def look(self) -> None:
-        """Look once: at the nodes, and, where that is due, at what containers hold."""
+    def stop(self) -> None:
+        """Begin no further move."""
+        self.relief.stopping.set()
+
+    async def look(self) -> int:
+        """Look once, at the nodes and, where that is due, at what containers hold; and do for a moment what
+        follows. How many bytes were moved."""
+        seen = await self._look()
+        moved_bytes = 0
+        if seen is not None and self.mode is MemoryPressure.RELIEVE:
+            plan = seen.plan
+            if plan.moves or plan.reclaim_bytes:
+                cgroups = {**self._memory.cgroups, **{path: path for path in seen.outside}}
+                moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, STEP_S))
+            if moved_bytes:
+                self._counted_at_s = -COUNT_S
+        self._record()
+        return moved_bytes
+
+    async def _look(self) -> LivePages | None:
+        """What is there now, None where it is as it was."""
         if self.mode is MemoryPressure.OFF:
-            self.latest = None
-            return
+            self.latest, self._problem = None, ""
+            return None
         controller = self._controller
-        look = Look(controller.machine, controller.ledger, _residents(controller))
         try:
-            seen = await self._in_thread(partial(self._seen, look))
+            nodes = await self._in_thread(partial(self._nodes, controller.machine))
+            look = Look(controller.machine, controller.ledger)
+            if not self._is_count_due(look, nodes):
+                return None
+            seen = await self._in_thread(partial(self._seen, look, nodes, _residents(controller)))
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
             self._problem = str(error)
-            return
+            return None
         self._problem = ""
-        if seen is not None:
-            self.latest = seen
-            self._report(seen.plan)
+        self.latest = seen
+        self._counted_at_s, self._counted_for = self._clock_s(), look
+        self._report(seen.plan)
+        return seen
+
+    def _record(self) -> None:
+        """Have recorded, counted and logged what was moved."""
+        found = self.relief.records()
+        if not found:
+            return
+        self._controller.recorder.pages_moved(found)
+        for one in found:
+            self._controller.counters["relieved_bytes"] += one.moved_bytes
+            self._controller.counters["relief_failed" if one.obstacle else "relief_done"] += 1
+            logger.info(
+                "pages moved to keep promises",
+                extra={"container": one.name, "container_id": one.container_id, "move": str(one)},
+            )
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
@@ -113,41 +157,47 @@ class PressureWatch:
             return ()
         return tuple(str(risk) for risk in self.latest.plan.risks)
 
-    def _seen(self, look: Look) -> LivePages | None:
-        """What is there now; None where it is as it was. Blocks."""
+    def _nodes(self, machine: Machine) -> dict[int, NodeMemory]:
+        """What the nodes have now. Blocks."""
         now_s, root = self._clock_s(), self._hierarchy.root
         if now_s - self._watermarks_at_s >= WATERMARKS_S:
             self._watermarks, self._watermarks_at_s = read_watermarks(root), now_s
-        machine = look.machine
         pools = {
             node: sum(machine.node_by_id[node].hugepages_bytes.values()) for node in machine.memory_nodes
         }
-        nodes = read_nodes(pools, self._watermarks, root)
-        if not self._is_count_due(now_s, look, nodes):
-            return None
-        self._memory.keep(one.container_id for one in look.residents)
-        containers = self._containers(look)
-        found = plan(nodes, tuple(containers.values()), start_bytes(machine), goal_bytes(machine))
-        self._counted_at_s, self._counted_for = now_s, (machine, look.ledger)
-        return LivePages(time.time_ns() // 1000, nodes, containers, found)
+        return read_nodes(pools, self._watermarks, root)
 
-    def _is_count_due(self, now_s: float, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
+    def _seen(self, look: Look, nodes: Mapping[int, NodeMemory], residents: Sequence[Resident]) -> LivePages:
+        """Who holds what on *nodes* now, and what follows. Blocks."""
+        machine = look.machine
+        self._memory.keep(one.container_id for one in residents)
+        containers = self._containers(look, residents)
+        outside = {
+            path: outside_pages(
+                machine, path, mems, held.unreclaimable_bytes, held.of_processes_bytes, held.of_files_bytes
+            )
+            for path, (mems, held) in self._memory.outside().items()
+        }
+        everybody = (*containers.values(), *outside.values())
+        found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine))
+        return LivePages(time.time_ns() // 1000, nodes, containers, found, outside)
+
+    def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest
-        since_s = now_s - self._counted_at_s
+        since_s = self._clock_s() - self._counted_at_s
         if before is None or since_s >= (AT_RISK_S if before.plan.risks else COUNT_S):
             return True
-        if self._counted_for is None or any(
-            one is not other for one, other in zip(self._counted_for, look[:2], strict=True)
-        ):
+        counted = self._counted_for
+        if counted is None or counted.machine is not look.machine or counted.ledger is not look.ledger:
             return True
         if nodes.keys() != before.nodes.keys():
             return True
         bands = start_bytes(look.machine)
         return any(_matters(before, node, now, bands.get(node, 0)) for node, now in nodes.items())
 
-    def _containers(self, look: Look) -> dict[str, ContainerPages]:
+    def _containers(self, look: Look, residents: Sequence[Resident]) -> dict[str, ContainerPages]:
         found = {}
-        for one in look.residents:
+        for one in residents:
             entry = look.ledger.entries.get(one.container_id)
             if entry is None:
                 continue
@@ -155,8 +205,9 @@ class PressureWatch:
                 held = self._memory.read(*one)
             except AbsentError:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
+            movable_bytes = self.relief.movable(one.container_id, held.of_processes_bytes)
             found[one.container_id] = container_pages(
-                look.machine, entry, held.unreclaimable_bytes, held.of_processes_bytes
+                look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
             )
         return found
 

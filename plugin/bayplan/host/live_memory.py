@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.directory import Directory
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
+from bayplan.sets import NodeSet
 
 _NODE: Final = "sys/devices/system/node/node{}/meminfo"
 _AMOUNT: Final = re.compile(
@@ -36,6 +38,10 @@ _LINE: Final = re.compile(
 _LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
 _NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
 """Most containers have nothing on most nodes."""
+
+
+_KUBELET_ROOT: Final = "kubepods"
+"""Where kubelet has its containers, with both cgroup drivers; there may be none of them yet."""
 
 
 class Watermarks(Struct, frozen=True):
@@ -120,11 +126,14 @@ class ContainerMemory:
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
         self._paths: dict[str, str] = {}
+        self.cgroups: dict[str, str] = {}
+        """The cgroups of those that were read, below their mount."""
 
     def keep(self, container_ids: Iterable[str]) -> None:
         """Forget all but those."""
         kept = set(container_ids)
         self._paths = {key: path for key, path in self._paths.items() if key in kept}
+        self.cgroups = {key: path for key, path in self.cgroups.items() if key in kept}
 
     def read(
         self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
@@ -142,14 +151,38 @@ class ContainerMemory:
                 if cgroups
                 else ContainerCgroup.find(self._hierarchy, cgroups_path, cgroup_parent, container_id)
             ) as cgroup:
-                # The outermost one, which counts those below.
+                self.cgroups[container_id] = cgroup.path
                 path = f"{self._hierarchy.mounts[MEMORY]}{cgroup.path}/memory.numa_stat"
         try:
             found = self.at(path)
-        except AbsentError:
+        except AbsentError as error:
             self._paths.pop(container_id, None)
+            self.cgroups.pop(container_id, None)
+            if Path(path).parent.exists():
+                raise HostError(path, "there is no such file: the kernel has it from 5.10 on") from error
             raise
         self._paths[container_id] = path
+        return found
+
+    def outside(self) -> dict[str, tuple[NodeSet, HeldPages]]:
+        """What the machine's own services hold, by the cgroup directly below the root, with the nodes that
+        they may use: of all such cgroups in which there is no container. Nothing on cgroup v1, which does not
+        keep them apart."""
+        if not self._hierarchy.unified:
+            return {}
+        root = self._hierarchy.mounts[MEMORY]
+        inside = {path.split("/")[1] for path in self.cgroups.values()}
+        found = {}
+        with Directory.open(root) as directory:
+            names = directory.children()
+        for name in names:
+            if name in inside or name == _KUBELET_ROOT or name.startswith(f"{_KUBELET_ROOT}."):
+                continue
+            try:
+                mems = parse_file(f"{root}/{name}/cpuset.mems.effective", NodeSet.parse)
+                found[f"/{name}"] = mems, self.at(f"{root}/{name}/memory.numa_stat")
+            except AbsentError:
+                continue  # Gone, or without these controllers.
         return found
 
     def at(self, path: str) -> HeldPages:

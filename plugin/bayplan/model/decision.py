@@ -130,7 +130,8 @@ class Request(Struct, frozen=True):
     give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
     None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
-    are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed.
+    are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed;
+    pages of one that ``keeps_pages`` are not moved for the sake of others.
     ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
@@ -155,6 +156,7 @@ class Request(Struct, frozen=True):
     tier: TierWish | None = None
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
+    keeps_pages: bool = False
     pod_level: bool = False
     pinned_by_update: bool = False
     score: int | None = None

@@ -90,6 +90,7 @@ def derive_request(
         tier=wishes.tier,
         memory_policy=wishes.memory_policy,
         opted_out=wishes.opted_out,
+        keeps_pages=wishes.keeps_pages,
         pod_level=pod_level,
         score=adjustment if scored else None,
     )

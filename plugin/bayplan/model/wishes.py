@@ -62,6 +62,7 @@ class Wishes(Struct, frozen=True):
     tier: TierWish | None = None
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
+    keeps_pages: bool = False
 
 
 class Key(Struct, frozen=True):
@@ -152,6 +153,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "required-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine), required=True)),
     "memory-policy": _key("memory_policy", _memory_policy),
     "opt-out": _key("opted_out", _yes_or_no),
+    "keep-pages": _key("keeps_pages", _yes_or_no),
     "add-device-hints": _key("added_hints", _device_hints),
     "ignore-device-hints": _key("ignored_hints", _device_names),
     "replace-device-hints": _key("replaced_hints", _device_hints),

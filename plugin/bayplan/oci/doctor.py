@@ -35,6 +35,17 @@ _OCI_STAGES: Final = frozenset(
 )
 
 
+_UNIT: Final = "set OOMScoreAdjust=-999 in its systemd unit"
+_PROTECTION: Final = {
+    "containerd": _UNIT,
+    "crio": _UNIT,
+    "dockerd": _UNIT,
+    "kubelet": "leave oomScoreAdj of KubeletConfiguration at -999",
+    "baypland": "let it start with CAP_SYS_RESOURCE, or set OOMScoreAdjust=-998 in its systemd unit",
+}
+"""Programs that all containers depend on, and how each is protected."""
+
+
 class Level(Enum):
     """A WARNING leaves containers as they should be, an ERROR does not, or will not for long."""
 
@@ -83,6 +94,7 @@ class Examination:
         self._engines = read_container_engines(root)
         self.forms = tuple(self._forms(engine) for engine in self._engines)
         findings = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
+        findings += self._of_unprotected()
         # Two engines may read the same file.
         self.findings = tuple(dict.fromkeys(findings))
 
@@ -219,6 +231,26 @@ class Examination:
                 yield Finding(Level.WARNING, forms.engine, text, "see bayplan status and the daemon's log")
         if any(forms.hook or forms.precreate or forms.wrapper for forms in self.forms):
             yield from self._of_socket(self._wrapper_settings().said.get("socket") or str(DEFAULT_OCI_SOCKET))
+
+    def _of_unprotected(self) -> Iterator[Finding]:
+        """Programs that every container depends on, and that the kernel may kill like any other."""
+        try:
+            found = [one for one in self._at("/proc").iterdir() if one.name.isdecimal()]
+        except OSError:
+            return
+        for directory in sorted(found, key=lambda one: int(one.name)):
+            try:
+                program = (directory / "comm").read_text(errors="replace").strip()
+                score = int((directory / "oom_score_adj").read_text())
+            except (OSError, ValueError):
+                continue  # It has ended.
+            if program in _PROTECTION and score >= 0:
+                yield Finding(
+                    Level.WARNING,
+                    f"{program} (process {directory.name})",
+                    f"has the oom_score_adj {score}: when memory runs out the kernel may kill it",
+                    _PROTECTION[program],
+                )
 
     def _of_socket(self, path: str) -> Iterator[Finding]:
         found = self._status(path)

@@ -12,6 +12,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.page_placement import ContainerPages
 from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
 
 _RANKS: Final = {QosClass.BEST_EFFORT: 0, QosClass.BURSTABLE: 1, QosClass.GUARANTEED: 2}
 _SMALLEST_BAND_BYTES: Final = 32 * MIB
@@ -20,10 +21,14 @@ _LARGE_NODE: Final = 256
 
 
 def container_pages(
-    machine: Machine, entry: Entry, held_bytes: Mapping[int, int], movable_bytes: Mapping[int, int]
+    machine: Machine,
+    entry: Entry,
+    held_bytes: Mapping[int, int],
+    movable_bytes: Mapping[int, int],
+    cache_bytes: Mapping[int, int],
 ) -> ContainerPages:
-    """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed; *movable_bytes* of
-    them could be moved by what they are."""
+    """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed, beside its page
+    cache; *movable_bytes* of them could be moved by what they are."""
     request, placement = entry.decision.request, entry.decision.placement
     if placement.claim is not None:
         nodes = placement.claim.nodes
@@ -40,14 +45,34 @@ def container_pages(
         held_bytes,
         {node: amount for node, amount in movable_bytes.items() if node in nodes} if may_move else {},
         _RANKS[request.qos],
+        {} if request.opted_out else cache_bytes,
+    )
+
+
+def outside_pages(
+    machine: Machine,
+    path: str,
+    mems: NodeSet,
+    held_bytes: Mapping[int, int],
+    movable_bytes: Mapping[int, int],
+    cache_bytes: Mapping[int, int],
+) -> ContainerPages:
+    """Services of the machine itself in the cgroup *path*, which may use the nodes *mems*: they are promised
+    nothing, and are moved like containers that may lie anywhere."""
+    nodes = mems & machine.ordinary_nodes
+    movable = {node: amount for node, amount in movable_bytes.items() if node in nodes}
+    rank = _RANKS[QosClass.BURSTABLE]
+    return ContainerPages(
+        path, path, nodes, 0, held_bytes, movable if len(nodes) > 1 else {}, rank, cache_bytes
     )
 
 
 def stays(entry: Entry) -> bool:
-    """Whether nobody may move pages of the container: it opted out, somebody else pinned it, or it asked for
-    a memory policy that says where its pages have to be."""
+    """Whether nobody may move pages of the container: it opted out or keeps its pages, somebody else
+    pinned it, or it asked for a memory policy that says where its pages have to be."""
     request = entry.decision.request
-    return request.opted_out or request.pinned_mems is not None or _is_bound_by_policy(request)
+    kept = request.opted_out or request.keeps_pages
+    return kept or request.pinned_mems is not None or _is_bound_by_policy(request)
 
 
 def start_bytes(machine: Machine) -> dict[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Loads
 from bayplan.quantity import format_bytes
@@ -37,8 +38,8 @@ class NodeMemory(Struct, frozen=True):
 
 class ContainerPages(Struct, frozen=True):
     """One container, or other processes that may be moved: where its memory may lie (``nodes``), what it was
-    promised there, what it holds on each node that cannot be reclaimed, and how much of that could be moved
-    to others of its nodes. Whoever has the lowest ``rank`` is moved first."""
+    promised there, what it holds on each node that cannot be reclaimed, how much of that could be moved to
+    others of its nodes, and its page cache. Whoever has the lowest ``rank`` is moved first."""
 
     container_id: str
     name: str
@@ -47,6 +48,7 @@ class ContainerPages(Struct, frozen=True):
     held_bytes: Mapping[int, int] = {}
     movable_bytes: Mapping[int, int] = {}
     rank: int = 0
+    cache_bytes: Mapping[int, int] = {}
 
     @property
     def outstanding_bytes(self) -> int:
@@ -88,21 +90,30 @@ class Risk(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """``risks`` are the sets where the kernel would have to kill, were all promises used now; ``moves`` are
     the pages to be moved so that it need not. ``unmet_bytes`` would have no place wherever pages lie.
-    ``expected_bytes`` is what of the outstanding promises each node will have to give."""
+    ``expected_bytes`` is what of the outstanding promises each node will have to give, ``reclaim_bytes`` what
+    should be reclaimed there first, so that nobody has to wait for it."""
 
     risks: tuple[Risk, ...] = ()
     moves: tuple[PageMove, ...] = ()
     unmet_bytes: int = 0
     expected_bytes: Mapping[int, int] = {}
+    reclaim_bytes: Mapping[int, int] = {}
 
 
 class LivePages(Struct, frozen=True):
-    """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows."""
+    """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
+    ``outside`` are the machine's own services, by the paths of their cgroups."""
 
     measured_us: int
     nodes: Mapping[int, NodeMemory]
     containers: Mapping[str, ContainerPages]
     plan: Plan
+    outside: Mapping[str, ContainerPages] = {}
+
+    def holder(self, container_id: str) -> ContainerPages:
+        """One of the containers or services."""
+        found = self.containers.get(container_id)
+        return self.outside[container_id] if found is None else found
 
 
 def plan(
@@ -121,8 +132,9 @@ def plan(
     outstanding = _outstanding(containers)
     loads, lacking = _promises(nodes, outstanding, start_bytes)
     expected = _expected(loads)
+    calm = Plan(expected_bytes=expected, reclaim_bytes=_to_reclaim(nodes, expected, start_bytes, goal_bytes))
     if not lacking:
-        return Plan(expected_bytes=expected)
+        return calm
     risks = tuple(
         _risk(nodes, containers, reached)
         for reached in dict.fromkeys(loads.reached(one) for one in sorted(lacking))
@@ -134,9 +146,26 @@ def plan(
     moves = _moves(loads, before, containers)
     loads, lacking = _promises(nodes, outstanding, {})
     if not (moves or lacking):
-        return Plan(expected_bytes=expected)
+        return calm
     _with_pages(loads, containers)
-    return Plan(risks, moves, sum(_push(loads, lacking).values()), expected)
+    return replace(calm, risks=risks, moves=moves, unmet_bytes=sum(_push(loads, lacking).values()))
+
+
+def _to_reclaim(
+    nodes: Mapping[int, NodeMemory],
+    expected: Mapping[int, int],
+    start_bytes: Mapping[int, int],
+    goal_bytes: Mapping[int, int],
+) -> dict[int, int]:
+    """What to reclaim where less than *start_bytes* are free of what the node is expected to give."""
+    found = {}
+    for node, one in nodes.items():
+        due_bytes = expected.get(node, 0)
+        if one.free_bytes < min(due_bytes, start_bytes.get(node, 0)):
+            wanted_bytes = min(due_bytes, goal_bytes.get(node, 0)) - one.free_bytes
+            if part := min(wanted_bytes, one.reclaimable_bytes):
+                found[node] = part
+    return found
 
 
 def _outstanding(containers: Iterable[ContainerPages]) -> dict[int, int]:

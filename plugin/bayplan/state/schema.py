@@ -9,7 +9,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x62617970
 """The four bytes ``bayp`` in the file's header, which tell our database from any other."""
 
-VERSION: Final = 3
+VERSION: Final = 4
 """``PRAGMA user_version``. Add one with every change of `TABLES`."""
 
 TABLES: Final = (
@@ -38,6 +38,22 @@ TABLES: Final = (
       held_bytes INTEGER NOT NULL,
       measured_us INTEGER NOT NULL,
       reserved_bytes INTEGER NOT NULL
+    )
+    """,
+    # What became of pages that were moved so that memory is free where it is promised. Nothing depends on it.
+    """
+    CREATE TABLE page_moves (
+      id INTEGER PRIMARY KEY,
+      at_us INTEGER NOT NULL,
+      container_id TEXT NOT NULL,
+      name TEXT NOT NULL,
+      source INTEGER NOT NULL,
+      target INTEGER NOT NULL,
+      wanted_bytes INTEGER NOT NULL,
+      moved_bytes INTEGER NOT NULL,
+      duration_ms INTEGER NOT NULL,
+      at_risk TEXT NOT NULL,
+      obstacle TEXT NOT NULL
     )
     """,
 )

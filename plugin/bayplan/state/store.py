@@ -9,18 +9,21 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from bayplan.errors import ParseError, StateError
 from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
+from bayplan.sets import NodeSet
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_entry
 from bayplan.state.database import (
@@ -41,6 +44,8 @@ DATABASE: Final = "state.db"
 HISTORY_LIMIT: Final = 10_000
 """Decisions kept, and a few more between two checkpoints: about 10 MB, and a week on a node that starts a
 container every minute."""
+
+PAGE_MOVES_LIMIT: Final = 1000
 
 
 class HistoryItem(Struct, frozen=True):
@@ -136,6 +141,30 @@ class Store:
                     for node, one in learned.items()
                 ],
             )
+
+    def add_page_moves(self, records: Sequence[PageMoveRecord]) -> None:
+        """Commit what became of pages that were to be moved; the oldest beyond a number are dropped."""
+        columns = ", ".join(PageMoveRecord.__struct_fields__)
+        places = ", ".join("?" * len(PageMoveRecord.__struct_fields__))
+        rows = [(*astuple(one)[:-2], str(one.at_risk), one.obstacle) for one in records]
+        with self._connected() as connection, _transaction(connection):
+            connection.executemany(f"INSERT INTO page_moves ({columns}) VALUES ({places})", rows)  # noqa: S608
+            connection.execute(
+                "DELETE FROM page_moves WHERE id <= (SELECT max(id) FROM page_moves) - ?", (PAGE_MOVES_LIMIT,)
+            )
+
+    def page_moves(self, limit: int = 100, subject: str | None = None) -> list[PageMoveRecord]:
+        """The last *limit* records of moved pages, the newest first; only those of *subject*, if one is
+        given."""
+        columns = ", ".join(PageMoveRecord.__struct_fields__)
+        query = f"SELECT {columns} FROM page_moves WHERE ? OR names_container(?, name, container_id) "  # noqa: S608
+        with self._connected() as connection:
+            connection.create_function("names_container", 3, names_container, deterministic=True)
+            values = (subject is None, subject or "", limit)
+            rows = connection.execute(f"{query} ORDER BY id DESC LIMIT ?", values).fetchall()
+            names = PageMoveRecord.__struct_fields__
+            fields = [dict(zip(names, row, strict=True)) for row in rows]
+            return [PageMoveRecord(**{**one, "at_risk": NodeSet.parse(one["at_risk"])}) for one in fields]
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see

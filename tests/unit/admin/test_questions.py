@@ -39,7 +39,7 @@ async def serving(
             lambda: snapshot_of(controller, 0, ()),
             lambda level: level or "info",
             questions={
-                "explain": explaining(controller.recorder.history),
+                "explain": explaining(controller.recorder.history, controller.recorder.page_moves),
                 "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
             },
         )

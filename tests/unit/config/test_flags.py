@@ -86,6 +86,7 @@ def test_every_flag() -> None:
         "--return-deadline=5m",
         "--return-max-move=8Gi",
         "--memory-pressure=off",
+        "--page-move-rate=2Gi",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
         "--log-level=warning",

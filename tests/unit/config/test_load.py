@@ -61,6 +61,7 @@ stateDirectory = "/srv/bayplan"
 adminSocket = "/run/b/admin.sock"
 logLevel = "debug"
 memoryPressure = "off"
+pageMoveRate = "512Mi"
 logFormat = "json"
 
 [[reservedMemory]]
@@ -74,6 +75,7 @@ limits = { memory = "2148Mi" }
 FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
 FULL = Settings(
     memory_pressure=MemoryPressure.OFF,
+    page_move_rate_bytes=512 << 20,
     engine="kubelet",
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
     topology_scope=Scope.POD,
@@ -636,5 +638,5 @@ def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
 def test_the_word_off_is_false_in_yaml(write: Write) -> None:
     for text in ("memoryPressure: off\n", "memoryPressure: 'off'\n"):
         assert load_settings([write(text, "bayplan.yaml")]).memory_pressure is MemoryPressure.OFF
-    with pytest.raises(ConfigError, match="memoryPressure: found true, expected off or observe"):
+    with pytest.raises(ConfigError, match="memoryPressure: found true, expected off or observe or relieve"):
         load_settings([write("memoryPressure: on\n", "bayplan.yaml")])

@@ -42,6 +42,7 @@ TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes)
             Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.PREFERRED_MANY, NodeSet([1]))),
         ),
         ("opt-out", "true", Wishes(opted_out=True)),
+        ("keep-pages", "true", Wishes(keeps_pages=True)),
         ("opt-out", "false", Wishes()),
     ],
 )

@@ -303,3 +303,23 @@ def test_the_view_is_plain_values(node: Node) -> None:
         {"name": "podman", "nri": "", "hook": "active", "precreate": "", "wrapper": ""}
     ]
     assert set(view["findings"][0]) == {"level", "subject", "text", "advice"}
+
+
+def test_runtimes_and_kubelets_that_the_kernel_may_kill_are_named(node: Node) -> None:
+    for pid, program, score in (
+        (10, "containerd", 0),
+        (11, "containerd-shim", 0),
+        (12, "kubelet", -999),
+        (13, "crio", 500),
+        (14, "sh", 0),
+    ):
+        node.write(f"/proc/{pid}/comm", f"{program}\n")
+        node.write(f"/proc/{pid}/oom_score_adj", f"{score}\n")
+    node.write("/proc/15/comm", "containerd\n")
+    node.write("/proc/meminfo", "")
+    found = node.found(CONNECTED_CRIO, Level.WARNING)
+    unprotected = {subject: text for subject, text in found.items() if "oom_score_adj" in text}
+    assert unprotected == {
+        "containerd (process 10)": ("has the oom_score_adj 0: when memory runs out the kernel may kill it"),
+        "crio (process 13)": "has the oom_score_adj 500: when memory runs out the kernel may kill it",
+    }

@@ -17,9 +17,12 @@ from msgspec.structs import replace
 from bayplan.errors import StateError
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import Store
 from bayplan.state.schema import VERSION
+from bayplan.state.store import PAGE_MOVES_LIMIT
 
 if TYPE_CHECKING:
     from conftest import Recording
@@ -521,3 +524,18 @@ def test_a_grown_log_of_a_dead_process_is_read_up_to_its_last_commit(
     for name in ("state.db", "state.db-wal"):
         (copy / name).write_bytes((tmp_path / name).read_bytes())
     assert open_store(copy).entries() == [entry("a")]
+
+
+def test_moved_pages_are_listed_and_the_oldest_dropped(tmp_path: Path) -> None:
+    def record(number: int) -> PageMoveRecord:
+        name = "default/db/main" if number % 2 else "default/web/main"
+        return PageMoveRecord(number, f"c{number % 2}", name, 0, 1, 10, number, 5, NodeSet([0, 2]), "why")
+
+    with closing(Store.open(tmp_path)) as store:
+        store.add_page_moves([record(number) for number in range(PAGE_MOVES_LIMIT + 10)])
+        store.add_page_moves([record(PAGE_MOVES_LIMIT + 10)])
+        assert store.page_moves(1) == [record(PAGE_MOVES_LIMIT + 10)]
+        assert len(store.page_moves(PAGE_MOVES_LIMIT * 2)) == PAGE_MOVES_LIMIT
+        assert {one.name for one in store.page_moves(20, "db")} == {"default/db/main"}
+    with closing(Store.open(tmp_path)) as store:
+        assert store.page_moves(1)[0].at_risk == NodeSet([0, 2])

@@ -1,0 +1,250 @@
+"""Carries out a plan of `page_placement`: reclaims page cache, then moves pages, for a moment.
+
+Then it is looked again: nothing is done by numbers older than a second. Never more than a budget of bytes per
+second, and what turns out not to move is learned and counted as gone. Everything blocks. Whoever stops it,
+or kills the daemon, leaves pages on the one node or on the other, and a history of what was done.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from threading import Event
+from typing import Final, NamedTuple, Protocol
+
+from bayplan.errors import BayplanError, HostError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.page_moves import Pace, PagesMoved, move_pages
+from bayplan.host.reclaim import can_reclaim_nodes, reclaim_in_cgroup, reclaim_on_node
+from bayplan.model.page_records import PageMoveRecord
+from bayplan.placement.page_placement import LivePages, PageMove
+from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
+
+STEP_S: Final = 0.5
+FEWEST_CALLS: Final = 8
+"""Of a step, also on a machine that is too busy for any within its time."""
+RECLAIM_BYTES: Final = 64 * MIB
+"""At most so much is reclaimed at once."""
+STUCK_S: Final = 600.0
+"""So long pages count as unmovable that did not move: pinned by a device, or of a tmpfs that nobody maps."""
+PASSING_S: Final = 10.0
+"""And so long, where there was no room for them, or the kernel refused the call."""
+RECORD_S: Final = 10.0
+"""What is moved of one container from one node to another is recorded together for at most so long."""
+
+
+class MovePages(Protocol):
+    """Moves so many bytes of a container from a node to another, and asks before each call to the kernel
+    whether to go on, with the bytes that were moved since."""
+
+    def __call__(
+        self, cgroup: str, source: int, target: int, wanted_bytes: int, go_on: Callable[[int], bool], /
+    ) -> PagesMoved:
+        """What became of it; raises AbsentError where the container is gone."""
+
+
+class _Stuck(NamedTuple):
+    amount_bytes: int
+    until_s: float
+
+
+class _Open(NamedTuple):
+    """What is not recorded yet of the pages that go one way: since when, and the sums."""
+
+    since_s: float
+    last_s: float
+    name: str
+    at_risk: NodeSet
+    wanted_bytes: int
+    moved_bytes: int
+    obstacle: str
+
+
+_Way = tuple[str, int, int]
+
+
+class PageRelief:
+    """See the module. ``rate_bytes`` per second may be changed at any time."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        rate_bytes: int,
+        move: MovePages | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        stopping: Event | None = None,
+    ) -> None:
+        self.rate_bytes = rate_bytes
+        self.pace = Pace()
+        self.stopping = stopping or Event()
+        self._hierarchy = hierarchy
+        self._move = move or self._by_kernel
+        self._clock_s = clock_s
+        self._stuck: dict[tuple[str, int], _Stuck] = {}
+        self._open: dict[_Way, _Open] = {}
+
+    def movable(self, container_id: str, of_processes_bytes: Mapping[int, int]) -> dict[int, int]:
+        """What of the memory of a container's processes can be moved, as far as that is known."""
+        now_s, found = self._clock_s(), {}
+        for node, amount in of_processes_bytes.items():
+            stuck = self._stuck.get((container_id, node))
+            if stuck is not None and stuck.until_s <= now_s:
+                del self._stuck[container_id, node]
+                stuck = None
+            found[node] = amount if stuck is None else max(0, amount - stuck.amount_bytes)
+        return found
+
+    def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:
+        """Do what the plan of *seen* says, for *step_s*; how many bytes were moved. *cgroups* are the paths
+        of the containers' cgroups, below their mount."""
+        until_s, moved_bytes = self._clock_s() + step_s, 0
+        self._reclaim(seen, cgroups)
+        urgent = {
+            node: max(risk.lacking_bytes for risk in seen.plan.risks if node in risk.nodes)
+            for node in {node for risk in seen.plan.risks for node in risk.nodes}
+        }
+        for move in sorted(seen.plan.moves, key=lambda one: -urgent.get(one.source, 0)):
+            if self._clock_s() >= until_s or self.stopping.is_set():
+                break
+            cgroup = cgroups.get(move.container_id)
+            if cgroup is not None:
+                moved_bytes += self._one(seen, move, cgroup, until_s)
+        return moved_bytes
+
+    def records(self, *, all_of_them: bool = False) -> tuple[PageMoveRecord, ...]:
+        """What can be recorded by now: what went one way for long enough, or is over."""
+        now_s, found = self._clock_s(), []
+        for way, one in list(self._open.items()):
+            if all_of_them or now_s - one.since_s >= RECORD_S or now_s - one.last_s >= 2 * STEP_S:
+                del self._open[way]
+                self.pace.laps.clear()
+                found.append(
+                    PageMoveRecord(
+                        time.time_ns() // 1000,
+                        way[0],
+                        one.name,
+                        way[1],
+                        way[2],
+                        one.wanted_bytes,
+                        one.moved_bytes,
+                        max(1, round((one.last_s - one.since_s) * 1000)),
+                        one.at_risk,
+                        one.obstacle,
+                    )
+                )
+        return tuple(found)
+
+    def _one(self, seen: LivePages, move: PageMove, cgroup: str, until_s: float) -> int:
+        begun_s, found = self._clock_s(), PagesMoved()
+
+        asked = 0
+
+        def go_on(moved_bytes: int) -> bool:
+            nonlocal asked
+            asked += 1
+            self.stopping.wait(moved_bytes / self.rate_bytes)
+            # However long it took to find out which pages there are: some are moved.
+            in_time = self._clock_s() < until_s or asked <= FEWEST_CALLS
+            return in_time and not self.stopping.is_set()
+
+        try:
+            found = self._move(cgroup, move.source, move.target, move.amount_bytes, go_on)
+        except AbsentError:
+            return 0
+        except BayplanError as error:
+            found = PagesMoved(obstacle=str(error), exhausted=True, passing=True)
+        obstacle = found.obstacle
+        if found.exhausted and found.moved_bytes < move.amount_bytes:
+            self._learn(seen, move, found)
+            obstacle = obstacle or "no more of its pages there can be moved"
+        self._note(seen, move, found.moved_bytes, obstacle, begun_s)
+        return found.moved_bytes
+
+    def _learn(self, seen: LivePages, move: PageMove, found: PagesMoved) -> None:
+        one = seen.holder(move.container_id)
+        key = move.container_id, move.source
+        before = self._stuck.get(key)
+        amount = max(0, one.movable_bytes.get(move.source, 0) - found.moved_bytes)
+        if before is not None:
+            amount += before.amount_bytes
+        self._stuck[key] = _Stuck(amount, self._clock_s() + (PASSING_S if found.passing else STUCK_S))
+
+    def _note(self, seen: LivePages, move: PageMove, moved_bytes: int, obstacle: str, begun_s: float) -> None:
+        way = move.container_id, move.source, move.target
+        before, now_s = self._open.get(way), self._clock_s()
+        at_risk = NodeSet(
+            node for risk in seen.plan.risks if move.source in risk.nodes for node in risk.nodes
+        )
+        name = seen.holder(move.container_id).name
+        if before is None:
+            one = _Open(begun_s, now_s, name, at_risk, move.amount_bytes, moved_bytes, obstacle)
+        else:
+            # What was wanted before was moved in part; the rest is wanted still.
+            wanted_bytes = max(before.wanted_bytes, before.moved_bytes + move.amount_bytes)
+            moved_bytes += before.moved_bytes
+            one = _Open(before.since_s, now_s, name, at_risk, wanted_bytes, moved_bytes, obstacle)
+        self._open[way] = one
+
+    def _reclaim(self, seen: LivePages, cgroups: Mapping[str, str]) -> None:
+        root = self._hierarchy.root
+        for node, amount in seen.plan.reclaim_bytes.items():
+            wanted_bytes = min(amount, RECLAIM_BYTES)
+            try:
+                if can_reclaim_nodes(node, root):
+                    reclaim_on_node(node, wanted_bytes, root)
+                elif self._hierarchy.unified:
+                    self._reclaim_of(node, wanted_bytes, seen, cgroups)
+            except HostError:
+                # The kernel reclaims by itself when somebody needs it.
+                continue
+
+    def _reclaim_of(self, node: int, wanted_bytes: int, seen: LivePages, cgroups: Mapping[str, str]) -> None:
+        """Reclaim from the containers with most page cache on *node*, of those with most of it there."""
+        rows = [
+            (one.rank, -there, key)
+            for key, one in seen.containers.items()
+            if (there := one.cache_bytes.get(node, 0)) * 2 >= sum(one.cache_bytes.values()) and there
+        ]
+        for _, held, key in sorted(rows):
+            if wanted_bytes <= 0:
+                break
+            if key in cgroups:
+                part = min(wanted_bytes, -held)
+                reclaim_in_cgroup(f"{self._hierarchy.mounts[MEMORY]}{cgroups[key]}", part)
+                wanted_bytes -= part
+
+    def _by_kernel(
+        self, cgroup: str, source: int, target: int, wanted_bytes: int, go_on: Callable[[int], bool]
+    ) -> PagesMoved:
+        with ContainerCgroup(self._hierarchy, dict.fromkeys((CPUSET, MEMORY), cgroup)) as opened:
+            pids = opened.processes()
+        return _of_all(pids, source, target, wanted_bytes, self.pace, go_on)
+
+
+def _of_all(
+    pids: Iterable[int],
+    source: int,
+    target: int,
+    wanted_bytes: int,
+    pace: Pace,
+    go_on: Callable[[int], bool],
+) -> PagesMoved:
+    """Move pages of one process after the other."""
+    moved_bytes = refused_bytes = 0
+    obstacle, passing = "", False
+    for pid in pids:
+        try:
+            found = move_pages(pid, source, target, wanted_bytes - moved_bytes, pace, go_on)
+        except AbsentError:
+            continue
+        except HostError as error:
+            # Its cpuset or the machine has just changed, or this program may not.
+            obstacle, passing = str(error), True
+            continue
+        moved_bytes += found.moved_bytes
+        refused_bytes += found.refused_bytes
+        obstacle, passing = found.obstacle or obstacle, found.passing or passing
+        if not found.exhausted:
+            return PagesMoved(moved_bytes, refused_bytes, obstacle)
+    return PagesMoved(moved_bytes, refused_bytes, obstacle, exhausted=True, passing=passing)

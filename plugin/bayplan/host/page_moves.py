@@ -1,0 +1,261 @@
+"""Moving pages of running processes from one NUMA node to another, a few at a time: move_pages(2).
+
+A process runs on meanwhile; it waits only where it touches a page that is just being moved, and one call
+takes so few pages that this is over within `CALL_S`. What is moved is anonymous and shared memory; page cache
+is reclaimed by whoever needs its node. Memory that a process bound to nodes itself (mbind(2)) is moved only
+within these.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bayplan.errors import HostError, ParseError
+from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
+from bayplan.host.libc import libc
+from bayplan.quantity import GIB
+from bayplan.sets import NodeSet
+
+CALL_S: Final = 0.02
+"""So long a call should take: a fifth of what anybody may have to wait."""
+FEWEST_PAGES: Final = 64
+MOST_PAGES: Final = 8192
+FIRST_PAGES: Final = 1024
+LOOKED_AT_PAGES: Final = 16_384
+"""Of so many at a time it is asked where they are, which takes 2 ms."""
+
+_NUMBERS: Final = {
+    "x86_64": 279,
+    "aarch64": 239,
+    "riscv64": 239,
+    "loongarch64": 239,
+    "ppc64": 301,
+    "ppc64le": 301,
+    "s390x": 310,
+}
+"""The number of the system call by machine (asm/unistd.h): libc has no function for it."""
+_MOVE: Final = 1 << 1
+_MOVE_ALL: Final = 1 << 2
+"""MPOL_MF_MOVE, MPOL_MF_MOVE_ALL: also pages that several processes share; takes CAP_SYS_NICE."""
+_NO_ROOM: Final = os.strerror(errno.ENOMEM)
+_UNTRIED: Final = -errno.EAGAIN
+
+_LARGE_BYTES: Final = 8 * GIB
+"""Of a process with more, numa_maps is not read: the kernel walks all of its page tables for it, 8 ms for a
+GiB of small pages, and whoever maps memory in the process waits for that."""
+
+_RANGE: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-][ps]) \S+ \S+ \S+ *(.*)$", re.MULTILINE)
+_POLICY: Final = re.compile(r"^([0-9a-f]+) (\S+)(.*)$", re.MULTILINE)
+_BIND: Final = re.compile(r"bind(?:=[a-z|]+)?:([0-9,-]+)")
+_SHARED: Final = ("/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage")  # noqa: S108 - names
+_OF_KERNEL: Final = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
+
+
+class PagesMoved(NamedTuple):
+    """So many bytes were moved. ``refused_bytes`` were on the node and could not be moved, ``obstacle`` says
+    why the last of them could not; ``exhausted``: there was nothing more to try. ``passing``: what keeps them
+    there may soon be over."""
+
+    moved_bytes: int = 0
+    refused_bytes: int = 0
+    obstacle: str = ""
+    exhausted: bool = False
+    passing: bool = False
+
+
+class _Lap(NamedTuple):
+    """How far a walk through the memory of a process got, and how many pages it moved so far."""
+
+    address: int = 0
+    moved: int = 0
+
+
+class Pace:
+    """How many pages a call takes, by how long the calls before it took, and where a walk that was broken off
+    goes on. One for all that is moved."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.pages = FIRST_PAGES
+        self.slowest_s = 0.0
+        self.laps: dict[tuple[int, int], _Lap] = {}
+        self._clock_s = clock_s
+
+    def timed(self, call: Callable[[], int]) -> int:
+        """The result of *call*, from which is learned how large the next one may be."""
+        begun_s = self._clock_s()
+        try:
+            return call()
+        finally:
+            took_s = self._clock_s() - begun_s
+            self.slowest_s = max(self.slowest_s, took_s)
+            if took_s > CALL_S:
+                self.pages = max(FEWEST_PAGES, self.pages // 2)
+            elif took_s < CALL_S / 4:
+                self.pages = min(MOST_PAGES, self.pages * 2)
+
+
+def move_pages(
+    pid: int,
+    source: int,
+    target: int,
+    wanted_bytes: int,
+    pace: Pace,
+    go_on: Callable[[int], bool] = lambda _: True,
+    root: Path = Path("/"),
+) -> PagesMoved:
+    """Move up to *wanted_bytes* of what process *pid* has on node *source* to node *target*. Before each call
+    *go_on* is asked, with the bytes that were moved since it was asked last. What is broken off goes on there
+    the next time: it takes seconds to walk through 100 GiB.
+
+    Raises:
+        AbsentError: the process is gone.
+        RefusedError: EPERM, this program lacks CAP_SYS_PTRACE; EACCES, the process may not use *target*;
+            ENODEV, there is no such node.
+        HostError: the number of the call on this kind of machine is not known.
+    """
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    wanted = -(-wanted_bytes // page_bytes)
+    moved = refused = told = 0
+    obstacle, lap = "", pace.laps.pop((pid, source), _Lap())
+    for start, stop in _pieces(movable_ranges(pid, source, target, root), lap.address, page_bytes):
+        left = _on_node(pid, source, array("Q", range(start, stop, page_bytes)))
+        while True:
+            if not go_on((moved - told) * page_bytes):
+                pace.laps[pid, source] = _Lap(left[0] if left else stop, lap.moved + moved)
+                return PagesMoved(moved * page_bytes, refused * page_bytes, obstacle)
+            told = moved
+            some, left = left[: min(pace.pages, wanted - moved)], left[min(pace.pages, wanted - moved) :]
+            if not some:
+                break
+            done, problem = _move(pid, some, target, pace)
+            moved += done
+            refused += len(some) - done
+            obstacle = problem or obstacle
+            if moved >= wanted:
+                return PagesMoved(moved * page_bytes, refused * page_bytes, obstacle)
+    # What is before the place where it went on may have come back.
+    exhausted = not lap.address or not lap.moved + moved
+    passing = obstacle == _NO_ROOM
+    return PagesMoved(moved * page_bytes, refused * page_bytes, obstacle, exhausted, passing)
+
+
+def _pieces(ranges: Iterable[tuple[int, int]], since: int, page_bytes: int) -> Iterator[tuple[int, int]]:
+    """*ranges* from the address *since* on, in pieces that one call can look at."""
+    for start, end in ranges:
+        for first in range(max(start, since), end, LOOKED_AT_PAGES * page_bytes):
+            yield first, min(end, first + LOOKED_AT_PAGES * page_bytes)
+
+
+def movable_ranges(pid: int, source: int, target: int, root: Path = Path("/")) -> list[tuple[int, int]]:
+    """The parts of the address space of process *pid* with memory that may be moved: first and last address,
+    the last not included. Where numa_maps can be read, only those with pages on *source*.
+
+    Raises:
+        AbsentError: the process is gone.
+        RefusedError: its maps cannot be read.
+    """
+    directory = root / "proc" / str(pid)
+    maps = read_text(str(directory / "maps"))
+    if not maps and not (directory / "maps").exists():
+        raise AbsentError(str(directory), "the process is gone")
+    kept = None
+    if _resident_bytes(directory) <= _LARGE_BYTES:
+        kept = set(_allowed(read_text(str(directory / "numa_maps")), source, target))
+    found = []
+    for start_text, end_text, modes, name in _RANGE.findall(maps):
+        start = int(start_text, 16)
+        if name in _OF_KERNEL or (kept is not None and start not in kept):
+            continue
+        shared = modes[3] == "s"
+        if (shared and not name.startswith(_SHARED)) or (kept is None and not shared and modes[1] != "w"):
+            continue
+        found.append((start, int(end_text, 16)))
+    return found
+
+
+def _allowed(numa_maps: str, source: int, target: int) -> Iterator[int]:
+    """The first addresses of those mappings with memory of processes on *source* that may be on *target*."""
+    on_source = f" N{source}="
+    for start, policy, rest in _POLICY.findall(numa_maps):
+        if on_source not in rest or " huge" in rest:
+            continue
+        if " anon=" not in rest and not any(f"file={name}" in rest for name in _SHARED):
+            continue
+        bound = _BIND.match(policy)
+        if bound is not None and not _within(bound[1], target):
+            continue
+        yield int(start, 16)
+
+
+def _within(nodes: str, node: int) -> bool:
+    try:
+        return node in NodeSet.parse(nodes)
+    except ParseError:
+        return False
+
+
+def _resident_bytes(directory: Path) -> int:
+    pages = read_text(str(directory / "statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _on_node(pid: int, node: int, addresses: "array[int]") -> "array[int]":
+    """Those *addresses* whose pages are on *node*."""
+    status = array("i", [_UNTRIED]) * len(addresses)
+    _call(pid, addresses, None, status, 0)
+    if node not in status:
+        return array("Q")
+    return array("Q", [one for one, where in zip(addresses, status, strict=True) if where == node])
+
+
+def _move(pid: int, addresses: "array[int]", target: int, pace: Pace) -> tuple[int, str]:
+    """How many of the pages at *addresses* are on *target* afterwards, and why one of the others is not."""
+    nodes = array("i", [target]) * len(addresses)
+    status = array("i", [_UNTRIED]) * len(addresses)
+    try:
+        pace.timed(lambda: _call(pid, addresses, nodes, status, _MOVE_ALL))
+    except RefusedError as error:
+        if error.errno != errno.EPERM:
+            raise
+        # Without CAP_SYS_NICE only what no other process shares.
+        pace.timed(lambda: _call(pid, addresses, nodes, status, _MOVE))
+    done = status.count(target)
+    failed = next((one for one in status if one < 0), 0)
+    if done == len(addresses):
+        return done, ""
+    return done, os.strerror(-failed) if failed else "the kernel moved only some of them"
+
+
+def _call(
+    pid: int, addresses: "array[int]", nodes: "array[int] | None", status: "array[int]", flags: int
+) -> int:
+    machine, where = os.uname().machine, f"process {pid}"
+    if machine not in _NUMBERS:
+        raise HostError(where, f"its pages cannot be moved: move_pages(2) has no known number on {machine}")
+    libc().syscall.restype = ctypes.c_long
+    result = int(
+        libc().syscall(
+            ctypes.c_long(_NUMBERS[machine]),
+            ctypes.c_int(pid),
+            ctypes.c_ulong(len(addresses)),
+            ctypes.c_void_p(addresses.buffer_info()[0]),
+            ctypes.c_void_p(None if nodes is None else nodes.buffer_info()[0]),
+            ctypes.c_void_p(status.buffer_info()[0]),
+            ctypes.c_int(flags),
+        )
+    )
+    if result >= 0:
+        return result
+    number = ctypes.get_errno()
+    problem = f"its pages cannot be moved: {os.strerror(number)}"
+    if number == errno.ESRCH:
+        raise AbsentError(where, problem)
+    if number in (errno.ENOENT, errno.ENOMEM, errno.EBUSY):
+        return len(addresses)  # The status of each says more.
+    raise RefusedError(where, problem, number)

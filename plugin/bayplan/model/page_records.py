@@ -1,0 +1,28 @@
+"""What became of pages that were to be moved, as the history keeps it. Values only."""
+
+from msgspec import Struct
+
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+
+class PageMoveRecord(Struct, frozen=True):
+    """Pages of one container that were to go from one node to another, over ``duration_ms``. ``at_us`` (since
+    the epoch) is when it ended; ``obstacle`` says why the rest was not moved, empty if all was. ``at_risk``
+    are the nodes for whose sake it was done."""
+
+    at_us: int
+    container_id: str
+    name: str
+    source: int
+    target: int
+    wanted_bytes: int
+    moved_bytes: int
+    duration_ms: int
+    at_risk: NodeSet
+    obstacle: str = ""
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
+        text += f" in {self.duration_ms} ms, as memory on node {self.at_risk} was outstanding to others"
+        return f"{text}; of {format_bytes(self.wanted_bytes)}: {self.obstacle}" if self.obstacle else text

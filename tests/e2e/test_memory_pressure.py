@@ -1,0 +1,117 @@
+"""Memory is free where it is promised: containers within their claims survive while others grow to theirs."""
+
+import time
+
+import pytest
+from testbed.crictl import Running
+from testbed.node import Node
+from testbed.pods import MIB, best_effort, burstable, guaranteed
+from testbed.scenario import on
+from testbed.topology import SPLIT_SOCKETS
+
+POLL_S = 0.5
+CALM_LIMIT_S = 600.0
+KILLED = "Killed process"
+
+PUT = """
+import sys
+sys.path.insert(0, "/opt/bayplan/lib")
+from bayplan.host.page_migration import migrate_pages
+from bayplan.sets import NodeSet
+for pid, there in zip(sys.argv[1::2], sys.argv[2::2]):
+    migrate_pages(int(pid), NodeSet.parse("0-3"), NodeSet.parse(there))
+"""
+
+
+def put(node: Node, placed: list[tuple[Running, int]]) -> None:
+    """Have the pages of containers lie on one node each, as they would by first touch of its CPUs."""
+    words = [word for running, there in placed for word in (str(node.view(running).pid), str(there))]
+    node.guest.run("python3", "-c", PUT, *words)
+
+
+def kills(node: Node) -> list[str]:
+    return [line for line in node.guest.run("dmesg").stdout.splitlines() if KILLED in line]
+
+
+def grow(node: Node, running: Running, amount_mib: int) -> None:
+    """Have another process of the container fill so much memory, and wait for its end or its words."""
+    script = f"/bin/workload touch {amount_mib * MIB} >/dev/null 2>&1 &"
+    node.crictl.execute(running.container_id, "/bin/sh", "-c", script)
+
+
+def await_held(node: Node, running: Running, amount_mib: int, *, limit_s: float = CALM_LIMIT_S) -> bool:
+    """Wait until a container holds so much anonymous memory, or somebody is killed; whether it does."""
+    deadline, killed = time.monotonic() + limit_s, len(kills(node))
+    while sum(node.view(running).anon_bytes().values()) < amount_mib * MIB:
+        if len(kills(node)) > killed:
+            return False
+        assert time.monotonic() < deadline, f"it holds {node.view(running).anon_bytes()}"
+        time.sleep(POLL_S)
+    return True
+
+
+def crowded(node: Node) -> tuple[list[Running], list[Running]]:
+    """Two Guaranteed containers that have not grown yet, on nodes 1 and 2, and three others within their
+    claims, whose pages lie there."""
+    total = node.kernel.memory_total_bytes()
+    owners = [
+        node.launch(
+            guaranteed(
+                f"owner-{place}", 0.1, "300Mi", annotations={"bayplan.dev/required-nodes": str(place)}
+            ).touching("10Mi")
+        )
+        for place in (1, 2)
+    ]
+    others = [
+        node.launch(burstable(f"web-{place}", node_memory_bytes=total, memory="230Mi").touching("220Mi"))
+        for place in (1, 2)
+    ]
+    others.append(node.launch(best_effort("batch").touching("40Mi")))
+    for running in (*owners, *others):
+        node.crictl.await_log(running, "touched")
+    put(node, list(zip(others, (1, 2, 2), strict=True)))
+    return owners, others
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
+    node.bayplan.start("--memory-pressure", "relieve")
+    node.bayplan.await_synchronized()
+    before = len(kills(node))
+    owners, others = crowded(node)
+    deadline = time.monotonic() + CALM_LIMIT_S
+    while any(
+        one["live"] is None
+        or one["live"]["freeBytes"] + one["live"]["reclaimableBytes"] < one["live"]["outstandingBytes"]
+        for one in node.bayplan.nodes()["nodes"]
+    ):
+        assert time.monotonic() < deadline, node.bayplan.nodes()
+        time.sleep(POLL_S)
+    for owner in owners:
+        grow(node, owner, 280)
+    assert all(await_held(node, owner, 280) for owner in owners)
+    assert len(kills(node)) == before
+    for owner, place in zip(owners, (1, 2), strict=True):
+        held = node.view(owner).anon_bytes()
+        assert held[place] >= 0.99 * sum(held.values())
+    for other, amount in zip(others, (220, 220, 40), strict=True):
+        assert sum(node.view(other).anon_bytes().values()) >= amount * MIB
+    status = node.bayplan.status()
+    assert status["counters"]["relieved_bytes"] > 20 * MIB
+    assert status["counters"]["memory_at_risk"] >= 1
+    explained = node.bayplan.command("explain", "default/web-1").stdout
+    assert "moved from node 1 to node " in explained
+
+
+@pytest.mark.matrix
+@on(SPLIT_SOCKETS, "2.1")
+def test_without_it_the_kernel_kills_somebody_within_its_claim(node: Node) -> None:
+    """The same, switched off: what the scenario above has to prevent does happen."""
+    node.bayplan.start("--memory-pressure", "off")
+    node.bayplan.await_synchronized()
+    before = len(kills(node))
+    owners, _ = crowded(node)
+    for owner in owners:
+        grow(node, owner, 280)
+    assert not all(await_held(node, owner, 280) for owner in owners)
+    assert len(kills(node)) > before
