@@ -8,14 +8,14 @@ import pytest
 
 from bayplan.errors import PlacementError
 from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.nri import Event, Identity, Patience, Runtime, Session, UnixSocket
+from bayplan.nri import Event, Identity, Runtime, Session, Timeouts, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
 from support.clock import ManualClock
 
 pytestmark = pytest.mark.interop
 
 # A busy machine makes no late answer of ours.
-PATIENT = Patience(answer_s=60.0)
+PATIENT = Timeouts(answer_s=60.0)
 OTHER = Update("other", cpuset_cpus=CpuSet((0, 1)))
 STATE_EVENTS = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
@@ -85,11 +85,11 @@ class Recorder:
 
 
 @contextlib.asynccontextmanager
-async def served(runtime, patience, clock):
+async def served(runtime, timeouts, clock):
     """A session that the runtime asks, and its handler."""
     handler = Recorder()
     endpoint = UnixSocket(str(runtime.socket))
-    session = Session(handler, Identity("bayplan", "90"), endpoint, patience=patience, clock=clock)
+    session = Session(handler, Identity("bayplan", "90"), endpoint, timeouts=timeouts, clock=clock)
     running = asyncio.create_task(session.run())
     assert (await asyncio.to_thread(runtime.notice))["error"] == ""
     # Synchronized is not yet listed: events pass the plugin by until one arrives.
@@ -100,9 +100,9 @@ async def served(runtime, patience, clock):
     await running
 
 
-def run(scenario, runtime, patience=PATIENT, clock=None):
+def run(scenario, runtime, timeouts=PATIENT, clock=None):
     async def main():
-        async with served(runtime, patience, clock) as (session, handler):
+        async with served(runtime, timeouts, clock) as (session, handler):
 
             async def do(method, **fields):
                 return await asyncio.to_thread(runtime.do, method, **fields)
@@ -177,7 +177,7 @@ def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_
         handler.hangs = True
         creation = asyncio.create_task(do("CreateContainer", pod="pod", id="slow"))
         await handler.hanging.wait()
-        clock.advance(Patience().answer_s)
+        clock.advance(Timeouts().answer_s)
         created = await creation
         assert created["response"]["adjust"]["linux"]["resources"]["cpu"] == {"mems": "0"}
         handler.hangs = False
@@ -185,4 +185,4 @@ def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_
         assert created["response"]["adjust"]["linux"]["resources"]["cpu"]["mems"] == "0-1"
         assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
 
-    run(scenario, go_side(), Patience(), clock)
+    run(scenario, go_side(), Timeouts(), clock)

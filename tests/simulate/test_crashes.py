@@ -104,7 +104,7 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon
     )
     await controller.restore()
     endpoint = UnixSocket(str(directory / "nri.sock"))
-    session = Session(controller, Identity("bayplan", "90"), endpoint, patience=UNHURRIED)
+    session = Session(controller, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
     daemon = Daemon(controller, recorder, session)
     try:
         await runtime.synchronized()

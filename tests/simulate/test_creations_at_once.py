@@ -69,7 +69,7 @@ class World:
             self.verifier = Verifier(kernel, self.cpusets, around.expectations, here)
             handler = SessionHandler(around.controller, around.verify_soon)
             endpoint = MemoryEndpoint(self.runtime.accept)
-            session = Session(handler, Identity("bayplan", "90"), endpoint, patience=UNHURRIED)
+            session = Session(handler, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
             running = asyncio.create_task(session.run())
             try:
                 await self.runtime.synchronized()

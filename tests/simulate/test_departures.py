@@ -81,7 +81,7 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
         handler = SessionHandler(controller, one.verify_soon)
         endpoint = UnixSocket(str(directory / "nri.sock"))
         identity = Identity("bayplan", "90")
-        session = Session(handler, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)
+        session = Session(handler, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
         tasks = [
             asyncio.create_task(session.run()),
             asyncio.create_task(narrowing.follow(one.narrowing_due, pause_s=0)),

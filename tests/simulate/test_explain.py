@@ -61,7 +61,7 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
         )
         await admin.start()
         identity, endpoint = Identity("bayplan", "90"), UnixSocket(str(socket))
-        session = Session(controller, identity, endpoint, patience=UNHURRIED, jitter=lambda: 0.0)
+        session = Session(controller, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
         running = asyncio.create_task(session.run())
         try:
             await runtime.synchronized()

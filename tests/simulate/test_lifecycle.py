@@ -245,7 +245,7 @@ class TestOthers:
             return Adjustment(), ()
 
         early.on_create, late.on_create = pin, look
-        session = Session(early, Identity("early", "10"), UnixSocket(str(path)), patience=UNHURRIED)
+        session = Session(early, Identity("early", "10"), UnixSocket(str(path)), timeouts=UNHURRIED)
         running = asyncio.create_task(session.run())
         async with serving(late, UnixSocket(str(path))):
             await runtime.synchronized(2)

@@ -89,7 +89,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
         verify_soon=lambda: None,
     )
     await controller.restore()
-    session = Session(controller, IDENTITY, MemoryEndpoint(runtime.accept), patience=UNHURRIED)
+    session = Session(controller, IDENTITY, MemoryEndpoint(runtime.accept), timeouts=UNHURRIED)
     running = asyncio.create_task(session.run())
     try:
         await runtime.synchronized()

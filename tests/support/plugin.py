@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 
 from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
-from bayplan.nri import Clock, Endpoint, Event, Identity, Patience, Runtime, Session
+from bayplan.nri import Clock, Endpoint, Event, Identity, Runtime, Session, Timeouts
 
 Creation = tuple[Adjustment, Sequence[Update]]
 
 IDENTITY = Identity("bayplan", "90")
-UNHURRIED = Patience(answer_s=60.0)
+UNHURRIED = Timeouts(answer_s=60.0)
 """For sessions on the real clock: a disk that takes a second for a commit makes no answer late."""
 
 
@@ -123,15 +123,15 @@ async def serving(
     endpoint: Endpoint,
     *,
     clock: Clock | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> AsyncIterator[Session]:
     """A session that runs until the end of the block, with delays that are the same each time. On the real
-    clock it is in no hurry, unless *patience* says otherwise."""
+    clock it is in no hurry, unless *timeouts* says otherwise."""
     session = Session(
         handler,
         IDENTITY,
         endpoint,
-        patience=patience or (UNHURRIED if clock is None else Patience()),
+        timeouts=timeouts or (UNHURRIED if clock is None else Timeouts()),
         clock=clock,
         jitter=lambda: 0.0,
     )

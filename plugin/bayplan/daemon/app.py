@@ -54,7 +54,7 @@ from bayplan.host.lock import DirectoryLock
 from bayplan.host.mempolicy import has_weighted_interleave
 from bayplan.host.netlink import watch_hotplug
 from bayplan.model.workload import Container, Pod
-from bayplan.nri import Identity, Patience, Session, UnixSocket, launched_by_runtime
+from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.server import OciServer
@@ -241,9 +241,9 @@ class _Daemon:
             own,
             UnixSocket(str(self.settings.nri_socket)),
         )
-        patience = Patience(answer_s=self.settings.request_deadline_ms / 1000)
+        timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
         handler = SessionHandler(self.controller, self._verify_now.set)
-        self.session = Session(handler, identity, endpoint, patience=patience)
+        self.session = Session(handler, identity, endpoint, timeouts=timeouts)
         for remark in self._remarks():
             logger.warning(remark)
         logger.info(

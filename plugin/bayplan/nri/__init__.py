@@ -14,11 +14,12 @@ containers outside of a reply can deadlock runtimes with NRI older than 0.12.1.
 
 from bayplan.nri.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer
-from bayplan.nri.conversation import PLUGIN_SERVICE, RUNTIME_SERVICE, Patience
 from bayplan.nri.errors import EmptySetError, PayloadError
 from bayplan.nri.events import Event, events_of, mask_of
 from bayplan.nri.handler import Handler
 from bayplan.nri.link import Link
+from bayplan.nri.request_queue import Timeouts
+from bayplan.nri.runtime_connection import PLUGIN_SERVICE, RUNTIME_SERVICE
 from bayplan.nri.session import Session
 from bayplan.nri.transport import (
     DEFAULT_SOCKET,
@@ -44,10 +45,10 @@ __all__ = [
     "Identity",
     "InheritedSocket",
     "Link",
-    "Patience",
     "PayloadError",
     "Runtime",
     "Session",
+    "Timeouts",
     "Timer",
     "UnixSocket",
     "Version",

@@ -1,6 +1,6 @@
 """The requests of a runtime that a handler decides about: decoded, performed, answered by default.
 
-One small class per kind of request. Nothing here knows connections, deadlines or the order of things.
+One small class per kind of request. Nothing here knows connections, deadlines or the order of requests.
 """
 
 import abc
@@ -21,19 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class Operation(abc.ABC):
-    """One request. Only a refusable one may be answered with an error."""
+    """One request. Only a refusable one may be answered with an error; ``container_id`` is empty if it is
+    about no container; ``news`` is the container as the runtime described it, where the request only reports
+    its state."""
 
-    __slots__ = ("container_id", "event")
+    __slots__ = ()
     refusable = False
-
-    def __init__(self, event: Event, container_id: str) -> None:
-        self.event = event
-        self.container_id = container_id
-
-    @property
-    def news(self) -> tuple[Pod, Container] | None:
-        """The container as the runtime described it, where the request does no more than tell of it."""
-        return None
+    event: Event
+    container_id: str = ""
+    news: tuple[Pod, Container] | None = None
 
     @abc.abstractmethod
     async def perform(self, handler: Handler) -> bytes:
@@ -47,34 +43,41 @@ class Operation(abc.ABC):
 class Synchronize(Operation):
     """Everything that exists."""
 
-    __slots__ = ("_containers", "_pods")
+    __slots__ = ("containers", "pods")
+    event = Event.SYNCHRONIZE
 
     def __init__(self, pods: Sequence[Pod], containers: Sequence[Container]) -> None:
-        super().__init__(Event.SYNCHRONIZE, "")
-        self._pods = pods
-        self._containers = containers
+        self.pods = pods
+        self.containers = containers
 
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates."""
-        updates = await handler.synchronize(self._pods, self._containers)
+        updates = await handler.synchronize(self.pods, self.containers)
         return pb.SynchronizeResponse(update=updates_to(updates)).SerializeToString()
 
 
-class CreateContainer(Operation):
+class _OfContainer(Operation):
+    """A request about a container of a pod."""
+
+    __slots__ = ("container", "container_id", "pod")
+
+    def __init__(self, pod: Pod, container: Container) -> None:
+        self.pod = pod
+        self.container = container
+        self.container_id = container.id
+
+
+class CreateContainer(_OfContainer):
     """A container is about to be created."""
 
-    __slots__ = ("_container", "_pod")
+    __slots__ = ()
     refusable = True
-
-    def __init__(self, message: pb.CreateContainerRequest) -> None:
-        self._pod = pod_from(message.pod)
-        self._container = container_from(message.container)
-        super().__init__(Event.CREATE_CONTAINER, self._container.id)
+    event = Event.CREATE_CONTAINER
 
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries an adjustment, and updates of others: one of the container itself would fail
         its creation."""
-        adjustment, updates = await handler.create_container(self._pod, self._container)
+        adjustment, updates = await handler.create_container(self.pod, self.container)
         others = [update for update in updates if update.container_id != self.container_id]
         if len(others) < len(updates):
             logger.error("update of a container in its own creation", extra={"id": self.container_id})
@@ -82,7 +85,7 @@ class CreateContainer(Operation):
 
     def default(self, handler: Handler) -> bytes:
         """The one answer that is not empty by default."""
-        return self._answer(handler.fallback_adjustment(self._pod, self._container), ())
+        return self._answer(handler.fallback_adjustment(self.pod, self.container), ())
 
     def _answer(self, adjustment: Adjustment, updates: Iterable[Update]) -> bytes:
         adjust = adjustment_to(self.container_id, adjustment)
@@ -91,60 +94,50 @@ class CreateContainer(Operation):
         ).SerializeToString()
 
 
-class UpdateContainer(Operation):
+class UpdateContainer(_OfContainer):
     """A container's resources are about to change."""
 
-    __slots__ = ("_container", "_pod", "_resources")
+    __slots__ = ("resources",)
     refusable = True
+    event = Event.UPDATE_CONTAINER
 
-    def __init__(self, message: pb.UpdateContainerRequest) -> None:
-        self._pod = pod_from(message.pod)
-        self._container = container_from(message.container)
-        super().__init__(Event.UPDATE_CONTAINER, self._container.id)
-        self._resources: Resources = resources_from(
-            message.linux_resources, f"update of container {self.container_id}"
-        )
+    def __init__(self, pod: Pod, container: Container, resources: Resources) -> None:
+        super().__init__(pod, container)
+        self.resources = resources
 
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates, also of the container itself."""
-        updates = await handler.update_container(self._pod, self._container, self._resources)
+        updates = await handler.update_container(self.pod, self.container, self.resources)
         return pb.UpdateContainerResponse(update=updates_to(updates)).SerializeToString()
 
 
-class StopContainer(Operation):
+class StopContainer(_OfContainer):
     """A container has ended."""
 
-    __slots__ = ("_container", "_pod")
-
-    def __init__(self, message: pb.StopContainerRequest) -> None:
-        self._pod = pod_from(message.pod)
-        self._container = container_from(message.container)
-        super().__init__(Event.STOP_CONTAINER, self._container.id)
+    __slots__ = ()
+    event = Event.STOP_CONTAINER
 
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates of others."""
-        updates = await handler.stop_container(self._pod, self._container)
+        updates = await handler.stop_container(self.pod, self.container)
         return pb.StopContainerResponse(update=updates_to(updates)).SerializeToString()
 
 
 class StateChange(Operation):
     """Any other event. The answer has no content, in the old style and in the new one."""
 
-    __slots__ = ("_container", "_pod")
+    __slots__ = ("container", "container_id", "event", "news", "pod")
 
-    def __init__(self, event: Event, pod: pb.PodSandbox, container: pb.Container | None) -> None:
-        self._pod = pod_from(pod)
-        self._container = None if container is None else container_from(container)
-        super().__init__(event, "" if self._container is None else self._container.id)
-
-    @property
-    def news(self) -> tuple[Pod, Container] | None:
-        """A container that changed its state."""
-        return None if self._container is None else (self._pod, self._container)
+    def __init__(self, event: Event, pod: Pod, container: Container | None) -> None:
+        self.event = event
+        self.pod = pod
+        self.container = container
+        self.container_id = "" if container is None else container.id
+        self.news = None if container is None else (pod, container)
 
     async def perform(self, handler: Handler) -> bytes:
-        """Nothing can be said about it."""
-        await handler.state_changed(self.event, self._pod, self._container)
+        """The runtime expects nothing but that it was received."""
+        await handler.state_changed(self.event, self.pod, self.container)
         return b""
 
 
@@ -167,14 +160,31 @@ _ContainerRequest: TypeAlias = type[
 _Decoder: TypeAlias = Callable[[bytes], Operation | None]
 
 
+def _create(payload: bytes) -> Operation:
+    message = pb.CreateContainerRequest.FromString(payload)
+    return CreateContainer(pod_from(message.pod), container_from(message.container))
+
+
+def _update(payload: bytes) -> Operation:
+    message = pb.UpdateContainerRequest.FromString(payload)
+    pod, container = pod_from(message.pod), container_from(message.container)
+    changed = resources_from(message.linux_resources, f"update of container {container.id}")
+    return UpdateContainer(pod, container, changed)
+
+
+def _stop(payload: bytes) -> Operation:
+    message = pb.StopContainerRequest.FromString(payload)
+    return StopContainer(pod_from(message.pod), container_from(message.container))
+
+
 def _of_pod(event: Event, kind: _PodRequest) -> _Decoder:
-    return lambda payload: StateChange(event, kind.FromString(payload).pod, None)
+    return lambda payload: StateChange(event, pod_from(kind.FromString(payload).pod), None)
 
 
 def _of_container(event: Event, kind: _ContainerRequest) -> _Decoder:
     def decoded(payload: bytes) -> Operation:
         message = kind.FromString(payload)
-        return StateChange(event, message.pod, message.container)
+        return StateChange(event, pod_from(message.pod), container_from(message.container))
 
     return decoded
 
@@ -185,13 +195,14 @@ def _state_change(payload: bytes) -> Operation | None:
         event = Event(message.event)
     except ValueError:
         return None
-    return StateChange(event, message.pod, message.container if message.HasField("container") else None)
+    container = container_from(message.container) if message.HasField("container") else None
+    return StateChange(event, pod_from(message.pod), container)
 
 
 _DECODERS: Final[dict[str, _Decoder]] = {
-    "CreateContainer": lambda payload: CreateContainer(pb.CreateContainerRequest.FromString(payload)),
-    "UpdateContainer": lambda payload: UpdateContainer(pb.UpdateContainerRequest.FromString(payload)),
-    "StopContainer": lambda payload: StopContainer(pb.StopContainerRequest.FromString(payload)),
+    "CreateContainer": _create,
+    "UpdateContainer": _update,
+    "StopContainer": _stop,
     "StateChange": _state_change,
     "RunPodSandbox": _of_pod(Event.RUN_POD_SANDBOX, pb.RunPodSandboxRequest),
     "UpdatePodSandbox": _of_pod(Event.UPDATE_POD_SANDBOX, pb.UpdatePodSandboxRequest),
@@ -205,11 +216,11 @@ _DECODERS: Final[dict[str, _Decoder]] = {
     "RemoveContainer": _of_container(Event.REMOVE_CONTAINER, pb.RemoveContainerRequest),
 }
 METHODS: Final = frozenset(_DECODERS)
-"""The methods that `operation` knows: those about pods and containers, in both styles."""
+"""The methods that `decode` knows: those about pods and containers, in both styles."""
 
 
-def operation(method: str, payload: bytes) -> Operation | None:
-    """What a request asks the handler to decide; None for an event that has no meaning to anybody yet.
+def decode(method: str, payload: bytes) -> Operation | None:
+    """What a request asks the handler to decide; None for an event that this version of NRI does not know.
 
     Raises:
         PayloadError: the payload is not what the method says.

@@ -20,9 +20,8 @@ from bayplan.errors import UnavailableError
 from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
-from bayplan.nri.exchange import Exchange
-from bayplan.nri.lane import Lane
-from bayplan.nri.operations import Operation, Synchronize
+from bayplan.nri.operations import Operation
+from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.stale_entries import StaleEntries
@@ -59,7 +58,6 @@ class Life:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._pending: dict[int, Callable[[Response | None], None]] = {}
         self._asked = 0
-        self._lane = Lane(clock)
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
         self.cpusets = Cpusets(kernel.hierarchy, self.expectations, self.do)
         self.controller = Controller(
@@ -87,6 +85,7 @@ class Life:
         self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
         self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
         self._handler = SessionHandler(controller, self.verify_soon)
+        self._queue = RequestQueue(self._handler, clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
         """Read the disk, and accept the runtime's connection."""
@@ -98,7 +97,6 @@ class Life:
             await asyncio.sleep(0)
         restoring.result()
         self.thread.quick = False
-        self.begin(self._lane.run())
         self._handler.connected(runtime("0.12.0"))
 
     async def kill(self) -> None:
@@ -123,30 +121,20 @@ class Life:
     def ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
         """A request of the runtime, which it waits for no longer than a deadline."""
         self._asked += 1
-        number = self._asked
-        self._pending[number] = answered
+        self._pending[self._asked] = answered
+        self._queue.put(operation, self, self._asked, 0)
 
-        def send(response: Response) -> bool:
-            if not self.alive:
-                return False
-            self._pending.pop(number)(response)
-            return True
+    def send(self, response: Response) -> bool:
+        """The daemon answers a request, unless it was killed."""
+        if not self.alive:
+            return False
+        self._pending.pop(response.stream_id)(response)
+        return True
 
-        is_first = isinstance(operation, Synchronize)
-
-        def concluded(well: bool) -> None:
-            self.synchronized = well
-            self.synchronization_due = not well
-
-        exchange = Exchange(
-            operation,
-            number,
-            self._handler,
-            send,
-            lambda: is_first or self.synchronized,
-            concluded if is_first else None,
-        )
-        self._lane.put(exchange, DEADLINE_S)
+    def synchronization_ended(self, *, succeeded: bool) -> None:
+        """Note it: after a failure the session would connect again."""
+        self.synchronized = succeeded
+        self.synchronization_due = not succeeded
 
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """The controller's."""
@@ -173,7 +161,7 @@ class Life:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way but to wait for requests."""
-        return not (self.thread.waiting or self.executor.waiting or self._lane.busy or len(self.tasks) > 1)
+        return not (self.thread.waiting or self.executor.waiting or self._queue.busy or self.tasks)
 
     def _capacity_freed(self) -> None:
         self.narrowing_due = True

@@ -20,7 +20,7 @@ from bayplan.nri.operations import (
     Synchronize,
     UpdateContainer,
 )
-from bayplan.nri.translate import container_from, pod_from
+from bayplan.nri.translate import container_from, pod_from, resources_from
 from bayplan.nri.wire import Code, Response
 from support.flavors import CONTAINERD_2_3
 from support.interleaving.kernel import Kernel
@@ -57,21 +57,21 @@ class NriRuntime:
 
     def create(self, pod: pb.PodSandbox, spec: pb.Container) -> None:
         """Begin to create a container."""
-        request = pb.CreateContainerRequest(pod=pod, container=spec)
-        self.ask(CreateContainer(request), partial(self._created, Running(pod, spec)))
+        request = CreateContainer(pod_from(pod), container_from(spec))
+        self.ask(request, partial(self._created, Running(pod, spec)))
 
     def update(self, container_id: str, change: pb.LinuxResources) -> None:
         """Begin to change a container's resources."""
         one = self.containers[container_id]
-        request = pb.UpdateContainerRequest(pod=one.pod, container=one.spec, linux_resources=change)
-        self.ask(UpdateContainer(request), partial(self._updated, container_id, change))
+        resources = resources_from(change, container_id)
+        request = UpdateContainer(pod_from(one.pod), container_from(one.spec), resources)
+        self.ask(request, partial(self._updated, container_id, change))
 
     def stop(self, container_id: str) -> None:
         """A container has ended."""
         one = self.containers.pop(container_id)
         self.kernel.stop(one.spec.linux.cgroups_path)
-        request = pb.StopContainerRequest(pod=one.pod, container=one.spec)
-        self.ask(StopContainer(request), self._stopped)
+        self.ask(StopContainer(pod_from(one.pod), container_from(one.spec)), self._stopped)
 
     def step(self, number: int) -> None:
         """Do the next thing about one of the answers."""
@@ -96,16 +96,16 @@ class NriRuntime:
         self.containers[one.spec.id] = one
         self.kernel.start(path)
         self.kernel.set(path, cpu.cpus, cpu.mems)
-        self.ask(StateChange(Event.POST_CREATE_CONTAINER, one.pod, one.spec), _ignore)
+        self.ask(_state_change(Event.POST_CREATE_CONTAINER, one), _ignore)
 
     def _start(self, one: Running) -> None:
         if one.spec.id in self.containers:
-            request = StateChange(Event.START_CONTAINER, one.pod, one.spec)
+            request = _state_change(Event.START_CONTAINER, one)
             self.ask(request, lambda _: self.busy.append(deque([partial(self._started, one)])))
 
     def _started(self, one: Running) -> None:
         if one.spec.id in self.containers:
-            self.ask(StateChange(Event.POST_START_CONTAINER, one.pod, one.spec), _ignore)
+            self.ask(_state_change(Event.POST_START_CONTAINER, one), _ignore)
 
     def _updated(self, container_id: str, change: pb.LinuxResources, response: Response | None) -> None:
         if response is not None and response.code is not Code.OK:
@@ -119,7 +119,7 @@ class NriRuntime:
     def _post_update(self, container_id: str) -> None:
         one = self.containers.get(container_id)
         if one is not None:
-            self.ask(StateChange(Event.POST_UPDATE_CONTAINER, one.pod, one.spec), _ignore)
+            self.ask(_state_change(Event.POST_UPDATE_CONTAINER, one), _ignore)
 
     def _stopped(self, response: Response | None) -> None:
         if response is not None:
@@ -136,6 +136,10 @@ class NriRuntime:
             merge(one.spec.linux.resources, update.linux.resources)
             cpu = update.linux.resources.cpu
             self.kernel.set(one.spec.linux.cgroups_path, cpu.cpus, cpu.mems)
+
+
+def _state_change(event: Event, one: Running) -> StateChange:
+    return StateChange(event, pod_from(one.pod), container_from(one.spec))
 
 
 def _ignore(_: Response | None) -> None:

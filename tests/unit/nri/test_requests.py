@@ -9,7 +9,7 @@ import pytest
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import PlacementError
 from bayplan.model.workload import Adjustment, Update
-from bayplan.nri import Event, Patience
+from bayplan.nri import Event, Timeouts
 from bayplan.nri.link import MAX_UNSENT_BYTES
 from bayplan.nri.wire import Code, Response
 from bayplan.printable import MOST_CHARACTERS
@@ -53,11 +53,11 @@ CONTAINER_EVENTS = {
 async def taken_in(
     handler: RecordingHandler,
     clock: ManualClock | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     piece_bytes: int | None = None,
 ) -> AsyncIterator[Puppet]:
     endpoint = PuppetEndpoint(piece_bytes)
-    async with serving(handler, endpoint, clock=clock, patience=patience):
+    async with serving(handler, endpoint, clock=clock, timeouts=timeouts):
         puppet = await endpoint.puppets.get()
         await puppet.take_in(CONTAINERD_2_3)
         handler.heard.clear()
@@ -369,7 +369,7 @@ class TestDeadline:
         [(2.0, 1.0), (1.0, 0.75), (0.5, 0.25), (0.1, 0.05), (30.0, 1.0), (0.0, 1.0), (-1.0, 0.0)],
     )
     def test_budget(self, timeout_s, budget_s):
-        assert Patience().budget_s(int(timeout_s * 1e9)) == pytest.approx(budget_s)
+        assert Timeouts().budget_s(int(timeout_s * 1e9)) == pytest.approx(budget_s)
 
     async def test_a_runtime_with_less_patience(self):
         handler, clock, gate = RecordingHandler(), ManualClock(), Gate()

@@ -7,7 +7,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.workload import Adjustment, Update
-from bayplan.nri import Event, Patience, Session, UnixSocket
+from bayplan.nri import Event, Session, Timeouts, UnixSocket
 from bayplan.nri.inventory import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
 from bayplan.nri.wire import Code, Response
@@ -254,7 +254,7 @@ class TestRegistrationFails:
             await puppet.calls.get()
             clock.advance(30.0)
             assert puppet.link.open
-            clock.advance(Patience().registration_s - 30.0)
+            clock.advance(Timeouts().registration_s - 30.0)
             await puppet.ended
             await clock.until_armed(FIRST_DELAY_S)
             clock.advance(10.0)
@@ -266,7 +266,7 @@ class TestRegistrationFails:
             puppet = await endpoint.puppets.get()
             await puppet.registration()
             await puppet.call("Shut", service="something else")
-            clock.advance(Patience().registration_s)
+            clock.advance(Timeouts().registration_s)
             await puppet.ended
 
     async def test_a_synchronize_may_take_its_time(self):
@@ -495,6 +495,19 @@ class TestClose:
         await session.run()
         assert endpoint.attempts == 0
 
+    async def test_cancelled_while_it_decides_it_answers_all_and_begins_nothing(self):
+        endpoint, handler, gate = PuppetEndpoint(), RecordingHandler(), Gate()
+        handler.on_event = lambda _: gate.wait()
+        async with serving(handler, endpoint):  # which cancels at its end
+            puppet = await endpoint.puppets.get()
+            await puppet.take_in()
+            puppet.call("StartContainer", pb.StartContainerRequest())
+            puppet.call("CreateContainer", CREATE_ANYTHING)
+            await gate.reached.wait()
+        assert [event for event, _, _ in handler.misses] == [Event.CREATE_CONTAINER, Event.START_CONTAINER]
+        assert "create main" not in handler.heard
+        assert handler.begun == handler.ended
+
     async def test_a_handler_that_never_ends_holds_it_up_no_longer_than_a_deadline(self):
         endpoint, handler, clock, gate = PuppetEndpoint(), RecordingHandler(), ManualClock(), Gate()
         handler.on_event = lambda _: gate.wait()
@@ -527,6 +540,7 @@ class TestClose:
             plugin.link._transport.pause_reading()
             creation = asyncio.create_task(runtime.create_container(make_pod(), make_container(make_pod())))
             await answered.wait()
+            await session._queue.when_idle()
             closing = asyncio.create_task(session.close())
             await clock.until_armed()
             clock.advance(1.0)
