@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.admin.views import Drifted, RuntimeState, Snapshot, Unmanaged
+from bayplan.admin.snapshot import Drifted, RuntimeState, Snapshot, Unmanaged
 from bayplan.model.decision import (
     Decision,
     DeviceHint,

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bayplan.admin.views import Snapshot, View, nodes_view, spreads_of, status_view
+from bayplan.admin.snapshot import Snapshot
+from bayplan.admin.views import View, nodes_view, spreads_of, status_view
 from bayplan.admin_protocol import API_VERSION
 from bayplan.printable import printable
 

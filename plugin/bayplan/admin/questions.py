@@ -11,7 +11,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bayplan.admin.decision_view import View, decision_view
-from bayplan.admin.views import Snapshot, timestamp
+from bayplan.admin.snapshot import Snapshot
+from bayplan.admin.views import timestamp
 from bayplan.admin_protocol import API_VERSION, MAX_PODS
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine

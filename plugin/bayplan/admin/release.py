@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.admin.questions import Question
-from bayplan.admin.views import Snapshot
+from bayplan.admin.snapshot import Snapshot
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread

@@ -16,7 +16,8 @@ import msgspec
 
 from bayplan.admin.metrics import metrics_view
 from bayplan.admin.questions import Question
-from bayplan.admin.views import Snapshot, View, nodes_view, ping_view, status_view
+from bayplan.admin.snapshot import Snapshot
+from bayplan.admin.views import View, nodes_view, ping_view, status_view
 from bayplan.admin_protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES, printable_answer
 from bayplan.errors import BayplanError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer

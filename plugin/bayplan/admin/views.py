@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from msgspec import Struct, field
-
 from bayplan import __version__
+from bayplan.admin.snapshot import MemoryReservation, RuntimeState, Snapshot
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.kept_for_pods import kept_for_pods
 from bayplan.model.decision import QosSource
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Machine, Node
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.policy import PlacementPolicy
@@ -33,67 +32,6 @@ Spreads = Mapping[str, Spread]
 """The witness: what each container has on each node, by its id."""
 
 _US_PER_S: Final = 1_000_000
-
-
-class RuntimeState(Struct, frozen=True):
-    """The connected container runtime; ``capabilities`` says by name what it can do for us."""
-
-    name: str
-    version: str
-    nri_version: str
-    capabilities: Mapping[str, bool] = field(default_factory=dict)
-
-
-class Unmanaged(Struct, frozen=True):
-    """A container that the runtime created without asking us."""
-
-    container_id: str
-    name: str
-
-
-class Drifted(Struct, frozen=True):
-    """A container whose cgroup is not as decided; ``difference`` is for people."""
-
-    container_id: str
-    name: str
-    difference: str
-
-
-class MemoryReservation(Struct, frozen=True):
-    """How it is known what a node keeps of its memory: what settings come to, and what others than containers
-    were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
-    is by how much the reservation may rise next, 0 where it does not depend on measurements."""
-
-    configured_bytes: int = 0
-    held_bytes: int | None = None
-    measured_us: int | None = None
-    margin_bytes: int = 0
-
-
-class Snapshot(Struct, frozen=True):
-    """Everything that the views show, at one moment. Times are microseconds since the epoch.
-
-    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
-    was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
-    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
-    the nodes' memory, None where nobody looks.
-    """
-
-    taken_us: int
-    started_us: int
-    machine: Machine
-    policy: PlacementPolicy
-    ledger: Ledger
-    engine: str = ""
-    runtime: RuntimeState | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    unmanaged: tuple[Unmanaged, ...] = ()
-    drift: tuple[Drifted, ...] = ()
-    oom_score_adj: Mapping[str, int] = field(default_factory=dict)
-    kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
-    live: LivePages | None = None
 
 
 def ping_view(snapshot: Snapshot) -> View:

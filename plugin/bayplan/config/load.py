@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_files import kubelet_sources
-from bayplan.config.managers import engine_of, wrong_options
-from bayplan.config.reservations import resolve_policy
+from bayplan.config.kubelet_rules import wrong_options
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.config.sources import (
     Document,
@@ -28,8 +27,6 @@ from bayplan.config.sources import (
 from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, show, unknown_key
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.model.policy import MemoryReservationPolicy
-
-__all__ = ["DEFAULT_DIRECTORY", "Settings", "engine_of", "load_settings", "resolve_policy"]
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _FLAGS: Final = "command line"

@@ -1,7 +1,7 @@
 """The settings held against the machine: which node keeps how much from containers, and the policy.
 
 Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
-threshold (`bayplan.config.managers`); otherwise those three are what is spread over the nodes when
+threshold (`bayplan.config.kubelet_rules`); otherwise those three are what is spread over the nodes when
 reservedMemory is not given, and what was measured on a node counts if it is more.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.config.managers import eviction_bytes, kept_cpus, wrong_on_machine
+from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, wrong_on_machine
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
 from bayplan.engines.kubelet.resources import is_memory

@@ -21,11 +21,9 @@ from bayplan import __version__
 from bayplan.admin.questions import Question, explaining, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.server import AdminServer
-from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
-from bayplan.admin.views import Snapshot
+from bayplan.admin.snapshot import Snapshot, kernel_oom_score_adj, snapshot_of
 from bayplan.config.keys import changed_at_start
-from bayplan.config.load import engine_of
-from bayplan.config.managers import remarks_on_machine
+from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets

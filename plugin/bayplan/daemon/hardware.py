@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from bayplan.admin.views import MemoryReservation
+from bayplan.admin.snapshot import MemoryReservation
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.control.controller import Controller

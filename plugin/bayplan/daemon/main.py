@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.config.flags import build_parser, given_flags
-from bayplan.config.load import load_settings, resolve_policy
-from bayplan.config.managers import remarks_on_machine
-from bayplan.config.reservations import wrong_here
+from bayplan.config.kubelet_rules import remarks_on_machine
+from bayplan.config.load import load_settings
+from bayplan.config.reservations import resolve_policy, wrong_here
 from bayplan.config.settings import Settings
 from bayplan.control.reading import read_within
 from bayplan.daemon import logs

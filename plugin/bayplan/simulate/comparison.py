@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.admin_protocol import API_VERSION
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
-from bayplan.config.managers import engine_of
 from bayplan.config.reservations import reserved_bytes, resolve_policy
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.model.decision import Move

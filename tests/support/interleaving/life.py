@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from bayplan.config.load import engine_of
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets

@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from pathlib import Path
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.config.load import engine_of
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.transactions import RETRY_S, Basis
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayplan.admin.views import Snapshot
+from bayplan.admin.snapshot import Snapshot
 from support.snapshots import make_snapshot
 
 

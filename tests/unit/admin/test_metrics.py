@@ -5,7 +5,8 @@ import re
 from msgspec.structs import replace
 
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.views import Snapshot, nodes_view, spreads_of, status_view
+from bayplan.admin.snapshot import Snapshot
+from bayplan.admin.views import nodes_view, spreads_of, status_view
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.quantity import GIB

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.server import MAX_CLIENTS, AdminServer
-from bayplan.admin.views import Snapshot
+from bayplan.admin.snapshot import Snapshot
 from bayplan.admin_protocol import MAX_REQUEST_BYTES
 from bayplan.errors import HostError, UnavailableError
 

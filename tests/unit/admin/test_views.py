@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.views import MemoryReservation, Snapshot, nodes_view, ping_view, status_view
+from bayplan.admin.snapshot import MemoryReservation, Snapshot
+from bayplan.admin.views import nodes_view, ping_view, status_view
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node, Performance
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.views import MemoryReservation, nodes_view, status_view
+from bayplan.admin.snapshot import MemoryReservation
+from bayplan.admin.views import nodes_view, status_view
 from bayplan.cli.main import VERBS, main
 from bayplan.cli.render import Column, Table, show
 from bayplan.model.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
@@ -223,7 +224,7 @@ def test_a_terminal_gets_colours_unless_told_otherwise(daemon: "Daemon") -> None
 
 
 def test_names_cannot_move_the_cursor(daemon: "Daemon", capsys: Capture) -> None:
-    from bayplan.admin.views import Unmanaged
+    from bayplan.admin.snapshot import Unmanaged
 
     daemon.snapshot = make_snapshot(unmanaged=(Unmanaged("x", "default/\x1b[2J\x1b]0;pwned\x07/[bold]c"),))
     assert main(["status", "--admin-socket", str(daemon.path)]) == 0

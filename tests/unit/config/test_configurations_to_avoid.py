@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.config.kubelet_rules import remarks_on_machine
 from bayplan.config.load import load_settings
-from bayplan.config.managers import remarks_on_machine
 from bayplan.config.reservations import resolve_policy
 from bayplan.errors import ConfigError
 from bayplan.model.policy import TopologyPolicy

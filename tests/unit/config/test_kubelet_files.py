@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.config.kubelet_rules import eviction_bytes
 from bayplan.config.load import load_settings
-from bayplan.config.managers import eviction_bytes
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.model.policy import TopologyPolicy

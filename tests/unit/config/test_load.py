@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.keys import KEYS
+from bayplan.config.kubelet_rules import eviction_bytes
 from bayplan.config.load import load_settings
-from bayplan.config.managers import eviction_bytes
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy

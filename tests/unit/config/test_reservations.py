@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.config.load import engine_of, resolve_policy
+from bayplan.config.kubelet_rules import engine_of
+from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.engine import KubeletEngine
