@@ -172,15 +172,18 @@ class PressureWatch:
         machine = look.machine
         self._memory.keep(one.container_id for one in residents)
         containers = self._containers(look, residents)
-        outside = {
+        # As long as somebody's cgroup is not known, a slice may have a container in it.
+        all_known = look.ledger.entries.keys() <= containers.keys()
+        outside = self._memory.outside() if all_known else {}
+        services = {
             path: outside_pages(
                 machine, path, mems, held.unreclaimable_bytes, held.of_processes_bytes, held.of_files_bytes
             )
-            for path, (mems, held) in self._memory.outside().items()
+            for path, (mems, held) in outside.items()
         }
-        everybody = (*containers.values(), *outside.values())
+        everybody = (*containers.values(), *services.values())
         found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine))
-        return LivePages(time.time_ns() // 1000, nodes, containers, found, outside)
+        return LivePages(time.time_ns() // 1000, nodes, containers, found, services)
 
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest
@@ -193,6 +196,12 @@ class PressureWatch:
         if nodes.keys() != before.nodes.keys():
             return True
         bands = start_bytes(look.machine)
+        if self.mode is MemoryPressure.RELIEVE and since_s >= AT_RISK_S:
+            expected = before.plan.expected_bytes
+            if any(
+                now.free_bytes < min(expected.get(node, 0), bands.get(node, 0)) for node, now in nodes.items()
+            ):
+                return True  # Some of it can be reclaimed.
         return any(_matters(before, node, now, bands.get(node, 0)) for node, now in nodes.items())
 
     def _containers(self, look: Look, residents: Sequence[Resident]) -> dict[str, ContainerPages]:

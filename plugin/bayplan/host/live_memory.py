@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.directory import Directory
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
 from bayplan.placement.page_placement import NodeMemory
@@ -40,8 +39,8 @@ _NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
 """Most containers have nothing on most nodes."""
 
 
-_KUBELET_ROOT: Final = "kubepods"
-"""Where kubelet has its containers, with both cgroup drivers; there may be none of them yet."""
+_SERVICES: Final = ("system.slice", "user.slice")
+"""Not machine.slice, where systemd has containers and virtual machines, nor what somebody else made."""
 
 
 class Watermarks(Struct, frozen=True):
@@ -165,18 +164,16 @@ class ContainerMemory:
         return found
 
     def outside(self) -> dict[str, tuple[NodeSet, HeldPages]]:
-        """What the machine's own services hold, by the cgroup directly below the root, with the nodes that
-        they may use: of all such cgroups in which there is no container. Nothing on cgroup v1, which does not
-        keep them apart."""
+        """What the machine's own services hold, by the slice of systemd that they are in, with the nodes that
+        they may use; no slice in which there is a container. Nothing on cgroup v1, where memory by node does
+        not go with the slices."""
         if not self._hierarchy.unified:
             return {}
         root = self._hierarchy.mounts[MEMORY]
         inside = {path.split("/")[1] for path in self.cgroups.values()}
         found = {}
-        with Directory.open(root) as directory:
-            names = directory.children()
-        for name in names:
-            if name in inside or name == _KUBELET_ROOT or name.startswith(f"{_KUBELET_ROOT}."):
+        for name in _SERVICES:
+            if name in inside:
                 continue
             try:
                 mems = parse_file(f"{root}/{name}/cpuset.mems.effective", NodeSet.parse)

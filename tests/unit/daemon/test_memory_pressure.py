@@ -377,15 +377,16 @@ def test_services_of_the_machine_are_moved_like_others_and_shown_as_held_outside
     async def scenario() -> None:
         async with around(tmp_path, RELIEVE) as it:
             it.live.hold("/system.slice", {0: 500 * MIB, 1: 10 * MIB})
-            # Of pods that are gone, or that nobody has listed yet: containers, whoever they are.
-            it.live.hold("/kubepods.slice", {0: 20 * MIB})
-            it.live.hold("/pinned.slice", {0: 10 * MIB})
-            (it.live.node.directory("/pinned.slice") / "cpuset.mems.effective").write_text("0\n")
+            # Somebody else's containers and virtual machines.
+            it.live.hold("/machine.slice", {0: 20 * MIB})
+            it.live.hold("/user.slice", {0: 10 * MIB})
+            (it.live.node.directory("/user.slice") / "cpuset.mems.effective").write_text("0\n")
             assert await it.until_calm() == 1
             assert it.live.held["/system.slice"][0] < 500 * MIB
-            assert it.live.held["/pinned.slice"] == {0: 10 * MIB}
+            assert it.live.held["/user.slice"] == {0: 10 * MIB}
+            assert it.live.held["/machine.slice"] == {0: 20 * MIB}
             assert it.watch.latest is not None
-            assert it.watch.latest.outside.keys() == {"/system.slice", "/pinned.slice"}
+            assert it.watch.latest.outside.keys() == {"/system.slice", "/user.slice"}
             # BestEffort went first.
             assert it.live.held[BATCH_PATH][0] == 0
             (record,) = await it.one.controller.recorder.page_moves(10, "/system.slice")
