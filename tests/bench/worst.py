@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.attempts import SEARCH_ENDED
+from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.flow import crosses
-from bayplan.engines.exact.reasons import SEARCH_ENDED
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -157,21 +157,21 @@ def wishing(nodes: int, count: int) -> Callable[[random.Random], Case]:
 
 
 CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
-    "8 nodes, 100 crossing, best-effort": crossing(8, 100, 3, BEST_EFFORT),
+    "8 nodes, 100 crossing, best-budget": crossing(8, 100, 3, BEST_EFFORT),
     "8 nodes, 300 flexible, restricted": crossing(8, 300, 4, RESTRICTED, flexible=True),
     "14 nodes, empty, 7": empty(14, 7),
     "14 nodes, 600 crossing, restricted": crossing(14, 600, 7, RESTRICTED, largest=8),
     "16 nodes, empty, 6": empty(16, 6),
-    "16 nodes, 100 crossing, best-effort": crossing(16, 100, 6, BEST_EFFORT),
+    "16 nodes, 100 crossing, best-budget": crossing(16, 100, 6, BEST_EFFORT),
     "16 nodes, 300 flexible, restricted": crossing(16, 300, 6, RESTRICTED, flexible=True),
     "24 nodes, 300 crossing, restricted": crossing(24, 300, 7, RESTRICTED, largest=8),
-    "32 nodes, 100 crossing, best-effort": crossing(32, 100, 8, BEST_EFFORT),
+    "32 nodes, 100 crossing, best-budget": crossing(32, 100, 8, BEST_EFFORT),
     "34 nodes, exact cover": cover(18, 16),
     "64 nodes, exact cover": cover(24, 40),
     "64 nodes, empty, 3": empty(64, 3),
     "64 nodes, empty, 12": empty(64, 12),
     "64 nodes in sockets, 7": in_sockets(64, 7),
-    "64 nodes, 100 crossing, best-effort": crossing(64, 100, 6, BEST_EFFORT),
+    "64 nodes, 100 crossing, best-budget": crossing(64, 100, 6, BEST_EFFORT),
     "64 nodes, 100 crossing, restricted": crossing(64, 100, 20, RESTRICTED),
     "64 nodes, 100 flexible, restricted": crossing(64, 100, 20, RESTRICTED, flexible=True),
     "64 nodes, 1000 flexible, restricted": crossing(64, 1000, 20, RESTRICTED, flexible=True),

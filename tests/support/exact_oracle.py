@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.exact.reasons import SEARCH_ENDED
 from bayplan.engines.exact.witness import by_node, witness
 from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request

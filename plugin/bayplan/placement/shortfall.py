@@ -6,7 +6,7 @@ operator is told which containers are concerned.
 
 from msgspec import Struct
 
-from bayplan.engines.exact.books import NAMED_HOLDERS
+from bayplan.engines.exact.resources import NAMED_HOLDERS
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Shortage
 from bayplan.model.ledger import Ledger

@@ -1,4 +1,8 @@
-"""One attempt to place a container: a ground with the sets on it that the policy allows; why it failed."""
+"""One attempt to place a container, and the sentences that say what came of it.
+
+An attempt has candidate nodes and the sets of them that the policy allows. Where none of these fits, the
+refusal says what could never fit, or else which smallest set of nodes is short (the minimum cut).
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,16 +13,26 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Amounts, Books, shortage
 from bayplan.engines.exact.branching import Branching
-from bayplan.engines.exact.claiming import Ground, claimed_amounts
+from bayplan.engines.exact.budget import StepBudget
+from bayplan.engines.exact.claiming import (
+    CandidateNodes,
+    claimed_amounts,
+    most_on_empty,
+    unreserved_cpus,
+)
 from bayplan.engines.exact.criteria import Question
-from bayplan.engines.exact.effort import Effort
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.reasons import amounts_text, cpus_text, too_large, unproven_refusal
+from bayplan.engines.exact.resources import Amounts, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request, Shortage
 from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.quantity import format_bytes
+from bayplan.sets import NodeSet
+
+SEARCH_ENDED: Final = "search-ended"
+"""Code of the reason that a search was given up before every set of nodes was ruled out."""
 
 MAX_TARGETS: Final = 16
 """For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
@@ -31,9 +45,9 @@ _MAX_SETS_OF_A_REFUSAL: Final = 1000
 
 
 class Attempt(Struct, frozen=True):
-    """A ground with the sets on it that the policy allows, and what they are wanted for."""
+    """Candidate nodes with the sets of them that the policy allows, and what they are wanted for."""
 
-    ground: Ground
+    candidates: CandidateNodes
     area: Area
     question: Question
 
@@ -42,34 +56,34 @@ class Attempt(Struct, frozen=True):
         among them the nearest."""
         area, bare = self.area, replace(self.question, amounts={})
         if area.exactly:
-            if bare.plausible(area.ground):
-                yield area.ground
+            if bare.plausible(area.allowed):
+                yield area.allowed
             return
-        widths = range(1, min(area.widest, area.ground.bit_count()) + 1)
+        widths = range(1, min(area.widest, area.allowed.bit_count()) + 1)
         for width in reversed(widths) if widest_first else widths:
-            for nodes in bare.site.ranked(area.ground, width, {}):
+            for nodes in bare.topology.ranked(area.allowed, width, {}):
                 if bare.plausible(nodes):
                     yield nodes
 
-    def reachable(self, loose: Books, effort: Effort) -> Iterator[int]:
-        """Those with room on *loose*, the books as if all others had moved over as far as they may; if there
-        are too many to look at each, one of the others as well if none of the good ones has room."""
-        question, area, found = replace(self.question.on(loose), effort=effort), self.area, False
-        lookup = question.lookup
+    def reachable(self, relaxed: ResourceFlows, budget: StepBudget) -> Iterator[int]:
+        """Those with room on *relaxed*, the flows as if all others were as wide as they may be; if there are
+        too many to look at each, one of the others as well if none of the good ones has room."""
+        question, area, found = replace(self.question.on(relaxed), budget=budget), self.area, False
+        counted = question.counted
         for nodes in self.targets():
-            before = lookup.steps
-            fits = question.plausible(nodes) and lookup.fits(nodes, question.amounts)
-            effort.spent += _STEPS_OF_A_TARGET + lookup.steps - before
+            before = counted.steps
+            fits = question.plausible(nodes) and counted.fits(nodes, question.amounts)
+            budget.spent += _STEPS_OF_A_TARGET + counted.steps - before
             if fits:
                 found = True
                 yield nodes
-            if effort.exhausted:
-                effort.ended = True
+            if budget.exhausted:
+                budget.ended = True
                 return
-        width = min(area.widest, area.ground.bit_count())
-        if found or area.exactly or not question.site.too_many(area.ground, width):
+        width = min(area.widest, area.allowed.bit_count())
+        if found or area.exactly or not question.topology.too_many(area.allowed, width):
             return
-        nodes = Branching(question, area.ground, 0, width).any_set(at_all=True)
+        nodes = Branching(question, area.allowed, 0, width).any_set(at_all=True)
         if nodes:
             yield nodes
 
@@ -77,14 +91,14 @@ class Attempt(Struct, frozen=True):
 def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
     """The refusal of *request* after its last *attempt*: what could never fit, else the minimum cut of the
     set that lacks least, among the widest ones, within which all the others are."""
-    ground, question, lacking = attempt.ground, attempt.question, None
+    candidates, question, lacking = attempt.candidates, attempt.question, None
     text = _what_and_where(attempt, request)
-    most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.lookup.claimed))))
+    most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed))))
     many = islice(attempt.targets(widest_first=True), _MAX_SETS_OF_A_REFUSAL)
     targets = nlargest(most, many, key=partial(_likelihood, question))
-    never = too_large(question, attempt.area) if ground.nodes else ""
-    if not ground.nodes:
-        text = f"{ground.why}, {ground.obstacle}"
+    never = too_large(question, attempt.area) if candidates.nodes else ""
+    if not candidates.nodes:
+        text = f"{candidates.why}, {candidates.obstacle}"
     elif never:
         text = f"{text}; {never}"
     elif not targets:
@@ -100,27 +114,27 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     if current is not None:
         text = f"{text}; it keeps what it has"
     reasons = [Reason("no-room", text)]
-    if question.effort.ended:
-        reasons.append(unproven_refusal(question.effort))
+    if question.budget.ended:
+        reasons.append(unproven_refusal(question.budget))
     return Decision(request, Outcome.REFUSED, reasons=tuple(reasons), shortage=lacking)
 
 
 def _likelihood(question: Question, nodes: int) -> tuple[bool, int]:
     """Whether *nodes* could hold the request if they were empty, and how much room they have at best."""
-    books, amounts = question.books, question.amounts
-    could = all(books.flow(resource).capacity_of(nodes) >= amount for resource, amount in amounts.items())
+    flows, amounts = question.flows, question.amounts
+    could = all(flows.flow(resource).capacity_of(nodes) >= amount for resource, amount in amounts.items())
     first = next(iter(amounts), None)
     rooms = question.free_cpus if first is None else question.rooms[first]
     return could, sum(rooms.get(node, 0) for node in bits(nodes))
 
 
 def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
-    """Why a preferred ground was left."""
-    why = attempt.ground.why
-    if not attempt.ground.nodes:
-        return Reason("wish-not-granted", f"{why}, {attempt.ground.obstacle}")
+    """Why preferred nodes were not taken."""
+    why = attempt.candidates.why
+    if not attempt.candidates.nodes:
+        return Reason("wish-not-granted", f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
-    lacking = _lacking(question, ledger, attempt.area.ground, question.amounts)
+    lacking = _lacking(question, ledger, attempt.area.allowed, question.amounts)
     text = lacking.sentence() if lacking else "no set of them will do"
     return Reason("wish-not-granted", f"{why}: {text}")
 
@@ -130,15 +144,87 @@ def _what_and_where(attempt: Attempt, request: Request) -> str:
     asked = amounts_text(amounts, attempt.question.cpus)
     if amounts and amounts != claimed_amounts(request):
         asked += " with the rest of its pod"
-    width, policy = attempt.area.widest, attempt.question.books.policy.topology.value
+    width, policy = attempt.area.widest, attempt.question.flows.policy.topology.value
     allowed = f" on {'one node' if width == 1 else f'{width} nodes'} under {policy}"
-    if not attempt.ground.why:
+    if not attempt.candidates.why:
         return f"asks for {asked}{allowed}"
-    if attempt.area.exactly or width >= len(attempt.ground.nodes):
+    if attempt.area.exactly or width >= len(attempt.candidates.nodes):
         allowed = ""
-    return f"asks for {asked}{allowed} and {attempt.ground.why}"
+    return f"asks for {asked}{allowed} and {attempt.candidates.why}"
 
 
 def _lacking(question: Question, ledger: Ledger, nodes: int, amounts: Amounts) -> Shortage | None:
-    cut = question.books.cut(nodes, amounts)
-    return None if cut is None else shortage(question.books, ledger, cut, amounts[cut.resource])
+    cut = question.flows.cut(nodes, amounts)
+    return None if cut is None else shortage(question.flows, ledger, cut, amounts[cut.resource])
+
+
+def chosen(nodes: NodeSet) -> Reason:
+    """That *nodes* are the best set; by what they beat the next is in the decision's `Advantage`."""
+    return Reason("best-set", f"node {nodes} is the best set with room")
+
+
+def overlap(nodes: NodeSet, count: int) -> Reason:
+    """That *nodes* cross sets with other promises."""
+    text = f"node {nodes} crosses {count} other sets with promises, as nothing else fits"
+    return Reason("overlap", text)
+
+
+def unproven_best(budget: StepBudget) -> Reason:
+    """That the search was given up before all other sets were ruled out."""
+    text = f"the search ended after {budget.spent} steps: a narrower, nearer or less crossing set may exist"
+    return Reason(SEARCH_ENDED, text)
+
+
+def unproven_refusal(budget: StepBudget) -> Reason:
+    """That the search was given up before every set was ruled out."""
+    text = f"the search ended after {budget.spent} steps: a set with room that was not looked at may exist"
+    return Reason(SEARCH_ENDED, text)
+
+
+def amounts_text(amounts: Amounts, cpus: int) -> str:
+    """``2Gi and 64Mi of hugepages-2Mi and 3 CPUs``."""
+    parts = [
+        format_bytes(amount) if resource == MEMORY else f"{format_bytes(amount)} of {resource}"
+        for resource, amount in amounts.items()
+    ]
+    if cpus:
+        parts.append(f"{cpus} CPU{'' if cpus == 1 else 's'}")
+    return " and ".join(parts) or "nothing"
+
+
+def too_large(question: Question, area: Area) -> str:
+    """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
+    allowed, topology, flows = NodeSet.of_mask(area.allowed), question.topology, question.flows
+    for resource, amount_bytes in question.amounts.items():
+        held_bytes, nodes = most_on_empty(flows.capacity.get(resource, {}), allowed, area.widest)
+        if held_bytes < amount_bytes:
+            what = "" if resource == MEMORY else f" of {resource}"
+            short = f", {format_bytes(amount_bytes - held_bytes)} too little"
+            hidden = format_bytes(held_bytes) == format_bytes(amount_bytes)
+            held = f"{format_bytes(held_bytes)}{what}{short if hidden else ''}"
+            return _most_of_all("hold", nodes, held, allowed)
+    if question.cpus:
+        count, nodes = most_on_empty(unreserved_cpus(topology, flows), allowed, area.widest)
+        if count < question.cpus:
+            return _most_of_all("have", nodes, f"{count} CPUs for containers of their own", allowed)
+    return ""
+
+
+def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
+    if len(nodes) == 1:
+        verb = {"hold": "holds", "have": "has"}[verb]
+    names = f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+    if nodes == allowed:
+        return f"{names} {verb} {held} in all"
+    largest = "no node is" if len(nodes) == 1 else f"no {len(nodes)} nodes are"
+    return f"{largest} that large: {names} {verb} the most, {held}"
+
+
+def cpus_text(question: Question, area: Area) -> str:
+    """Why no set of *area* has the CPUs and devices."""
+    if question.cpus:
+        free = ", ".join(
+            f"{question.cpus_on(node)} on node {node.bit_length() - 1}" for node in bits(area.allowed)
+        )
+        return f"free CPUs: {free}"
+    return "its devices are not together on so few nodes"

@@ -1,9 +1,13 @@
 """The best set of nodes of one width among too many to look at each: branch and bound.
 
-Nodes are added one by one. A branch ends where no choice of the rest can do (`demands`), or none can be
-better than what is known: sets that are crossed already (`crossings`), and the distances that so many
-nodes have at best (`nearness`). Of nodes that could change places the roomier one is tried first, and the
-other only beside it. Invariant: what was not found does not exist, unless `Effort.ended`.
+Nodes are included one by one. A branch ends where no choice of the rest can do, or none can be better than
+what is known (`bounds`). Of nodes that could change places the roomier one is tried first, and the other only
+beside it. Invariant: what was not found does not exist, unless `StepBudget.ended`.
+
+Example: 3 of the nodes 0 to 4. The root includes none; its first child includes node 0 and may add 1 to 4,
+the second one includes node 1 and may add 2 to 4, because all sets with node 0 were in the first. The third
+one includes node 2 and adds both of 3 and 4; there is no fourth. This is a depth-first walk with a stack of
+branches, each of which knows its next child.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,75 +17,67 @@ from typing import Final
 
 from msgspec import Struct
 
+from bayplan.engines.exact.bounds import CrossableSets, Crossings, Demand, Supply
 from bayplan.engines.exact.criteria import Question, overlapping_sets
-from bayplan.engines.exact.crossings import Crossable, Crossings
-from bayplan.engines.exact.demands import Gains, Holding, demands_of
 from bayplan.engines.exact.flow import bits
 
 Limit = tuple[int, int]
 """Crossed sets and distance that a set has to beat."""
 
-QUICK_BRANCHES: Final = 64
-"""After so many branches it pays to ask in every branch what each of the rest would add there."""
 _STEPS_OF_A_BRANCH: Final = 40
 _SETS_A_STEP: Final = 16
 """What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
 
 
 class _Branch(Struct):
-    """All sets that contain ``included`` and otherwise only nodes of ``rest``, which are in the order of
-    trying. ``near`` maps each of these to its distance from ``included``. ``excluded`` are the nodes of the
-    ground that are neither."""
+    """All sets that contain ``included`` and ``missing`` nodes of ``rest``, which are in the order of trying;
+    those before ``position`` were tried. ``supplies`` has one item for each demand. ``near`` maps each of the
+    rest to the sum of its distances to the included nodes, whose own distances sum to ``distance``.
+    ``excluded`` are the allowed nodes that are neither included nor still to be tried."""
 
     included: int
     missing: int
-    holdings: tuple[Holding, ...]
-    gains: tuple[Gains, ...]
+    supplies: tuple[Supply, ...]
     rest: Sequence[int]
     near: Mapping[int, int]
     distance: int
     crossings: Crossings
-    excluded: int
+    excluded: int = 0
     position: int = 0
 
 
 class Branching:
-    """The sets of *width* nodes of *ground* that contain *core*, and what *question* asks of them."""
+    """The sets of *width* of the *allowed* nodes that contain *core*, and what *question* asks of them."""
 
-    def __init__(
-        self, question: Question, ground: int, core: int, width: int, quick_branches: int = QUICK_BRANCHES
-    ) -> None:
-        self.question, self.ground, self.core, self.width = question, ground, core, width
-        self.quick_branches = quick_branches
-        self.effort, self.pairs = question.effort, question.site.pairs
-        self.nearness = question.site.nearness(ground, width)
-        self.demands = demands_of(question)
-        self.crossable = Crossable(question.lookup.claimed, ground, width)
+    def __init__(self, question: Question, allowed: int, core: int, width: int) -> None:
+        self.question, self.allowed, self.core, self.width = question, allowed, core, width
+        self.budget, self.pairs = question.budget, question.topology.pairs
+        self.nearest_nodes = question.topology.nearest_nodes(allowed, width)
+        self.demands = _demands_of(question)
+        self.crossable = CrossableSets(question.counted.claimed, allowed, width)
         self.limit: Limit | None = None
-        self.branches = 0
 
     def any_set(self, *, at_all: bool = False) -> int:
         """A set that fits, roomy nodes first; 0 if there is none. *at_all*: then nothing else would fit."""
         self.limit = None
-        self.effort.begin_proof(at_all=at_all)
+        self.budget.begin_proof(at_all=at_all)
         return next(self._leaves(), 0)
 
     def better_sets(self, limit: Limit) -> Iterator[int]:
         """Sets that fit and are better than *limit*, each better than those before."""
         self.limit = limit
-        self.effort.begin_proof()
+        self.budget.begin_proof()
         for nodes in self._leaves():
-            self.effort.take(len(self.question.lookup.claimed) // _SETS_A_STEP)
-            found = overlapping_sets(self.question, nodes), self.question.site.distance(nodes)
+            self.budget.take(len(self.question.counted.claimed) // _SETS_A_STEP)
+            found = overlapping_sets(self.question, nodes), self.question.topology.distance(nodes)
             if found < self.limit:
                 self.limit = found
                 yield nodes
 
     def _leaves(self) -> Iterator[int]:
         """Every set that fits and was not ruled out."""
-        self.branches = 0
-        trunk = self._trunk()
-        stack = [] if trunk is None else [trunk]
+        root = self._root()
+        stack = [] if root is None else [root]
         while stack:
             branch = stack[-1]
             if not branch.missing:
@@ -93,7 +89,7 @@ class Branching:
                 stack.pop()
                 continue
             steps_of_a_node = 1 if self.limit is None else 2
-            if not self.effort.take(
+            if not self.budget.take(
                 _STEPS_OF_A_BRANCH + steps_of_a_node * (len(branch.rest) - branch.position)
             ):
                 return
@@ -101,22 +97,22 @@ class Branching:
             if child is not None:
                 stack.append(child)
 
-    def _trunk(self) -> _Branch | None:
+    def _root(self) -> _Branch | None:
         """All sets there are."""
-        holdings = tuple(map(Holding.none, self.demands))
+        supplies = tuple(map(Supply.none, self.demands))
         crossings, sets_of = self.crossable.start, self.crossable.sets_of
         for node in bits(self.core):
-            holdings = tuple(holding.with_node(node) for holding in holdings)
+            supplies = tuple(supply.with_node(node) for supply in supplies)
             crossings = crossings.including(sets_of[node])
         # Ties are broken by this order, so that equal nodes are tried with the roomiest first.
         rest = sorted(
-            bits(self.ground & ~self.core),
+            bits(self.allowed & ~self.core),
             key=lambda node: (*(-demand.most.get(node, 0) for demand in self.demands), node),
         )
         near = {node: sum(self.pairs[node][other] for other in bits(self.core)) for node in rest}
-        gains = tuple(Gains(demand.most) for demand in self.demands)
-        distance = self.question.site.distance(self.core)
-        return self._branch(self.core, holdings, gains, rest, near, distance, crossings)
+        distance = self.question.topology.distance(self.core)
+        missing = self.width - self.core.bit_count()
+        return self._pruned(_Branch(self.core, missing, supplies, rest, near, distance, crossings))
 
     def _next(self, branch: _Branch) -> int:
         """The next node to include, all before it being excluded; 0 if nothing is left to try."""
@@ -136,133 +132,80 @@ class Branching:
 
     def _ruled_out(self, branch: _Branch, rest: Sequence[int]) -> bool:
         """Whether no choice of *rest* will do."""
-        return any(
-            not holding.useful(rest, branch.missing, gains)
-            for holding, gains in zip(branch.holdings, branch.gains, strict=True)
-        ) or self._too_far(branch.crossings.crossed, branch.distance, branch.near, rest, branch.missing)
+        short = any(not supply.useful(rest, branch.missing) for supply in branch.supplies)
+        return short or self._too_far(branch, rest)
 
     def _with_node(self, branch: _Branch, node: int) -> _Branch | None:
-        self.branches += 1
-        included, rest, row = branch.included | node, branch.rest[branch.position :], self.pairs[node]
-        holdings = tuple([holding.with_node(node) for holding in branch.holdings])
-        gains = branch.gains
-        self.effort.take(sum([holding.steps for holding in holdings]))
-        if self.branches > self.quick_branches and len(rest) >= branch.missing - 1 > 0:
-            # What the rest added before bounds what it adds now: that may already be too little.
-            rest = self._useful(holdings, gains, rest, branch.missing - 1)
-            gains = tuple(
-                holding.gains_of(rest, before) for holding, before in zip(holdings, gains, strict=True)
-            )
-            self.effort.take(sum([each.steps for each in gains]))
+        """The branch of *branch* that includes *node*; None if no set of it will do."""
+        missing, rest, row = branch.missing - 1, branch.rest[branch.position :], self.pairs[node]
+        supplies = tuple([supply.with_node(node) for supply in branch.supplies])
+        self.budget.take(sum([supply.steps for supply in supplies]))
         near = {other: branch.near[other] + row[other] for other in rest}
         crossings = branch.crossings.including(self.crossable.sets_of[node])
         distance = branch.distance + branch.near[node]
-        return self._branch(included, holdings, gains, rest, near, distance, crossings)
+        return self._pruned(
+            _Branch(branch.included | node, missing, supplies, rest, near, distance, crossings)
+        )
 
-    def _branch(
-        self,
-        included: int,
-        holdings: tuple[Holding, ...],
-        gains: tuple[Gains, ...],
-        rest: Sequence[int],
-        near: Mapping[int, int],
-        distance: int,
-        crossings: Crossings,
-    ) -> _Branch | None:
-        """The branch, without nodes that no set of it can contain; None if no set of it will do."""
-        missing = self.width - included.bit_count()
-        if not missing:
-            rest = ()
-            done = all(holding.lacking <= 0 for holding in holdings)
-            far = self._too_far(crossings.crossed, distance, near, rest, 0)
-            if far or not done or any(not hint & included for hint in self.question.hard_hints):
-                return None
-            return _Branch(included, 0, holdings, gains, rest, near, distance, crossings, 0)
-        rest = self._useful(holdings, gains, rest, missing)
-        if self.limit is not None:
-            rest, crossings = self._uncrossed(rest, near, distance, crossings, self.limit)
-        reachable = included | sum(rest)
-        if len(rest) < missing or any(not hint & reachable for hint in self.question.hard_hints):
+    def _pruned(self, branch: _Branch) -> _Branch | None:
+        """*branch* without nodes that no set of it can contain, the rest in the order of trying; None if no
+        set of it will do.
+
+        Where no node is missing, the one set that is left has to have everything. Else each bound is asked in
+        turn, the cheapest that rules out most first: what the rest can add (which also shortens it), required
+        devices, crossed sets and distance. Whatever was dropped from the rest is excluded from then on.
+        """
+        if not branch.missing:
+            branch.rest = ()
+            lacks = any(supply.lacking > 0 for supply in branch.supplies)
+            return None if lacks or self._devices_missed(branch) or self._too_far(branch, ()) else branch
+        branch.rest = _useful(branch.supplies, branch.rest, branch.missing)
+        if len(branch.rest) < branch.missing or self._devices_missed(branch):
             return None
-        if self._too_far(crossings.crossed, distance, near, rest, missing):
+        if self._too_far(branch, branch.rest):
             return None
-        rest = self._in_order(holdings, gains, rest, near, missing, crossings)
-        excluded = self.ground & ~included & ~sum(rest)
-        return _Branch(included, missing, holdings, gains, rest, near, distance, crossings, excluded)
+        branch.rest = self._in_order(branch)
+        branch.excluded = self.allowed & ~branch.included & ~sum(branch.rest)
+        return branch
 
-    @staticmethod
-    def _useful(
-        holdings: tuple[Holding, ...], gains: tuple[Gains, ...], rest: Sequence[int], missing: int
-    ) -> Sequence[int]:
-        """Those of *rest* that a set of *missing* of them may contain that has all that is asked for."""
-        for holding, each in zip(holdings, gains, strict=True):
-            if len(rest) < missing:
-                break
-            rest = holding.useful(rest, missing, each)
-        return rest
+    def _devices_missed(self, branch: _Branch) -> bool:
+        """Whether no set of *branch* is close to all required devices."""
+        hints = self.question.required_hints
+        reachable = branch.included | sum(branch.rest) if hints else 0
+        return any(not hint & reachable for hint in hints)
 
-    def _uncrossed(
-        self,
-        rest: Sequence[int],
-        near: Mapping[int, int],
-        distance: int,
-        crossings: Crossings,
-        limit: Limit,
-    ) -> tuple[Sequence[int], Crossings]:
-        """*rest* without nodes that cross too many sets already, or are too far."""
-        sets_of = self.crossable.sets_of
-        while True:
-            kept = []
-            for node in rest:
-                if (crossings.crossed_with(sets_of[node]), distance + near[node]) < limit:
-                    kept.append(node)
-                else:
-                    crossings = crossings.excluding(sets_of[node])
-            if len(kept) == len(rest):
-                return rest, crossings
-            rest = kept
+    def _too_far(self, branch: _Branch, rest: Sequence[int]) -> bool:
+        """Whether *branch* with any choice of *rest* fails to beat the limit.
 
-    def _too_far(
-        self, crossed: int, distance: int, near: Mapping[int, int], rest: Sequence[int], missing: int
-    ) -> bool:
-        """Whether no choice of *missing* nodes of *rest* beats the limit."""
-        if self.limit is None or crossed < self.limit[0]:
+        Crossed sets are compared first; only where they are equal the distance decides. A set that adds the
+        nodes a and b to the included ones is as far apart as these, plus ``near[a] + near[b]``, plus the
+        distance between a and b. Of each added node at least ``near`` and its distances to the
+        ``missing - 1`` nearest nodes of all are part of that sum; the latter count half, because a distance
+        between two added nodes belongs to both. So everything is compared twice as large: the ``missing``
+        smallest of ``2 * near + nearest`` are what the choice adds at least.
+        """
+        if self.limit is None:
             return False
-        if crossed > self.limit[0] or distance >= self.limit[1]:
-            return True
-        if not missing:
-            return False
-        steps = sorted([near[node] for node in rest])[:missing]
-        if distance + sum(steps) + self.nearness.least[missing] >= self.limit[1]:
-            return True
-        nearby = self.nearness.nearby
-        # Each distance between two of the rest counts for both.
-        twice = sorted([2 * near[node] + nearby[node][missing - 1] for node in rest])[:missing]
-        return 2 * distance + sum(twice) >= 2 * self.limit[1]
+        crossed, limit_crossed, limit_distance = branch.crossings.crossed, *self.limit
+        if crossed != limit_crossed:
+            return crossed > limit_crossed
+        missing, near, nearest = branch.missing, branch.near, self.nearest_nodes.nearest
+        twice = sorted([2 * near[node] + nearest[node][missing - 1] for node in rest])[:missing]
+        return 2 * branch.distance + sum(twice) >= 2 * limit_distance
 
-    def _in_order(
-        self,
-        holdings: tuple[Holding, ...],
-        gains: tuple[Gains, ...],
-        rest: Sequence[int],
-        near: Mapping[int, int],
-        missing: int,
-        crossings: Crossings,
-    ) -> Sequence[int]:
-        """*rest* with the most promising nodes first: the roomiest as long as anything will do, then those
+    def _in_order(self, branch: _Branch) -> Sequence[int]:
+        """The rest with the most promising nodes first: the roomiest as long as anything will do, then those
         that cross least, then the nearest."""
-        lacking = [(holding.lacking, each) for holding, each in zip(holdings, gains, strict=True)]
-        lacking = [(lack, each) for lack, each in lacking if lack > 0]
-        nearby, sets_of = self.nearness.nearby, self.crossable.sets_of
-        if self.limit is None and len(lacking) == 1:
-            _, only = lacking[0]
-            return sorted(rest, key=lambda node: -only.adds.get(node, 0))
-        if self.limit is None and lacking:
-            return sorted(
-                rest,
-                key=lambda node: -sum([min(1.0, each.adds.get(node, 0) / lack) for lack, each in lacking]),
-            )
-        far = {node: 2 * near[node] + nearby[node][missing - 1] for node in rest}
+        rest, near, crossings = branch.rest, branch.near, branch.crossings
+        if self.limit is None:
+            lacking = [(one.lacking, one.demand.most) for one in branch.supplies if one.lacking > 0]
+            if lacking:
+                return sorted(
+                    rest,
+                    key=lambda node: -sum([min(1.0, most.get(node, 0) / lack) for lack, most in lacking]),
+                )
+        nearest, sets_of = self.nearest_nodes.nearest, self.crossable.sets_of
+        far = {node: 2 * near[node] + nearest[node][branch.missing - 1] for node in rest}
         if self.limit is None or not self.limit[0]:
             return sorted(rest, key=far.__getitem__)
 
@@ -274,24 +217,52 @@ class Branching:
 
     @cached_property
     def _better_twins(self) -> dict[int, int]:
-        """For each node those that can stand in for it in every set, and have no less: where one of them is
-        excluded, it is not needed either.
+        """For each node a set of its better twins: where one of them is excluded, the node is not needed.
 
-        They are at the same distances, in the same sets with promises and close to the same devices.
+        Twins are at the same distances from all others, in the same claimed sets and close to the same
+        devices; a twin is better if it has no less of anything (of equal ones: the lower id). In every set
+        with the node and without the better twin these two can change places, and the set that comes of it
+        is as good and was looked at before. Example: nodes 0 to 3 of a socket have 8, 8, 6 and 4 GiB free.
+        The better twins of node 2 are 0 and 1; once all sets with node 0 were looked at, none of 1 to 3
+        is tried any more without it.
         """
         haves = [demand.own for demand in self.demands]
         alike: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
-        for node in bits(self.ground):
-            close = sum(1 << n for n, nodes in enumerate(self.question.hard_hints) if nodes & node)
-            kind = self.nearness.twins[node], self.crossable.sets_of[node], close
+        for node in bits(self.allowed):
+            close = sum(1 << n for n, nodes in enumerate(self.question.required_hints) if nodes & node)
+            kind = self.nearest_nodes.representative[node], self.crossable.sets_of[node], close
             alike.setdefault(kind, []).append(([-have.get(node, 0) for have in haves], node))
         found = {}
         for rows in alike.values():
-            before: list[tuple[list[int], int]] = []
-            for lacks, node in sorted(rows):
-                # By the first demand those before have no less; where it is the only one, that is all.
+            # Those with the most of the first demand come first; where it is the only one, that is all.
+            rows.sort()
+            for index, (lacks, node) in enumerate(rows):
                 found[node] = sum(
-                    other for theirs, other in before if len(haves) == 1 or all(map(le, theirs, lacks))
+                    other for theirs, other in rows[:index] if len(haves) == 1 or all(map(le, theirs, lacks))
                 )
-                before.append((lacks, node))
         return found
+
+
+def _useful(supplies: Sequence[Supply], rest: Sequence[int], missing: int) -> Sequence[int]:
+    """Those of *rest* that a set with *missing* of them may contain that has all that is asked for."""
+    for supply in supplies:
+        if len(rest) < missing:
+            break
+        rest = supply.useful(rest, missing)
+    return rest
+
+
+def _demands_of(question: Question) -> list[Demand]:
+    """Everything that *question* asks of a set, apart from devices."""
+    demands = [
+        Demand(
+            amount_bytes,
+            question.rooms[resource],
+            question.flows.flow(resource).slack,
+            question.counted.trial(resource),
+        )
+        for resource, amount_bytes in question.amounts.items()
+    ]
+    if question.cpus:
+        demands.append(Demand(question.cpus, question.free_cpus, question.free_cpus))
+    return demands

@@ -1,16 +1,20 @@
-"""What a request claims, where it may claim it, and how firm that is.
+"""What a request claims, where it may claim it, on how many nodes, and how firm that is.
 
 A container is confined to a narrow set of nodes only if its use is bounded by its claim (Guaranteed), or if
 it asked for that set: an unlimited container on one node would be killed there with memory free elsewhere.
 All others claim on every ordinary node. Nothing here looks for room.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import reserved_cpus
 from bayplan.model.decision import QosClass, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
@@ -21,7 +25,7 @@ from bayplan.sets import NodeSet
 STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
 
 
-class Ground(Struct, frozen=True):
+class CandidateNodes(Struct, frozen=True):
     """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
     ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
     placed elsewhere. ``why`` is for humans; so is ``obstacle``, which says why there are none."""
@@ -78,10 +82,10 @@ def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
     )
 
 
-def wished_ground(machine: Machine, request: Request) -> Ground | None:
+def wished_nodes(machine: Machine, request: Request) -> CandidateNodes | None:
     """The nodes that the request's wishes leave; None if it has none.
 
-    The ground is empty where the machine has no such nodes, or only those of somebody else's device.
+    They are empty where the machine has no such nodes, or only those of somebody else's device.
     """
     if request.nodes is None and request.tier is None:
         return None
@@ -99,10 +103,54 @@ def wished_ground(machine: Machine, request: Request) -> Ground | None:
     closed = closed_nodes(machine, request)
     if nodes and closed:
         text += f" (but not node {closed}, the memory of a device that it does not have)"
-    return Ground(nodes, request.nodes is not None, required, text, obstacle=obstacle)
+    return CandidateNodes(nodes, request.nodes is not None, required, text, obstacle=obstacle)
 
 
 def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str, int]:
     """What of *amounts* is not in *promised*."""
     left = {resource: amount - promised.get(resource, 0) for resource, amount in amounts.items()}
     return {resource: amount for resource, amount in left.items() if amount > 0}
+
+
+def widest_allowed(
+    topology: NodeTopology, flows: ResourceFlows, nodes: NodeSet, amounts: Amounts, cpus: int
+) -> int:
+    """How many of *nodes* a set for *amounts* and *cpus* may have under the topology policy, as kubelet does
+    it: `restricted` allows as many as an empty machine would need, `single-numa-node` one. All of them where
+    even an empty machine would not do, so that the minimum cut can say so."""
+    policy = flows.policy.topology
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE:
+        return 1
+    if policy is not TopologyPolicy.RESTRICTED:
+        return len(nodes)
+    least = 1
+    for resource, amount_bytes in amounts.items():
+        capacity = flows.capacity.get(resource, {})
+        haves = [capacity.get(node, 0) for node in bits(nodes.mask)]
+        least = max(least, fewest(haves, amount_bytes))
+    if cpus:
+        by_node = unreserved_cpus(topology, flows)
+        least = max(least, fewest([by_node.get(node, 0) for node in bits(nodes.mask)], cpus))
+    return min(least, max(1, len(nodes)))
+
+
+def unreserved_cpus(topology: NodeTopology, flows: ResourceFlows) -> dict[int, int]:
+    """How many CPUs each node could give to containers, were there none yet."""
+    return topology.free_cpus(topology.machine.online_cpus - reserved_cpus(topology.machine, flows.policy))
+
+
+def most_on_empty(by_node: Mapping[int, int], nodes: NodeSet, widest: int) -> tuple[int, NodeSet]:
+    """The most of something that *widest* of *nodes* have together on an empty machine, and the nodes
+    that have it, the lowest ids of equal ones."""
+    largest = sorted(bits(nodes.mask), key=lambda node: (-by_node.get(node, 0), node))[:widest]
+    return sum(by_node.get(node, 0) for node in largest), NodeSet.of_mask(sum(largest))
+
+
+def fewest(haves: Iterable[int], needed: int) -> int:
+    """How many of *haves*, the largest first, sum up to *needed*; one more than there are if all do not."""
+    left, used = needed, 0
+    for have in sorted(haves, reverse=True):
+        if left <= 0:
+            break
+        left, used = left - have, used + 1
+    return used if left <= 0 else used + 1

@@ -10,11 +10,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Amounts, Books
-from bayplan.engines.exact.effort import Effort
+from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.lookup import Lookup
-from bayplan.engines.exact.sites import Site
+from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.decision import ROOM_TAKEN
 from bayplan.model.machine import MEMORY
 
@@ -24,32 +23,32 @@ EIGHTHS: Final = 8
 class Question(Struct, frozen=True):
     """What a set of nodes is wanted for.
 
-    ``rooms`` maps each resource to `Books.rooms_by_node`. ``cpus`` is the number of exclusive CPUs that the
-    set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices are
-    close to; the set must touch all ``hard_hints``.
-    ``lookup`` has the answers about these books. ``effort`` is what the search may take, and has taken.
+    ``rooms`` maps each resource to `ResourceFlows.rooms_by_node`. ``cpus`` is the number of exclusive CPUs
+    that the set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices
+    are close to; the set must touch all ``required_hints``.
+    ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
     """
 
-    site: Site
+    topology: NodeTopology
     amounts: Amounts
     rooms: Mapping[str, Mapping[int, int]]
     cpus: int
     free_cpus: Mapping[int, int]
     hints: tuple[int, ...]
-    hard_hints: tuple[int, ...]
-    lookup: Lookup
-    effort: Effort
+    required_hints: tuple[int, ...]
+    counted: CountedFlows
+    budget: StepBudget
 
     @property
-    def books(self) -> Books:
+    def flows(self) -> ResourceFlows:
         """All promises."""
-        return self.lookup.books
+        return self.counted.flows
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
         if self.cpus and self.cpus_on(nodes) < self.cpus:
             return False
-        if self.hard_hints and any(not hint & nodes for hint in self.hard_hints):
+        if self.required_hints and any(not hint & nodes for hint in self.required_hints):
             return False
         for resource, amount_bytes in self.amounts.items():
             rooms = self.rooms[resource]
@@ -60,12 +59,12 @@ class Question(Struct, frozen=True):
                 return False
         return True
 
-    def on(self, books: Books) -> "Question":
-        """The same question of other *books*."""
+    def on(self, flows: ResourceFlows) -> "Question":
+        """The same question of other *flows*."""
         return replace(
             self,
-            rooms={resource: books.rooms_by_node(resource) for resource in self.amounts},
-            lookup=Lookup(books, self.site.positions),
+            rooms={resource: flows.rooms_by_node(resource) for resource in self.amounts},
+            counted=CountedFlows(flows),
         )
 
     def cpus_on(self, nodes: int) -> int:
@@ -75,7 +74,7 @@ class Question(Struct, frozen=True):
 
 def overlapping_sets(question: Question, nodes: int) -> int:
     """How many sets with promises cross *nodes*."""
-    return question.lookup.crossed(nodes)
+    return question.counted.crossed(nodes)
 
 
 def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape
@@ -85,13 +84,13 @@ def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria
 
 def distance(question: Question, nodes: int) -> int:
     """The sum of the kernel's distances over all ordered pairs, so that asymmetric ones count both ways."""
-    return question.site.distance(nodes)
+    return question.topology.distance(nodes)
 
 
 def remote_initiators(question: Question, nodes: int) -> int:
     """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0; where that is
     not known, nodes without CPUs)."""
-    return question.site.remote_initiators(nodes)
+    return question.topology.remote_initiators(nodes)
 
 
 def devices_elsewhere(question: Question, nodes: int) -> int:
@@ -106,8 +105,8 @@ def room_taken(question: Question, nodes: int) -> int:
     In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
     at boot, and empty ones are to be filled in the order of their ids.
     """
-    books = question.books
-    flow = books.flow(MEMORY)
+    flows = question.flows
+    flow = flows.flow(MEMORY)
     capacity, slack = flow.capacity, flow.slack
     capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
     free_bytes = slack[nodes] if capacity_bytes else 0
@@ -117,7 +116,7 @@ def room_taken(question: Question, nodes: int) -> int:
             free_bytes += max(0, slack.get(node, 0))
     if free_bytes <= 0 or not capacity_bytes:
         return 0
-    return free_bytes * EIGHTHS // capacity_bytes * (books.largest_node_bytes // EIGHTHS)
+    return free_bytes * EIGHTHS // capacity_bytes * (flows.largest_node_bytes // EIGHTHS)
 
 
 CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {

@@ -2,19 +2,19 @@
 
 All classes are accounted. Guaranteed containers are confined to the best set of nodes, the others claim on
 every ordinary node; wishes come before both. Here is who decides and in which order things are tried; how a
-set of nodes is found for a container that is to be confined is in `confining`.
+set of nodes is found for a container that is to be confined is in `confined`.
 """
 
 from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Books, claims_by_id, shortage
-from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_ground, without
-from bayplan.engines.exact.confining import Confining
-from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.budget import MAX_STEPS
+from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_nodes, without
+from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import returns
-from bayplan.engines.exact.sites import MAX_COMBINATIONS, Site
+from bayplan.engines.exact.resources import ResourceFlows, claims_by_id, shortage
+from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import everywhere, open_mems, opened, topped_up
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
 from bayplan.engines.kubelet.topology.options import Scope
@@ -51,8 +51,8 @@ class ExactEngine:
         that. Other values than the usual ones are for tests."""
         self.scope = scope
         self._max_combinations, self._max_steps = max_combinations, max_steps
-        self._books: Books | None = None
-        self._site: Site | None = None
+        self._flows: ResourceFlows | None = None
+        self._topology: NodeTopology | None = None
 
     def another(self) -> "ExactEngine":
         """See `Engine.another`."""
@@ -69,22 +69,24 @@ class ExactEngine:
         """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
         asks for no more than before."""
         ledger = ledger.as_if_newest(request)
-        books = self._followed(machine, policy, ledger)
+        flows = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
-            return _left_alone(books, ledger, request, current)
-        if is_bounded(request) or wished_ground(machine, request) is not None or request.exclusive_cpus:
-            site = self._site_of(machine)
-            decision = Confining(site, books, ledger, request, self.scope, current).decide()
+            return _left_alone(flows, ledger, request, current)
+        if is_bounded(request) or wished_nodes(machine, request) is not None or request.exclusive_cpus:
+            topology = self._topology_of(machine)
+            decision = Confinement(
+                topology, flows, ledger, request, self.scope, current, self._max_steps
+            ).decide()
             if current is not None and is_bounded(request):
                 cpus_apart = policy.topology is TopologyPolicy.NONE
-                decision = _with_home(site, decision, current, cpus_apart=cpus_apart)
+                decision = _with_original_nodes(topology, decision, current, cpus_apart=cpus_apart)
         else:
-            decision = everywhere(books, ledger, request)
+            decision = everywhere(flows, ledger, request)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
             if before is None or without(claim.amounts_bytes, before.amounts_bytes):
-                books.check(claim)
+                flows.check(claim)
         return decision
 
     def adopt(
@@ -139,31 +141,33 @@ class ExactEngine:
         ]
         return Ledger.of([*claiming, *ledger.retained.values()])
 
-    def _followed(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Books:
-        books = self._books
-        if books is None or books.machine is not machine or books.policy is not policy:
-            books = self._books = Books(machine, policy)
-        books.follow(ledger)
-        return books
+    def _followed(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> ResourceFlows:
+        flows = self._flows
+        if flows is None or flows.machine is not machine or flows.policy is not policy:
+            flows = self._flows = ResourceFlows(machine, policy)
+        flows.follow(ledger)
+        return flows
 
-    def _site_of(self, machine: Machine) -> Site:
-        if self._site is None or self._site.machine is not machine:
-            self._site = Site(machine, self._max_combinations, self._max_steps)
-        return self._site
+    def _topology_of(self, machine: Machine) -> NodeTopology:
+        if self._topology is None or self._topology.machine is not machine:
+            self._topology = NodeTopology(machine, self._max_combinations)
+        return self._topology
 
 
-def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
+def _left_alone(
+    flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
+) -> Decision:
     """Keep what somebody else set, or all of it where the container opted out, and claim what it uses: in
     full, whether or not it fits, so that nobody else is promised it."""
     kept = current or Placement()
     own = None if request.pinned_mems is not None or request.opted_out else kept.claim
-    nodes = request.pinned_mems or (books.machine.ordinary_nodes if own is None else own.nodes)
+    nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)
     claim = Claim(nodes, claimed_amounts(request))
-    cut = books.cut(nodes.mask, claim.amounts_bytes)
-    lacking = None if cut is None else shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
+    cut = flows.cut(nodes.mask, claim.amounts_bytes)
+    lacking = None if cut is None else shortage(flows, ledger, cut, claim.amounts_bytes[cut.resource])
     mems = None if own is None else kept.mems
     if mems is None and request.pinned_mems is None and not request.opted_out:
-        mems = open_mems(books.machine, request)
+        mems = open_mems(flows.machine, request)
     placement = Placement(
         mems=mems,
         exclusive_cpus=CpuSet() if request.pinned_cpus is not None else kept.exclusive_cpus,
@@ -178,22 +182,25 @@ def _left_alone(books: Books, ledger: Ledger, request: Request, current: Placeme
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 
 
-def _with_home(site: Site, decision: Decision, current: Placement, *, cpus_apart: bool) -> Decision:
+def _with_original_nodes(
+    topology: NodeTopology, decision: Decision, current: Placement, *, cpus_apart: bool
+) -> Decision:
     """*decision* with the nodes that a container which became wider goes back to when there is room again:
     none if its CPUs would be left behind, unless they may be apart anyway."""
     placement = decision.placement
     claim, before = placement.claim, current.claim
     if claim is None or before is None:
         return decision
-    home = current.original_nodes or before.nodes
-    returns_later = home <= claim.nodes and home != claim.nodes
-    if not cpus_apart and not placement.exclusive_cpus <= site.cpus_near(home):
+    original_nodes = current.original_nodes or before.nodes
+    returns_later = original_nodes <= claim.nodes and original_nodes != claim.nodes
+    if not cpus_apart and not placement.exclusive_cpus <= topology.cpus_near(original_nodes):
         returns_later = False
-    left = placement.previous_mems if claim.nodes == before.nodes else current.mems
-    return replace(
-        decision,
-        placement=replace(placement, original_nodes=home if returns_later else None, previous_mems=left),
+    placement = replace(
+        placement,
+        original_nodes=original_nodes if returns_later else None,
+        previous_mems=placement.previous_mems if claim.nodes == before.nodes else current.mems,
     )
+    return replace(decision, placement=placement)
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

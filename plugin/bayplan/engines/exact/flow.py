@@ -39,11 +39,10 @@ class Loads:
     ``free`` and ``carried`` map nodes to bytes, and to bytes by set. ``onward`` has for a node all nodes that
     something it carries could move to; where it is missing it is worked out when it is needed. In a trial
     loads are copied before they change, unless their node is ``owned``, and what is pushed is not carried.
-    ``seen`` are the nodes that the last push depended on, ``touched`` those it changed, ``steps`` is what it
-    cost (see `Effort`).
+    ``steps`` is what the last push cost (see `StepBudget`).
     """
 
-    __slots__ = ("carried", "free", "onward", "owned", "seen", "steps", "touched")
+    __slots__ = ("carried", "free", "onward", "owned", "steps")
 
     def __init__(
         self,
@@ -54,43 +53,62 @@ class Loads:
     ) -> None:
         self.free, self.carried, self.onward = dict(free), dict(carried), dict(onward)
         self.owned = owned
-        self.seen = self.touched = self.steps = 0
+        self.steps = 0
 
     def push(self, nodes: int, amount: int) -> int:
         """Carry *amount* more for the set *nodes*, moving the load of other sets where that makes room.
 
+        First whatever is free on the nodes themselves is taken. For the rest it is a maximum flow by shortest
+        augmenting paths. Example: nodes 1 and 2 hold 4 each, and node 1 carries 4 for the set {1, 2}. To push
+        6 for {1}, nothing is free there; but what node 1 carries may also lie on node 2, which has 4 free. So
+        4 are moved from 1 to 2, and 4 are carried on node 1 instead. Then no path leads to anything free any
+        more, and 4 are returned. On a longer path 1 -> 2 -> 3 node 2 passes on to 3 as much as it gets.
+
         Returns:
-            How much of it could be carried: all that fits, by shortest augmenting paths.
+            How much of it could be carried: all that fits.
         """
-        free, left = self.free, amount
-        self.seen, self.touched, self.steps = nodes, 0, _STEPS_OF_A_PUSH
-        for node in bits(nodes):
-            part = min(free.get(node, 0), left)
-            if part:
-                free[node] -= part
-                self.touched |= node
-                if self.owned is None:
-                    self._load(node, nodes, part)
-                left -= part
+        left = amount - self._take_free(nodes, amount)
         while left:
-            before, node = self._reached(nodes)
-            if not node:
+            path, most = self._path(nodes)
+            if not path:
                 break
-            part, path = min(left, free[node]), [node]
-            while previous := before[node]:
-                movable = sum([load for claimant, load in self.carried[previous].items() if claimant & node])
-                part, node = min(part, movable), previous
-                path.append(node)
+            part = min(left, most)
             self._own(path)
-            free[path[0]] -= part
+            self.free[path[0]] -= part
+            # From the end with something free, so that each node has room before it gets something.
             for node, previous in pairwise(path):
                 self.steps += _STEPS_OF_A_MOVE + len(self.carried[previous]) // _LOADS_A_STEP
                 self._move(previous, node, part)
-            self.touched |= sum(path)
             if self.owned is None:
                 self._load(path[-1], nodes, part)
             left -= part
         return amount - left
+
+    def _take_free(self, nodes: int, amount: int) -> int:
+        """Carry for the set *nodes* what is free on them, up to *amount*; how much that is."""
+        free, left = self.free, amount
+        self.steps = _STEPS_OF_A_PUSH
+        for node in bits(nodes):
+            part = min(free.get(node, 0), left)
+            if part:
+                free[node] -= part
+                if self.owned is None:
+                    self._load(node, nodes, part)
+                left -= part
+        return amount - left
+
+    def _path(self, nodes: int) -> tuple[list[int], int]:
+        """A shortest path from a node with something free back to one of *nodes*, and how much can move along
+        it at most; empty if there is none."""
+        before, node = self._reached(nodes)
+        if not node:
+            return [], 0
+        most, path = self.free[node], [node]
+        while previous := before[node]:
+            movable = sum([load for claimant, load in self.carried[previous].items() if claimant & node])
+            most, node = min(most, movable), previous
+            path.append(node)
+        return path, most
 
     def reached(self, nodes: int) -> int:
         """All nodes that something on *nodes* could make others move to."""
@@ -122,7 +140,6 @@ class Loads:
                 queue.append(other)
             if found:
                 break
-        self.seen |= ~unseen
         self.steps += _STEPS_OF_A_SEARCH + len(before) // _NODES_A_STEP
         return before, found
 
@@ -236,7 +253,7 @@ class Flow(Loads):
         """What else could be carried, to try out."""
         return Trial(self)
 
-    def afresh(self) -> "Trial":
+    def rebuilt(self) -> "Trial":
         """What else could be carried, with loads that do not depend on the order of the changes."""
         loads = Loads(self.capacity, {node: {} for node in self.capacity}, {})
         for nodes in sorted(self.claimed, key=lambda each: (each.bit_count(), each)):
@@ -250,7 +267,7 @@ class Flow(Loads):
         was added. Everything that loads them is claimed within them. Where claims are unmet already it
         depends on which they are: then the loads are taken as they are in a fixed order.
         """
-        trial = self.afresh() if self.unmet else self.trial()
+        trial = self.rebuilt() if self.unmet else self.trial()
         trial.push(nodes, wanted_bytes)
         return trial.reached(nodes)
 
@@ -312,8 +329,13 @@ class Trial(Loads):
         super().__init__(loads.free, loads.carried, loads.onward, set())
 
     def copy(self) -> "Trial":
-        """An independent trial with the same loads."""
+        """An independent trial with the same loads.
+
+        The loads of a node are a dict, which is copied when a trial first changes it (``owned`` are the nodes
+        for which that was done): most trials change few nodes. After a copy both trials refer to the same
+        dicts, so that neither owns any. Example: a trial owns node 1 and is copied; were it still to own it,
+        its next push would change what the copy sees.
+        """
         assert self.owned is not None
-        # Both have the same loads from now on, so that neither may change them in place.
         self.owned.clear()
         return Trial(self)

@@ -13,11 +13,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Amounts, Books, claim_of
+from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import is_confined, without
-from bayplan.engines.exact.effort import Effort
 from bayplan.engines.exact.flow import bits, crosses
-from bayplan.engines.exact.sites import Site
+from bayplan.engines.exact.resources import Amounts, ResourceFlows, claim_of
+from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
 from bayplan.model.decision import Claim, Move
 from bayplan.model.ledger import Entry, Ledger
@@ -31,7 +31,7 @@ MAX_RETURNS: Final = 4
 
 _STEPS_OF_A_TRIAL: Final = 40
 _SETS_A_STEP: Final = 8
-"""What it costs to try something on a copy of the books."""
+"""What it costs to try something on a copy of the flows."""
 
 
 class Mover(Struct, frozen=True):
@@ -47,18 +47,18 @@ class Mover(Struct, frozen=True):
         return sum(self.claim.amounts_bytes.values())
 
 
-def with_all_wider(books: Books, movers: Iterable[Mover]) -> Books:
-    """The books as if all *movers* were as wide as possible: what does not fit there, no moves make room
+def with_all_wider(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceFlows:
+    """The flows as if all *movers* were as wide as possible: what does not fit there, no moves make room
     for."""
     leaving = {(resource, mover.claim.nodes) for mover in movers for resource in mover.claim.amounts_bytes}
     claims = {
         (resource, NodeSet.of_mask(mask)): amount
-        for resource, flow in books.flows.items()
+        for resource, flow in flows.by_resource.items()
         for mask, amount in flow.claimed.items()
     }
-    # Where most sets are left by all, it is quicker to begin with empty books.
+    # Where most sets are left by all, it is quicker to begin with empty flows.
     afresh = 2 * len(leaving) > len(claims)
-    loose, changes = books.empty() if afresh else books.copy(), claims if afresh else {}
+    loose, changes = flows.empty() if afresh else flows.copy(), claims if afresh else {}
     for mover in movers:
         for resource, amount_bytes in mover.claim.amounts_bytes.items():
             for nodes, difference in ((mover.claim.nodes, -amount_bytes), (mover.widest, amount_bytes)):
@@ -71,19 +71,21 @@ def with_all_wider(books: Books, movers: Iterable[Mover]) -> Books:
 
 
 class Room:
-    """What it takes to make room on one set or another, for one decision. *books* are those of the ledger
-    that the *movers* are of; *effort* bounds what is tried."""
+    """What it takes to make room on one set or another, for one decision. *flows* are those of the ledger
+    that the *movers* are of; *budget* bounds what is tried."""
 
-    def __init__(self, site: Site, books: Books, movers: Sequence[Mover], effort: Effort) -> None:
-        self.site, self.books, self.movers, self.effort = site, books, movers, effort
-        self._claimed = [other for flow in books.flows.values() for other in flow.wide]
+    def __init__(
+        self, topology: NodeTopology, flows: ResourceFlows, movers: Sequence[Mover], budget: StepBudget
+    ) -> None:
+        self.topology, self.flows, self.movers, self.budget = topology, flows, movers, budget
+        self._claimed = [other for flow in flows.by_resource.values() for other in flow.wide]
 
     def make(self, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
         """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
 
         Empty if no moves help, or if that took too many steps to find out.
         """
-        lacking = without(amounts, self.books.room(nodes, amounts))
+        lacking = without(amounts, self.flows.room(nodes, amounts))
         if _too_small(self.movers, lacking):
             return {}
         chosen = self._fewest(self._in_the_way(nodes, amounts), nodes, amounts, lacking)
@@ -101,13 +103,13 @@ class Room:
     def _take(self, movers: int = 0) -> bool:
         """Account for a trial with so many movers; False if nothing more may be tried."""
         each = _STEPS_OF_A_TRIAL // 2 + len(self._claimed) // _SETS_A_STEP
-        return self.effort.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
+        return self.budget.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
 
     def _in_the_way(self, nodes: int, amounts: Amounts) -> list[Mover]:
         """The movers within the minimum cut, which grows as they are thought to be wider; none if even with
         all of them wider the request does not fit."""
         candidates = {mover.entry.container_id: mover for mover in self.movers}
-        relaxed, movers = self.books.copy(), list[Mover]()
+        relaxed, movers = self.flows.copy(), list[Mover]()
         while candidates:
             cut = relaxed.cut(nodes, amounts)
             if cut is None:
@@ -151,7 +153,7 @@ class Room:
         """Whether everything fits once the *movers* have the nodes in *sets*."""
         if not self._take(len(movers)):
             return False
-        trial = self.books.copy()
+        trial = self.flows.copy()
         moved = [
             (mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers
         ]
@@ -167,9 +169,9 @@ class Room:
         """One node more, without crossing a set with promises, the nearest first."""
         own = mover.claim.nodes.mask
         masks = [own | node for node in bits(mover.widest.mask & ~own)]
-        self.effort.take(len(masks) * (1 + len(self._claimed) // _SETS_A_STEP))
+        self.budget.take(len(masks) * (1 + len(self._claimed) // _SETS_A_STEP))
         clean = [mask for mask in masks if not any(crosses(mask, other) for other in self._claimed)]
-        clean.sort(key=lambda mask: (self.site.distance(mask), mask))
+        clean.sort(key=lambda mask: (self.topology.distance(mask), mask))
         return [NodeSet.of_mask(mask) for mask in clean]
 
 
@@ -184,17 +186,17 @@ def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
     return tuple(found)
 
 
-def measured(moves: Iterable[Move], after: Ledger, books: Books) -> tuple[Move, ...]:
+def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tuple[Move, ...]:
     """*moves* with the bytes that the witness of *after* has outside the old nodes."""
     found = []
     for move in moves:
-        spread = share(books.machine, books.policy, after, move.container_id)
+        spread = share(flows.machine, flows.policy, after, move.container_id)
         moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in move.before)
         found.append(replace(move, moved_bytes=moved_bytes))
     return tuple(found)
 
 
-def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
+def returns(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
     """The first few of the containers that became wider and for which there is room again where they were
     placed, without those *staying*. Who lacks a part of its promise has better prospects on more nodes."""
     trial, found = None, []
@@ -204,12 +206,12 @@ def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Mov
             continue
         if not is_confined(entry.decision.request):
             continue
-        trial = trial or books.copy()
+        trial = trial or flows.copy()
         back = replace(claim, nodes=placement.original_nodes)
         trial.change(claim, -1)
         if trial.fits(back.nodes.mask, back.amounts_bytes):
             trial.change(back)
-            spread = share(books.machine, books.policy, ledger, container_id)
+            spread = share(flows.machine, flows.policy, ledger, container_id)
             moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in back.nodes)
             name = entry.decision.request.name
             found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
@@ -220,9 +222,9 @@ def returns(books: Books, ledger: Ledger, staying: Collection[str]) -> tuple[Mov
     return tuple(found)
 
 
-def movers_of(books: Books, ledger: Ledger) -> list[Mover]:
+def movers_of(flows: ResourceFlows, ledger: Ledger) -> list[Mover]:
     """Everybody who may become wider, by id."""
-    everywhere, found = books.machine.ordinary_nodes, []
+    everywhere, found = flows.machine.ordinary_nodes, []
     for _, entry in sorted(ledger.entries.items()):
         claim = claim_of(entry)
         if claim is not None and claim.flexible and not everywhere <= claim.nodes:

@@ -1,8 +1,9 @@
 """The best set of nodes that fits: candidates in the order of the criteria, and how the winner won.
 
-Up to a number of sets of one width every one of them is looked at. Above it only good ones are (`sites`),
-and branch and bound finds what those miss: a set that fits at all, and one that crosses less or is nearer.
-Whether that took more steps than it may, so that something better may exist, is in the question's `Effort`.
+Up to a number of sets of one width every one of them is looked at. Above it only good ones are
+(`NodeTopology.ranked`), and branch and bound finds what those miss: a set that fits at all, and one that
+crosses less or is nearer. Whether that took more steps than it may, so that something better may exist, is in
+the question's `StepBudget`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.engines.exact.branching import Branching, Limit
+from bayplan.engines.exact.claiming import fewest
 from bayplan.engines.exact.criteria import CRITERIA, Question, overlapping_sets, values
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.model.decision import Advantage, Candidate
@@ -22,7 +24,7 @@ KEPT: Final = 3
 KEPT_OBSTACLES: Final = 2
 """How many sets that do not fit it lists beside them."""
 _STEPS_OF_A_SET: Final = 3
-"""What it costs to look at a set, beside what is asked of the books."""
+"""What it costs to look at a set, beside what is asked of the flows."""
 _FEW_CROSSING: Final = 16
 """Around so many sets that cross others one is sought that does not, where the search had to end."""
 _STEPS_OF_A_RANK: Final = 6
@@ -32,10 +34,10 @@ _FEW: Final = 64
 
 
 class Area(Struct, frozen=True):
-    """Where to look: subsets of ``ground`` with at most ``widest`` nodes that contain ``core``; only the
-    whole ground if ``exactly``."""
+    """Where to look: subsets of the ``allowed`` nodes with at most ``widest`` of them that contain ``core``;
+    only all of them if ``exactly``."""
 
-    ground: int
+    allowed: int
     widest: int
     core: int = 0
     exactly: bool = False
@@ -69,17 +71,28 @@ class _Search:
         self.question = question
         self.fitting: list[_Key] = []
         self.obstacles: list[int] = []
+        # How many of the fitting sets cross none.
         self.clean = 0
         # Crossed sets and width of the best set that crosses others.
         self.fallback: tuple[int, int] | None = None
 
     def run(self, area: Area) -> Found | None:
-        at_worst = self._look_by_width(area)
-        if not self.fitting and at_worst:
-            self._look_at([at_worst])
+        """Look at one width after the other, then choose the best of all that fits.
+
+        Example: a request for 10 GiB on nodes with 8 GiB free each. The least width is 2. If some pair fits
+        and crosses no set, the search ends there, because wider sets can only be worse: the criterion that
+        counts most, crossed sets, cannot get better than 0. If all pairs that fit cross sets, triples are
+        looked at, and so on up to the widest that the policy allows; a triple that crosses none wins then.
+
+        Where a width has too many sets, the proof that nothing fits on any width is made once, for the last
+        one (`_proof_of_any`). The set that it finds is only taken where nothing narrower was found.
+        """
+        fits_on_last_width = self._look_by_width(area)
+        if not self.fitting and fits_on_last_width:
+            self._look_at([fits_on_last_width])
         if not self.fitting:
             return None
-        if self.question.effort.ended and not self.clean:
+        if self.question.budget.ended and not self.clean:
             self._look_at(self._clean_around(area))
         self.fitting.sort()
         return _found(self.question, self.fitting, self.obstacles)
@@ -90,43 +103,44 @@ class _Search:
         Returns:
             A set of the last width that fits, where it had to be sought; 0 if there is none.
         """
-        site, effort, at_worst = self.question.site, self.question.effort, None
+        topology, budget = self.question.topology, self.question.budget
+        fits_on_last_width: int | None = None
         for width in _widths(self.question, area):
             enough = self.clean > 0
-            if effort.exhausted and (self.fitting or at_worst is not None):
-                effort.ended |= not enough
+            if budget.exhausted and (self.fitting or fits_on_last_width is not None):
+                budget.ended |= not enough
                 break
-            many = not area.exactly and site.too_many(area.ground, width)
+            many = not area.exactly and topology.too_many(area.allowed, width)
             rows = _rows(self.question, area, width)
             if enough and len(rows) > _FEW:
                 break
-            effort.spent += _STEPS_OF_A_RANK * len(rows) if many else 0
+            budget.spent += _STEPS_OF_A_RANK * len(rows) if many else 0
             many = not self._look_at(rows) or many
             if many and not enough:
-                if not self.fitting and at_worst is None:
-                    at_worst = self._at_worst(area)
-                    if not at_worst and not effort.ended:
+                if not self.fitting and fits_on_last_width is None:
+                    fits_on_last_width = self._proof_of_any(area)
+                    if not fits_on_last_width and not budget.ended:
                         break
                 # Where the last width was given up already, it would be given up again.
-                if self.fitting or at_worst or width < _last_width(area):
+                if self.fitting or fits_on_last_width or width < _last_width(area):
                     self._branch(area, width)
             if enough or self.clean > 1:
                 break
-        return at_worst or 0
+        return fits_on_last_width or 0
 
-    def _at_worst(self, area: Area) -> int:
+    def _proof_of_any(self, area: Area) -> int:
         """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
         that one proof does for all widths."""
         question, width = self.question, _last_width(area)
-        if not question.plausible(area.ground) or not question.lookup.fits(area.ground, question.amounts):
+        if not question.plausible(area.allowed) or not question.counted.fits(area.allowed, question.amounts):
             return 0
-        if width == area.ground.bit_count():
-            return area.ground
-        return Branching(question, area.ground, area.core, width).any_set(at_all=True)
+        if width == area.allowed.bit_count():
+            return area.allowed
+        return Branching(question, area.allowed, area.core, width).any_set(at_all=True)
 
     def _branch(self, area: Area, width: int) -> None:
         """Look for what is better than all that was found, among the sets of *width* nodes."""
-        branching = Branching(self.question, area.ground, area.core, width)
+        branching = Branching(self.question, area.allowed, area.core, width)
         if not self.fitting:
             self._look_at([nodes for nodes in [branching.any_set()] if nodes])
         if self.fitting:
@@ -134,7 +148,7 @@ class _Search:
 
     def _clean_around(self, area: Area) -> list[int]:
         """The sets that cross none, around the best that were found: with everything that these cross."""
-        claimed, found = self.question.lookup.claimed, set()
+        claimed, found = self.question.counted.claimed, set()
         for _, _, nodes in sorted(self.fitting)[:_FEW_CROSSING]:
             wide, before = nodes, 0
             while wide != before:
@@ -142,7 +156,7 @@ class _Search:
                 for other in claimed:
                     if crosses(wide, other):
                         wide |= other
-            if not wide & ~area.ground and wide.bit_count() <= _last_width(area):
+            if not wide & ~area.allowed and wide.bit_count() <= _last_width(area):
                 found.add(wide)
         return sorted(found, key=lambda nodes: (nodes.bit_count(), nodes))
 
@@ -156,16 +170,16 @@ class _Search:
     def _look_at(self, rows: Sequence[int]) -> bool:
         """Whether it did not take too much to look at all of *rows*."""
         question, last_rank = self.question, None
-        lookup, complete = question.lookup, True
-        begun, most = lookup.steps, lookup.steps + question.effort.for_a_width
+        counted, complete = question.counted, True
+        begun, most = counted.steps, counted.steps + question.budget.for_one_width
         for nodes in rows:
-            lookup.steps += _STEPS_OF_A_SET
-            if lookup.steps - _STEPS_OF_A_SET > most:
+            counted.steps += _STEPS_OF_A_SET
+            if counted.steps - _STEPS_OF_A_SET > most:
                 complete = False
                 break
             if self._hopeless(nodes):
                 continue
-            if not question.plausible(nodes) or not lookup.fits(nodes, question.amounts):
+            if not question.plausible(nodes) or not counted.fits(nodes, question.amounts):
                 if len(self.obstacles) < KEPT_OBSTACLES:
                     self.obstacles.append(nodes)
                 continue
@@ -180,7 +194,7 @@ class _Search:
                 self.fallback = min(self.fallback or crossed_and_width, crossed_and_width)
             else:
                 self.clean, last_rank = self.clean + 1, rank
-        question.effort.spent += lookup.steps - begun
+        question.budget.spent += counted.steps - begun
         return complete
 
     def _hopeless(self, nodes: int) -> bool:
@@ -192,13 +206,13 @@ class _Search:
 
 
 def _last_width(area: Area) -> int:
-    return min(area.widest, area.ground.bit_count())
+    return min(area.widest, area.allowed.bit_count())
 
 
 def _widths(question: Question, area: Area) -> Iterable[int]:
     last = _last_width(area)
     if area.exactly:
-        return range(area.ground.bit_count(), last + 1)
+        return range(area.allowed.bit_count(), last + 1)
     return range(max(1, area.core.bit_count(), _least_width(question, area)), last + 1)
 
 
@@ -211,24 +225,15 @@ def _least_width(question: Question, area: Area) -> int:
     least = 1
     for resource, amount_bytes in question.amounts.items():
         rooms = question.rooms[resource]
-        left = amount_bytes
-        used = 0
-        haves = [rooms.get(node, 0) for node in bits(area.ground)]
-        if max(haves, default=0) >= amount_bytes:
-            continue
-        for have in sorted(haves, reverse=True):
-            if left <= 0:
-                break
-            left, used = left - have, used + 1
-        least = max(least, used) if left <= 0 else area.ground.bit_count() + 1
+        least = max(least, fewest([rooms.get(node, 0) for node in bits(area.allowed)], amount_bytes))
     return least
 
 
 def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
     """The sets of one width in the order of distance and initiators."""
     if area.exactly:
-        return [area.ground]
-    rows = question.site.ranked(area.ground, width, _decisive_rooms(question))
+        return [area.allowed]
+    rows = question.topology.ranked(area.allowed, width, _decisive_rooms(question))
     return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
 
 
@@ -261,7 +266,7 @@ def _obstacle(question: Question, nodes: int) -> str:
     """Why *nodes* cannot be taken."""
     if question.cpus and question.cpus_on(nodes) < question.cpus:
         return f"{question.cpus_on(nodes)} of {question.cpus} CPUs"
-    room = question.books.room(nodes, question.amounts)
+    room = question.flows.room(nodes, question.amounts)
     for resource, amount_bytes in question.amounts.items():
         left = room.get(resource, 0)
         if left < amount_bytes:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Books, shortage
 from bayplan.engines.exact.claiming import claimed_amounts, is_confined, is_flexible, without
+from bayplan.engines.exact.resources import ResourceFlows, shortage
 from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -17,45 +17,45 @@ from bayplan.model.memory_kinds import device_nodes
 from bayplan.sets import NodeSet
 
 
-def everywhere(books: Books, ledger: Ledger, request: Request) -> Decision:
+def everywhere(flows: ResourceFlows, ledger: Ledger, request: Request) -> Decision:
     """The decision about a container without a set of its own."""
-    machine, amounts = books.machine, claimed_amounts(request)
+    machine, amounts = flows.machine, claimed_amounts(request)
     nodes = machine.ordinary_nodes
     placement = Placement(
-        open_mems(machine, request), claim=Claim(nodes, amounts, is_flexible(books.policy, request))
+        open_mems(machine, request), claim=Claim(nodes, amounts, is_flexible(flows.policy, request))
     )
     if not amounts:
         text = f"{request.qos.value}, claims nothing; it may use every ordinary node"
         return Decision(request, Outcome.PLACED, placement, (Reason("nothing-claimed", text),))
-    if books.fits(nodes.mask, amounts):
+    if flows.fits(nodes.mask, amounts):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
-    return short(books, ledger, request, placement)
+    return short(flows, ledger, request, placement)
 
 
-def short(books: Books, ledger: Ledger, request: Request, placement: Placement) -> Decision:
+def short(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Placement) -> Decision:
     """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
     claim = placement.claim
     assert claim is not None
-    cut = books.cut(claim.nodes.mask, claim.amounts_bytes)
+    cut = flows.cut(claim.nodes.mask, claim.amounts_bytes)
     assert cut is not None
-    lacking = shortage(books, ledger, cut, claim.amounts_bytes[cut.resource])
-    promised = books.room(claim.nodes.mask, claim.amounts_bytes)
+    lacking = shortage(flows, ledger, cut, claim.amounts_bytes[cut.resource])
+    promised = flows.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
     reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")
     degraded = replace(placement, claim=partial)
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
 
 
-def topped_up(books: Books, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
+def topped_up(flows: ResourceFlows, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
     """Those of the *short* claims for which there is room by now, with what can be promised of the rest.
-    *books* are changed."""
+    *flows* are changed."""
     found = {}
     for container_id, claim in short:
-        more = books.room(claim.nodes.mask, claim.short_bytes)
+        more = flows.room(claim.nodes.mask, claim.short_bytes)
         if not more:
             continue
-        books.change(Claim(claim.nodes, more))
+        flows.change(Claim(claim.nodes, more))
         resources = {**claim.amounts_bytes, **more}
         promised = {
             resource: claim.amounts_bytes.get(resource, 0) + more.get(resource, 0) for resource in resources

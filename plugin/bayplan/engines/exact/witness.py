@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.books import Books, Cut, shortage, totals
 from bayplan.engines.exact.flow import Flow, bits
+from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage, totals
 from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
@@ -84,16 +84,16 @@ def shortages(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tupl
 
     This happens when capacity goes away (hotplug, a larger reservation), or where containers came without us.
     """
-    books = Books(machine, policy)
-    books.follow(ledger)
+    flows = ResourceFlows(machine, policy)
+    flows.follow(ledger)
     found = []
-    for resource, flow in sorted(books.flows.items()):
+    for resource, flow in sorted(flows.by_resource.items()):
         seen: set[int] = set()
         for nodes in sorted(flow.unmet):
             reached = flow.cut(nodes, 1)
             if reached not in seen:
                 seen.add(reached)
-                found.append(shortage(books, ledger, Cut(resource, NodeSet.of_mask(reached)), 0))
+                found.append(shortage(flows, ledger, Cut(resource, NodeSet.of_mask(reached)), 0))
     return tuple(found)
 
 

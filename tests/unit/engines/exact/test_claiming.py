@@ -7,7 +7,7 @@ from bayplan.engines.exact.claiming import (
     claimed_amounts,
     is_bounded,
     is_flexible,
-    wished_ground,
+    wished_nodes,
 )
 from bayplan.model.decision import (
     Interval,
@@ -86,13 +86,13 @@ def test_a_strict_policy_makes_what_it_confines_firm() -> None:
 
 def test_two_wishes_leave_what_both_allow() -> None:
     hardware = machine(3)
-    assert wished_ground(hardware, SOME) is None
+    assert wished_nodes(hardware, SOME) is None
     both = replace(SOME, nodes=NodeWish(NodeSet([0, 7]), required=True), tier=TierWish(0))
-    ground = wished_ground(hardware, both)
+    ground = wished_nodes(hardware, both)
     assert ground is not None
     # The kernel shows no tiers here.
     assert (ground.nodes, ground.exactly, ground.required) == (NodeSet(), True, True)
     assert ground.why == "requires tier 0 and node 0,7"
-    preferred = wished_ground(hardware, replace(SOME, nodes=NodeWish(NodeSet([1, 2]))))
+    preferred = wished_nodes(hardware, replace(SOME, nodes=NodeWish(NodeSet([1, 2]))))
     assert preferred is not None
     assert (preferred.nodes, preferred.required) == (NodeSet([1, 2]), False)

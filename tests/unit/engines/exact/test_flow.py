@@ -1,5 +1,6 @@
 """The flow of one resource, held against Hall's condition over all subsets."""
 
+import random
 from itertools import combinations
 
 from hypothesis import given
@@ -116,3 +117,47 @@ def test_the_cut_does_not_depend_on_the_order_of_claims_that_are_too_many() -> N
         assert flow.unmet
         cuts.add(flow.cut(0b01, 6))
     assert cuts == {0b01}
+
+
+SPARSE = [1 << node for node in (0, 3, 4, 9, 70, 1023)]
+
+
+def random_flow(seed: int) -> Flow:
+    """Claims on sets of `SPARSE` and of a node that is gone, in some trials more than there is."""
+    draw = random.Random(seed)
+    flow = Flow({node: draw.choice([0, 5, 9]) for node in SPARSE})
+    gone = 1 << 12
+    for _ in range(draw.randint(0, 9)):
+        wanted = sum(draw.sample([*SPARSE, gone], draw.randint(1, len(SPARSE))))
+        amount = draw.randint(1, 6)
+        if seed % 3 == 0 or flow.room(wanted, amount) == amount:
+            flow.change(wanted, amount)
+    return flow
+
+
+def test_what_nodes_add_one_by_one_is_what_all_of_them_have_room_for() -> None:
+    over = 0
+    for seed in range(150):
+        flow = random_flow(seed)
+        over += bool(flow.unmet)
+        one, other, members, held = flow.trial(), flow.rebuilt(), 0, 0
+        for node in random.Random(seed).sample(SPARSE, len(SPARSE)):
+            aside = other.copy()
+            added = aside.push(node, 1 << 40)
+            assert added == one.push(node, 1 << 40) == other.push(node, 1 << 40), seed
+            members, held = members | node, held + added
+            assert held == flow.room(members, 1 << 40), seed
+    assert over
+
+
+def test_rebuilt_loads_do_not_depend_on_the_order_of_the_claims() -> None:
+    claims = [(0b11, 4), (0b110, 5), (0b101, 3), (0b111, 2), (0b1, 1)]
+    seen, rebuilt = set(), set()
+    for seed in range(20):
+        flow = Flow({1 << node: 6 for node in range(3)})
+        for nodes, amount in random.Random(seed).sample(claims, len(claims)):
+            flow.change(nodes, amount)
+        seen.add(str([sorted(flow.carried[node].items()) for node in bits(0b111)]))
+        rebuilt.add(str([list(flow.rebuilt().carried[node].items()) for node in bits(0b111)]))
+    assert len(seen) > 1
+    assert len(rebuilt) == 1

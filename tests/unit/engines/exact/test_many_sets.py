@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.exact.reasons import SEARCH_ENDED
 from bayplan.model.decision import (
     Claim,
     Decision,

@@ -35,7 +35,7 @@ class Cut(Struct, frozen=True):
     nodes: NodeSet
 
 
-class Books:
+class ResourceFlows:
     """All promises on *machine* under *policy*."""
 
     def __init__(self, machine: Machine, policy: PlacementPolicy) -> None:
@@ -45,7 +45,7 @@ class Books:
             for resource, amount_bytes in amounts.items():
                 self.capacity.setdefault(resource, {})[1 << node] = amount_bytes
         self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
-        self.flows: dict[str, Flow] = {}
+        self.by_resource: dict[str, Flow] = {}
         self._totals: dict[NodeSet, Amounts] = {}
 
     def follow(self, ledger: Ledger) -> None:
@@ -65,14 +65,14 @@ class Books:
 
     def flow(self, resource: str) -> Flow:
         """The flow of *resource*; without capacity where the machine has none of it."""
-        found = self.flows.get(resource)
+        found = self.by_resource.get(resource)
         if found is None:
-            found = self.flows[resource] = Flow(self.capacity.get(resource, {}))
+            found = self.by_resource[resource] = Flow(self.capacity.get(resource, {}))
         return found
 
     def claimed_sets(self) -> tuple[int, ...]:
         """The sets of several nodes with promises of any resource: those that a set can cross."""
-        return tuple(set().union(*[flow.wide for flow in self.flows.values()]))
+        return tuple(set().union(*[flow.wide for flow in self.by_resource.values()]))
 
     def fits(self, nodes: int, amounts: Amounts) -> bool:
         """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
@@ -109,19 +109,19 @@ class Books:
                 return Cut(resource, NodeSet.of_mask(flow.cut(nodes, amount_bytes)))
         return None
 
-    def copy(self) -> "Books":
-        """Independent books with the same promises."""
-        twin = Books.__new__(Books)
+    def copy(self) -> "ResourceFlows":
+        """Independent flows with the same promises."""
+        twin = ResourceFlows.__new__(ResourceFlows)
         twin.machine, twin.policy, twin.capacity = self.machine, self.policy, self.capacity
         twin.largest_node_bytes = self.largest_node_bytes
-        twin.flows = {resource: flow.copy() for resource, flow in self.flows.items()}
+        twin.by_resource = {resource: flow.copy() for resource, flow in self.by_resource.items()}
         twin._totals = self._totals  # noqa: SLF001 - of its own class
         return twin
 
-    def empty(self) -> "Books":
-        """Books without promises."""
+    def empty(self) -> "ResourceFlows":
+        """ResourceFlows without promises."""
         twin = self.copy()
-        twin.flows, twin._totals = {}, {}  # noqa: SLF001 - of its own class
+        twin.by_resource, twin._totals = {}, {}  # noqa: SLF001 - of its own class
         return twin
 
     def change(self, claim: Claim, sign: int = 1) -> None:
@@ -161,9 +161,9 @@ def totals(ledger: Ledger) -> Totals:
     return merged
 
 
-def shortage(books: Books, ledger: Ledger, cut: Cut, asked_bytes: int) -> Shortage:
+def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut, asked_bytes: int) -> Shortage:
     """*cut* as the value that is shown, with the containers that hold what was promised there."""
-    flow = books.flow(cut.resource)
+    flow = flows.flow(cut.resource)
     holders = []
     for entry in ledger.entries.values():
         held_bytes = _held_within(entry.decision.placement, cut)

@@ -12,31 +12,37 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from bayplan.engines.cpus import take_cpus
-from bayplan.engines.exact.attempts import MAX_TARGETS, Attempt, not_granted, refused
-from bayplan.engines.exact.books import Amounts, Books
+from bayplan.engines.exact.attempts import (
+    MAX_TARGETS,
+    Attempt,
+    amounts_text,
+    chosen,
+    not_granted,
+    overlap,
+    refused,
+    unproven_best,
+)
+from bayplan.engines.exact.budget import SHARE_OF_MOVES, CountedFlows, StepBudget
 from bayplan.engines.exact.claiming import (
     STRICT,
-    Ground,
+    CandidateNodes,
     claimed_amounts,
     is_bounded,
     is_confined,
     is_flexible,
-    wished_ground,
+    widest_allowed,
+    wished_nodes,
     without,
 )
 from bayplan.engines.exact.criteria import Question
-from bayplan.engines.exact.effort import SHARE_OF_MOVES, Effort
+from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import crosses
-from bayplan.engines.exact.lookup import Lookup
 from bayplan.engines.exact.moves import Room, measured, movers_of, moves_to, with_all_wider
-from bayplan.engines.exact.reasons import amounts_text, chosen, overlap, unproven_best
+from bayplan.engines.exact.resources import Amounts, ResourceFlows
 from bayplan.engines.exact.search import Area, Found, search
-from bayplan.engines.exact.sites import Site
+from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import everywhere, open_mems, short
-from bayplan.engines.exact.widths import widest_allowed
 from bayplan.engines.exact.witness import share
-from bayplan.engines.interface import exclusive_candidates
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
     Affinity,
@@ -56,32 +62,32 @@ from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
-class Confining:
+class Confinement:
     """One decision about one container."""
 
     def __init__(
         self,
-        site: Site,
-        books: Books,
+        topology: NodeTopology,
+        flows: ResourceFlows,
         ledger: Ledger,
         request: Request,
         scope: Scope,
         current: Placement | None,
+        max_steps: int,
     ) -> None:
-        self.site, self.books, self.ledger = site, books, ledger
-        self.machine, self.policy, self.request = books.machine, books.policy, request
+        self.topology, self.flows, self.ledger = topology, flows, ledger
+        self.machine, self.policy, self.request = flows.machine, flows.policy, request
         self.current = current
         self.amounts = claimed_amounts(request)
         self.strict = self.policy.topology in STRICT
         aligned = self.policy.topology is not TopologyPolicy.NONE
-        count = request.exclusive_cpus
-        self.own_cpus = CpuSet() if current is None else current.exclusive_cpus
-        self.free_cpus = self._free_cpus() if count else CpuSet()
-        self.cpus = count if aligned else 0
+        self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
+        # How many CPUs the set must have.
+        self.cpus = request.exclusive_cpus if aligned else 0
         self.by_pod = scope is Scope.POD and aligned
-        for_moves = int(site.max_steps * SHARE_OF_MOVES)
-        self.effort, self.for_moves = Effort(site.max_steps - for_moves), Effort(for_moves)
-        self.lookup = Lookup(books, site.positions)
+        for_moves = int(max_steps * SHARE_OF_MOVES)
+        self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
+        self.counted = CountedFlows(flows)
         self.notes: list[Reason] = []
 
     def decide(self) -> Decision:
@@ -89,21 +95,21 @@ class Confining:
         kept = self._kept()
         if kept is not None:
             return kept
-        wished = wished_ground(self.machine, self.request)
+        wished = wished_nodes(self.machine, self.request)
         if wished is None and not is_bounded(self.request):
-            return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
-        grounds = [*self._of_pod(), *([wished] if wished is not None else [])]
-        if is_bounded(self.request) and not any(ground.required for ground in grounds):
-            grounds.append(Ground(self.machine.ordinary_nodes, required=self.strict))
+            return self._with_cpus_only(everywhere(self.flows, self.ledger, self.request))
+        options = [*self._of_pod(), *([wished] if wished is not None else [])]
+        if is_bounded(self.request) and not any(candidates.required for candidates in options):
+            options.append(CandidateNodes(self.machine.ordinary_nodes, required=self.strict))
         passed_over: list[Attempt] = []
-        for ground in grounds:
-            attempt = self._attempt(ground, self.cpus, self._asked_together(ground))
+        for candidates in options:
+            attempt = self._attempt(candidates, self.cpus, self._asked_together(candidates))
             decision = self._tried(attempt)
             if decision is None and not self.strict and attempt.question.amounts != self.amounts:
                 self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
-                attempt = self._attempt(ground, self.cpus, self.amounts)
+                attempt = self._attempt(candidates, self.cpus, self.amounts)
                 decision = self._tried(attempt)
-            if decision is None and ground.required:
+            if decision is None and candidates.required:
                 decision = (
                     self._with_moves(attempt)
                     or self._after_all([*passed_over, *self._where_it_is()])
@@ -112,12 +118,12 @@ class Confining:
                 )
             if decision is not None:
                 return decision
-            if ground.why:
+            if candidates.why:
                 self.notes.append(not_granted(attempt, self.ledger))
             passed_over.append(attempt)
         if is_bounded(self.request):
             return self._second_best()
-        return self._with_cpus_only(everywhere(self.books, self.ledger, self.request))
+        return self._with_cpus_only(everywhere(self.flows, self.ledger, self.request))
 
     def _kept(self, *, apart: bool = False) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
@@ -133,13 +139,13 @@ class Confining:
         no_more = (
             not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
         )
-        if not no_more and (apart or not self.books.fits(nodes.mask, self.amounts)):
+        if not no_more and (apart or not self.flows.fits(nodes.mask, self.amounts)):
             return None
-        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
-        if (lacking and self.strict) or (cpus != self.own_cpus and not is_confined(self.request)):
+        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
+        if (lacking and self.strict) or (cpus != self.exclusive.own and not is_confined(self.request)):
             return None
-        if apart != bool(self.cpus and self._away_from(nodes, cpus)) or (
-            apart and len(cpus) > len(self.own_cpus)
+        if apart != bool(self.cpus and self.exclusive.away_from(nodes, cpus)) or (
+            apart and len(cpus) > len(self.exclusive.own)
         ):
             return None
         notes = [Reason("kept", f"fits where it is, on node {nodes}")]
@@ -149,7 +155,7 @@ class Confining:
             )
         if lacking is not None:
             notes.append(lacking)
-        wished = wished_ground(self.machine, self.request)
+        wished = wished_nodes(self.machine, self.request)
         if wished is not None and not nodes <= wished.nodes:
             notes.append(Reason("wish-not-granted", wished.why))
         claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
@@ -157,7 +163,7 @@ class Confining:
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, tuple(notes))
 
-    def _of_pod(self) -> Iterator[Ground]:
+    def _of_pod(self) -> Iterator[CandidateNodes]:
         """Under the scope pod the nodes that an earlier container of the pod was placed on."""
         if not self.by_pod:
             return
@@ -169,14 +175,14 @@ class Confining:
                 and entry.decision.request.pod_id == self.request.pod_id
             ):
                 why = f"goes with its pod to node {affinity.nodes}"
-                yield Ground(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
+                yield CandidateNodes(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
                 return
 
-    def _asked_together(self, ground: Ground) -> Amounts:
+    def _asked_together(self, candidates: CandidateNodes) -> Amounts:
         """What a set of nodes must have room for: under the scope pod, and for the first container of the
         pod, all that the pod asks for."""
         totals = self.request.pod_totals
-        if not self.by_pod or totals is None or ground.of_pod:
+        if not self.by_pod or totals is None or candidates.of_pod:
             return self.amounts
         whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
         return {
@@ -184,33 +190,33 @@ class Confining:
             for resource, amount in {**self.amounts, **whole}.items()
         }
 
-    def _attempt(self, ground: Ground, cpus: int, amounts: Amounts) -> Attempt:
-        self.effort = self.effort.rest()
+    def _attempt(self, candidates: CandidateNodes, cpus: int, amounts: Amounts) -> Attempt:
+        self.budget = self.budget.rest()
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
         question = Question(
-            self.site,
+            self.topology,
             amounts,
-            {resource: self.books.rooms_by_node(resource) for resource in amounts},
+            {resource: self.flows.rooms_by_node(resource) for resource in amounts},
             cpus,
-            self.site.free_cpus(self.free_cpus) if cpus else {},
+            self.exclusive.free_by_node() if cpus else {},
             every_hint,
             every_hint if self.strict else required,
-            self.lookup,
-            self.effort,
+            self.counted,
+            self.budget,
         )
-        widest = widest_allowed(self.site, self.books, ground.nodes, amounts, cpus)
-        exactly = ground.exactly and (ground.of_pod or widest >= len(ground.nodes))
+        widest = widest_allowed(self.topology, self.flows, candidates.nodes, amounts, cpus)
+        exactly = candidates.exactly and (candidates.of_pod or widest >= len(candidates.nodes))
         if exactly:
-            widest = len(ground.nodes)
-        return Attempt(ground, Area(ground.nodes.mask, widest, exactly=exactly), question)
+            widest = len(candidates.nodes)
+        return Attempt(candidates, Area(candidates.nodes.mask, widest, exactly=exactly), question)
 
     def _tried(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt, for a running container among those that keep most of its place."""
-        if not attempt.area.ground:
+        if not attempt.area.allowed:
             return None
         for core in self._cores():
-            if not core & ~attempt.area.ground:
+            if not core & ~attempt.area.allowed:
                 found = search(attempt.question, replace(attempt.area, core=core))
                 if found is not None:
                     return self._placed(attempt, found)
@@ -222,20 +228,20 @@ class Confining:
         if self.current is None or self.current.claim is None:
             return [0]
         nodes = self.current.claim.nodes
-        with_cpus = self.site.nodes_near(self.own_cpus) if self.cpus else NodeSet()
+        with_cpus = self.topology.nodes_near(self.exclusive.own) if self.cpus else NodeSet()
         return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
 
     def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
-        cpus, lacking = self._take(nodes if self.cpus else NodeSet())
+        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
         notes = [*self.notes, chosen(nodes)]
-        if attempt.ground.why:
-            notes.append(Reason("as-wished", attempt.ground.why))
+        if attempt.candidates.why:
+            notes.append(Reason("as-wished", attempt.candidates.why))
         if found.overlapping:
             notes.append(overlap(nodes, found.overlapping))
-        if attempt.question.effort.ended:
-            notes.append(unproven_best(attempt.question.effort))
+        if attempt.question.budget.ended:
+            notes.append(unproven_best(attempt.question.budget))
         if lacking is not None:
             notes.append(lacking)
         degraded = lacking is not None or bool(self.notes)
@@ -275,49 +281,23 @@ class Confining:
             setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]))
         return replace(placement, booked_bytes=spread, memory_policy=setting)
 
-    def _free_cpus(self) -> CpuSet:
-        """The CPUs that it may have to itself; to those that it has nobody else has a right."""
-        candidates = exclusive_candidates(self.machine, self.policy, self.ledger)
-        return candidates | (self.own_cpus & self.machine.online_cpus)
-
-    def _take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
-        """The exclusive CPUs, or the shared pool and the reason for it.
-
-        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has.
-        """
-        count = self.request.exclusive_cpus
-        if count == 0:
-            return CpuSet(), None
-        free, taken = self.free_cpus | self.own_cpus, CpuSet()
-        if count > len(free):
-            text = f"{count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
-            return CpuSet(), Reason("no-exclusive-cpus", text)
-        there = self.site.cpus_near(nodes) if nodes else free
-        for part in (self.own_cpus & there, free & there, self.own_cpus, free):
-            taken |= take_cpus(self.machine, part - taken, count - len(taken), nodes)
-        return taken, None
-
-    def _away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
-        """Those of *cpus* that are online and not on *nodes*."""
-        return (cpus & self.machine.online_cpus) - self.site.cpus_near(nodes)
-
     def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
-        amounts, effort = attempt.question.amounts, self.for_moves
-        movers = movers_of(self.books, self.ledger)
+        amounts, budget = attempt.question.amounts, self.for_moves
+        movers = movers_of(self.flows, self.ledger)
         if not movers:
             return None
-        room = Room(self.site, self.books, movers, effort)
+        room = Room(self.topology, self.flows, movers, budget)
         best = None
-        loose = with_all_wider(self.books, movers)
-        for nodes in islice(attempt.reachable(loose, effort), MAX_TARGETS):
+        relaxed = with_all_wider(self.flows, movers)
+        for nodes in islice(attempt.reachable(relaxed, budget), MAX_TARGETS):
             sets = room.make(nodes, amounts)
             if sets and (best is None or len(sets) < len(best[1])):
                 best = nodes, sets
-            if effort.exhausted:
-                effort.ended = True
+            if budget.exhausted:
+                budget.ended = True
                 break
-        attempt.question.effort.ended |= effort.ended
+        attempt.question.budget.ended |= budget.ended
         if best is None:
             return None
         nodes, sets = best
@@ -328,7 +308,7 @@ class Confining:
         decision = self._placed(attempt, found)
         placement = self._with_witness(decision.placement, moved)
         after = moved.with_entry(Entry(replace(decision, placement=placement)))
-        moves = measured(planned, after, self.books)
+        moves = measured(planned, after, self.flows)
         names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
@@ -337,16 +317,16 @@ class Confining:
         """A running container on the nodes that it has, however many a new one would be allowed."""
         if self.current is None or self.current.claim is None:
             return []
-        ground = Ground(self.current.claim.nodes, exactly=True, of_pod=True)
-        return [self._attempt(ground, self.cpus, self.amounts)]
+        candidates = CandidateNodes(self.current.claim.nodes, exactly=True, of_pod=True)
+        return [self._attempt(candidates, self.cpus, self.amounts)]
 
     def _after_all(self, passed_over: Iterable[Attempt]) -> Decision | None:
-        """On a ground that was only preferred, or where the container is already, if others move over there:
+        """On nodes that were only preferred, or where the container is already, if others become wider:
         rather that than a refusal."""
         notes, self.notes = self.notes, []
         for attempt in passed_over:
             decision = self._with_moves(
-                replace(attempt, question=replace(attempt.question, effort=self.effort))
+                replace(attempt, question=replace(attempt.question, budget=self.budget))
             )
             if decision is not None:
                 return decision
@@ -356,9 +336,9 @@ class Confining:
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
         devices elsewhere, or as much memory as there is."""
-        ordinary = Ground(self.machine.ordinary_nodes)
+        ordinary = CandidateNodes(self.machine.ordinary_nodes)
         attempt = self._attempt(ordinary, 0, self.amounts)
-        relaxed = replace(attempt, question=replace(attempt.question, hard_hints=()))
+        relaxed = replace(attempt, question=replace(attempt.question, required_hints=()))
         asked = amounts_text(self.amounts, self.cpus)
         note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")
         self.notes.append(note)
@@ -366,27 +346,29 @@ class Confining:
         if decision is not None:
             return decision
         self.notes.remove(note)
-        cpus, lacking = self._take(NodeSet())
+        cpus, lacking = self.exclusive.take(NodeSet())
         nodes = self.machine.ordinary_nodes
         placement = replace(
             self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
         )
-        decision = short(self.books, self.ledger, self.request, placement)
+        decision = short(self.flows, self.ledger, self.request, placement)
         notes = (*self.notes, *([lacking] if lacking is not None else []))
-        if self.cpus and self._away_from(nodes, cpus):
+        if self.cpus and self.exclusive.away_from(nodes, cpus):
             notes = (*notes, note)
         return replace(decision, reasons=(*decision.reasons, *notes))
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
         found = None
-        if self.cpus and len(self.own_cpus) != self.cpus:
-            attempt = self._attempt(Ground(self.machine.ordinary_nodes, required=self.strict), self.cpus, {})
+        if self.cpus and len(self.exclusive.own) != self.cpus:
+            attempt = self._attempt(
+                CandidateNodes(self.machine.ordinary_nodes, required=self.strict), self.cpus, {}
+            )
             found = search(attempt.question, attempt.area)
             if found is None and self.strict:
                 return refused(attempt, self.ledger, self.request, self.current)
         near = NodeSet() if found is None else NodeSet.of_mask(found.nodes)
-        cpus, lacking = self._take(near)
+        cpus, lacking = self.exclusive.take(near)
         placement = replace(decision.placement, exclusive_cpus=cpus)
         notes = [*self.notes, *([lacking] if lacking is not None else [])]
         if not notes:

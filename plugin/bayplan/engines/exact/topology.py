@@ -1,4 +1,4 @@
-"""What only depends on the machine: distances, initiators, and the sets of nodes in the order of both.
+"""What depends on the machine only: distances, initiators, and the sets of nodes in the order of both.
 
 Worked out once for a machine and kept, because a machine changes with hotplug only.
 """
@@ -10,10 +10,8 @@ from math import comb
 from operator import add
 from typing import Final
 
-from bayplan.engines.exact.effort import MAX_STEPS
+from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.nearness import Nearness, Pairs, rows_on
-from bayplan.engines.exact.tables import MOST_NODES, Positions
 from bayplan.model.machine import Machine, union
 from bayplan.sets import CpuSet, NodeSet
 
@@ -29,15 +27,11 @@ _MOST_GROWN: Final = 64
 """From so many nodes sets are grown; on machines with hundreds of nodes not from every one."""
 
 
-class Site:
-    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts.
-    ``positions`` are those of all nodes in tables, None if they are too many."""
+class NodeTopology:
+    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts."""
 
-    def __init__(
-        self, machine: Machine, max_combinations: int = MAX_COMBINATIONS, max_steps: int = MAX_STEPS
-    ) -> None:
-        self.machine = machine
-        self.max_combinations, self.max_steps = max_combinations, max_steps
+    def __init__(self, machine: Machine, max_combinations: int = MAX_COMBINATIONS) -> None:
+        self.machine, self.max_combinations = machine, max_combinations
         self._distances: dict[int, int] = {}
         away = {node.id: machine.distances_from(node) for node in machine.nodes}
         masks = [1 << node for node in machine.node_ids]
@@ -45,9 +39,8 @@ class Site:
             1 << one: dict(zip(masks, map(add, there, back), strict=True))
             for (one, there), back in zip(away.items(), zip(*away.values(), strict=True), strict=True)
         }
-        self.positions = Positions(masks) if len(masks) <= MOST_NODES else None
         self._ranked: dict[tuple[int, int], list[int]] = {}
-        self._nearness: dict[int, Nearness] = {}
+        self._nearest: dict[int, NearestNodes] = {}
         self._growing: dict[int, list[_Growing]] = {}
         self._initiators = {
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
@@ -97,42 +90,47 @@ class Site:
         """The nodes with memory that have some of *cpus*."""
         return NodeSet.of_mask(sum(node for node, near in self._cpus.items() if not near.isdisjoint(cpus)))
 
-    def ranked(self, ground: int, width: int, rooms: Mapping[int, int]) -> list[int]:
-        """The sets of *width* nodes of *ground*: by distance, initiators and ids.
+    def ranked(self, allowed: int, width: int, rooms: Mapping[int, int]) -> list[int]:
+        """The sets of *width* of the *allowed* nodes: by distance, initiators and ids.
 
         Where these are too many to enumerate only good ones, among them the nodes with the most of *rooms*.
         """
-        found = self._ranked.get((ground, width))
-        many = self.too_many(ground, width)
+        found = self._ranked.get((allowed, width))
+        many = self.too_many(allowed, width)
         if found is None:
-            every = self._grown(ground, width) if many else map(sum, combinations(bits(ground), width))
-            found = self._ranked[ground, width] = sorted(set(every), key=self._rank)
+            if many:
+                found = sorted(set(self._grown(allowed, width)), key=self._rank)
+            else:
+                # They come by ids already.
+                every = list(map(sum, combinations(bits(allowed), width)))
+                found = sorted(every, key=lambda nodes: (self.distance(nodes), self.remote_initiators(nodes)))
+            self._ranked[allowed, width] = found
         if not many:
             return found
-        roomiest = sum(sorted(bits(ground), key=lambda node: (-rooms.get(node, 0), node))[:width])
+        roomiest = sum(sorted(bits(allowed), key=lambda node: (-rooms.get(node, 0), node))[:width])
         if roomiest not in found:
             found = found.copy()
             insort(found, roomiest, key=self._rank)
         return found
 
-    def too_many(self, ground: int, width: int) -> bool:
-        """Whether the sets of *width* nodes of *ground* are more than are looked at one by one."""
-        return comb(ground.bit_count(), width) > self.max_combinations
+    def too_many(self, allowed: int, width: int) -> bool:
+        """Whether the sets of *width* of the *allowed* nodes are more than are looked at one by one."""
+        return comb(allowed.bit_count(), width) > self.max_combinations
 
-    def nearness(self, ground: int, width: int) -> Nearness:
-        """The bounds of distances for sets of up to *width* nodes of *ground*."""
-        found = self._nearness.get(ground)
+    def nearest_nodes(self, allowed: int, width: int) -> NearestNodes:
+        """The bounds of distances for sets of up to *width* of the *allowed* nodes."""
+        found = self._nearest.get(allowed)
         if found is None or found.width < width:
-            found = self._nearness[ground] = Nearness(self.pairs, ground, width)
+            found = self._nearest[allowed] = NearestNodes(self.pairs, allowed, width)
         return found
 
-    def _grown(self, ground: int, width: int) -> Iterator[int]:
+    def _grown(self, allowed: int, width: int) -> Iterator[int]:
         """The sets of the *width* nodes that are nearest to some node, with their distances remembered."""
-        growing = self._growing.get(ground)
+        growing = self._growing.get(allowed)
         if growing is None:
-            rows = rows_on(self.pairs, ground)
+            rows = rows_on(self.pairs, allowed)
             nodes = list(rows)
-            growing = self._growing[ground] = [
+            growing = self._growing[allowed] = [
                 _Growing([nodes[other] for other in sorted(range(len(nodes)), key=rows[node].__getitem__)])
                 for node in nodes[:: -(-len(nodes) // _MOST_GROWN)]
             ]

@@ -1,12 +1,61 @@
-"""Which CPUs: whole cores first, close together, the same answer for the same input."""
+"""Which CPUs a container gets to itself: near its nodes, those that it has already, whole cores first."""
 
 from collections.abc import Iterable, Sequence
 
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import exclusive_candidates
+from bayplan.model.decision import Placement, Reason, Request
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
-def take_cpus(machine: Machine, available: CpuSet, count: int, preferred: NodeSet) -> CpuSet:
+class ExclusiveCpus:
+    """The CPUs that one container may have. ``own`` are those that it has already, if it runs; ``free`` are
+    these and all that nobody has."""
+
+    def __init__(
+        self,
+        topology: NodeTopology,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None,
+    ) -> None:
+        self._topology, self._machine, self.count = topology, topology.machine, request.exclusive_cpus
+        self.own = CpuSet() if current is None else current.exclusive_cpus
+        self.free = CpuSet()
+        if self.count:
+            online = self.own & self._machine.online_cpus
+            self.free = exclusive_candidates(self._machine, policy, ledger) | online
+
+    def free_by_node(self) -> dict[int, int]:
+        """How many free ones each node has."""
+        return self._topology.free_cpus(self.free)
+
+    def take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
+        """The exclusive CPUs, or the shared pool and the reason for it.
+
+        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has.
+        """
+        if self.count == 0:
+            return CpuSet(), None
+        free, taken = self.free | self.own, CpuSet()
+        if self.count > len(free):
+            text = f"{self.count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
+            return CpuSet(), Reason("no-exclusive-cpus", text)
+        there = self._topology.cpus_near(nodes) if nodes else free
+        for part in (self.own & there, free & there, self.own, free):
+            taken |= _best_cpus(self._machine, part - taken, self.count - len(taken), nodes)
+        return taken, None
+
+    def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
+        """Those of *cpus* that are online and not on *nodes*."""
+        return (cpus & self._machine.online_cpus) - self._topology.cpus_near(nodes)
+
+
+def _best_cpus(machine: Machine, available: CpuSet, count: int, preferred: NodeSet) -> CpuSet:
     """*count* CPUs of *available*: from the *preferred* nodes first, then from the nodes nearest to them.
 
     Within a node: whole free cores, cache by cache; what is left comes from cores that are already broken,

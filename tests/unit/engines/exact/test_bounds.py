@@ -1,0 +1,73 @@
+"""Bounds of distances, and nodes that could change places: compared with all sets and all nodes."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from bayplan.engines.exact.bounds import NearestNodes
+from bayplan.engines.exact.topology import NodeTopology
+from support.machines import machine
+
+Distances = dict[tuple[int, int], int]
+
+
+def ring(nodes: int) -> Distances:
+    return {
+        (one, other): 10 + min((one - other) % nodes, (other - one) % nodes)
+        for one in range(nodes)
+        for other in range(nodes)
+        if one != other
+    }
+
+
+def boards(nodes: int) -> Distances:
+    """Two nodes to a socket, two sockets to a board."""
+    return {
+        (one, other): 12 if one // 2 == other // 2 else 21 if one // 4 == other // 4 else 31
+        for one in range(nodes)
+        for other in range(nodes)
+        if one != other
+    }
+
+
+def anyhow(nodes: int, seed: int) -> Distances:
+    draw = random.Random(seed)
+    return {
+        (one, other): draw.choice([11, 12, 20, 31])
+        for one in range(nodes)
+        for other in range(nodes)
+        if one != other
+    }
+
+
+MACHINES = [ring(8), boards(8), *(anyhow(7, seed) for seed in range(20))]
+
+
+def nearest(distances: Distances) -> tuple[NodeTopology, NearestNodes, int]:
+    nodes = max(max(pair) for pair in distances) + 1
+    topology = NodeTopology(machine(nodes, distances=distances))
+    return topology, topology.nearest_nodes((1 << nodes) - 1, nodes), nodes
+
+
+@pytest.mark.parametrize("distances", MACHINES)
+def test_no_set_is_nearer_than_the_nearest_nodes(distances: Distances) -> None:
+    topology, found, nodes = nearest(distances)
+    for width in range(1, nodes + 1):
+        for members in combinations([1 << node for node in range(nodes)], width):
+            for node in members:
+                others = sum(topology.pairs[node][other] for other in members if other != node)
+                assert found.nearest[node][width - 1] <= others
+
+
+@pytest.mark.parametrize("distances", MACHINES)
+def test_a_representative_is_as_far_from_every_other_node(distances: Distances) -> None:
+    topology, found, _ = nearest(distances)
+    for node, twin in found.representative.items():
+        others = topology.pairs.keys() - {node, twin}
+        assert all(topology.pairs[node][other] == topology.pairs[twin][other] for other in others)
+
+
+def test_nodes_of_a_socket_have_one_representative_and_those_of_a_ring_have_none() -> None:
+    assert nearest(boards(4))[1].representative == {1: 1, 2: 1, 4: 4, 8: 4}
+    assert len(set(nearest(ring(8))[1].representative.values())) == 8
