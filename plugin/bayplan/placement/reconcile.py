@@ -58,83 +58,111 @@ def reconcile(
 ) -> Reconciliation:
     """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
-    *carried* are the entries that containers say they were created with, by id, the oldest first. One that is
-    not in *ledger* means that the ledger was lost, or is an older one: then all of it is held against what
-    the containers have.
+    *carried* are the entries that containers say they were created with, by id, the oldest first.
+    *kubelet_pins_cpus*: kubelet's CPU Manager is known to be at work, so that CPUs which we did not give to a
+    container of kubelet's are its doing.
 
-    Pods between two containers keep their room as long as the runtime lists them.
+    Each step works on the ledger that the steps before have made:
 
-    A container that did not come over NRI may be another runtime's: that this one does not list it says
-    nothing. *kubelet_pins_cpus*: kubelet's CPU Manager is known to be at work, so that CPUs which we did not
-    give to a container of kubelet's are its doing.
+    1. What is gone is forgotten. A container that did not come over NRI may be another runtime's: that this
+       one does not list it does not mean that it is gone.
+    2. Records that were lost are made again from *carried*. If there are any, the ledger was lost or is an
+       older one, and all of it is updated from what the containers have by now.
+    3. Each record is compared with the runtime's spec: lost answers are repaired, cpusets that somebody else
+       set are respected.
+    4. Containers without any record are adopted as they are.
+    5. Pods without a container keep their room as long as the runtime lists them.
+    6. Found containers that run on the shared CPUs become members of the shared pool.
+    7. Containers whose CPUs are not what they should be get an update.
+
+    Example: the record has a, b and c; the runtime lists b, with the CPUs of the record, and d, without a
+    record. a and c are gone; b stays; d is adopted; the CPUs that a had to itself become shared, and b and d
+    get an update if they run on the shared CPUs.
     """
     observed = {
         container.id: container for container in containers if container.state is not ContainerState.STOPPED
     }
     listed = {container.id for container in containers}
+    cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
     gone = tuple(
         container_id
         for container_id, entry in sorted(ledger.entries.items())
         if container_id not in observed and (entry.origin is None or container_id in listed)
     )
-    recorded = {key: entry for key, entry in ledger.entries.items() if key in observed}
     recovered = {
         key: entry
         for key, entry in carried.items()
         if key in observed and key not in ledger.entries and has_annotated_placement(entry, observed[key])
     }
-    known = {**recorded, **recovered}
-    cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
+    known = {key: entry for key, entry in ledger.entries.items() if key in observed} | recovered
     if recovered:
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
-    kept, repairs = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)], []
-    for container_id, entry in known.items():
-        kubelets = kubelet_pins_cpus and entry.decision.request.qos_source is QosSource.CGROUP_PARENT
-        seen, repair = _as_observed(entry, observed[container_id], kubelets=kubelets)
-        kept.append(seen)
-        repairs += [repair] if repair is not None else []
-    agreed = Ledger.of(kept)
+    unlisted = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)]
+    compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
+    agreed = Ledger.of([*unlisted, *(entry for entry, _ in compared)])
     if recovered:
         # They may have been written while another engine decided.
         agreed = engine.restored(machine, policy, agreed)
-    found = []
-    strangers = sorted(set(observed) - set(known))
-    for container_id in sorted(strangers, key=lambda key: not observed[key].resources.cpuset_cpus):
-        container = observed[container_id]
-        pod = pods.get(container.pod_id, Pod(container.pod_id))
-        own = container.resources.cpuset_cpus
-        others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
-        entry = adopt(machine, policy, engine, agreed, pod, container, others)
-        agreed = agreed.with_entry(entry)
-        found.append(entry)
-    ended = ledger
-    for container_id in gone:
-        ended = ended.after_end_of(container_id)
-    inhabited = {entry.decision.request.pod_id for entry in agreed.entries.values()}
-    for pod_id, last in sorted(ended.retained.items()):
-        if pod_id in pods and pod_id not in inhabited:
-            agreed = agreed.with_entry(last)
-    candidates = [
-        entry
-        for entry in found
-        if not kubelet_pins_cpus or entry.decision.request.qos_source is not QosSource.CGROUP_PARENT
-    ]
+    agreed, found = _with_adopted(machine, policy, engine, agreed, pods, observed, cpusets)
+    agreed = _with_retained(ledger, gone, agreed, pods)
+    candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
     pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
     agreed = _sharing(pools, agreed, candidates)
+    repairs = [repair for _, repair in compared if repair is not None]
     updates = merged(repairs, shared_pool_updates(agreed, agreed.shared_cpus(machine, policy.withheld_cpus)))
     agreed = agreed.with_notified_cpus(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
-    forgotten, last_ones = agreed.retained_changes(ledger)
+    forgotten, retained = agreed.retained_changes(ledger)
     return Reconciliation(
         agreed,
         gone + forgotten,
-        changed + last_ones,
-        tuple(agreed.entries[e.container_id] for e in found),
+        changed + retained,
+        tuple(agreed.entries[entry.container_id] for entry in found),
         updates,
         tuple(sorted(recovered)),
     )
+
+
+def _with_adopted(
+    machine: Machine,
+    policy: PlacementPolicy,
+    engine: Engine,
+    ledger: Ledger,
+    pods: Mapping[str, Pod],
+    observed: Mapping[str, Container],
+    cpusets: Mapping[CpuSet | None, int],
+) -> tuple[Ledger, list[Entry]]:
+    """*ledger* with an entry for each of the *observed* containers that it does not have, and these entries.
+    Those with a cpuset come first, so that CPUs that may be theirs alone are not given to anybody else."""
+    found = []
+    unknown = sorted(observed.keys() - ledger.entries.keys())
+    for container_id in sorted(unknown, key=lambda key: not observed[key].resources.cpuset_cpus):
+        container = observed[container_id]
+        pod = pods.get(container.pod_id, Pod(container.pod_id))
+        own = container.resources.cpuset_cpus
+        others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
+        entry = adopt(machine, policy, engine, ledger, pod, container, others)
+        ledger = ledger.with_entry(entry)
+        found.append(entry)
+    return ledger, found
+
+
+def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: Mapping[str, Pod]) -> Ledger:
+    """*agreed* with the room that pods without a container keep: *before* is the ledger with the containers
+    that are *gone*."""
+    for container_id in gone:
+        before = before.after_end_of(container_id)
+    inhabited = {entry.decision.request.pod_id for entry in agreed.entries.values()}
+    for pod_id, last in sorted(before.retained.items()):
+        if pod_id in pods and pod_id not in inhabited:
+            agreed = agreed.with_entry(last)
+    return agreed
+
+
+def _is_kubelets(entry: Entry) -> bool:
+    return entry.decision.request.qos_source is QosSource.CGROUP_PARENT
 
 
 def _updated_from_containers(
@@ -169,14 +197,15 @@ def _updated_from_containers(
     return {key: result[key] for key in known}
 
 
-def _as_observed(entry: Entry, container: Container, *, kubelets: bool) -> tuple[Entry, Update | None]:
+def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) -> tuple[Entry, Update | None]:
     """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
 
-    An empty cpuset where we set one means that our answer never arrived, the nodes that it had before it
-    moved that the move did not: it is sent again. Another value than ours was set by somebody else later and
-    is respected from now on. Of a container on the shared CPUs
-    that is known only with *kubelets* (kubelet pins it); otherwise it can be an older pool of ours.
+    A cpuset.mems that is empty where we set one means that our answer never arrived, and the one from before
+    the last move that the move did not: it is sent again. Another value than ours was set by somebody else
+    later and is respected from now on. On a container that shares the CPUs another cpuset.cpus counts as
+    kubelet's with *kubelet_pins_cpus* only; otherwise it can be an older shared pool of ours.
     """
+    kubelets = kubelet_pins_cpus and _is_kubelets(entry)
     resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
     repair = None
     if placement.mems is not None and resources.cpuset_mems != placement.mems:

@@ -10,6 +10,10 @@ exponential. Here the nodes are walked once, because the balance depends on sums
 
 Exact and polynomial; bounds on the gain keep the tables small. Ties go to the first combination, then to the
 largest and first subset, in the order of the nodes, as in kubelet.
+
+Example: nodes with 4, 3 and 3 free CPUs, and 5 CPUs wanted from two nodes: each gives a share of 2, one of
+them 1 more. Node 0 gains 16 by its share (2 * 2 * 4) and 3 by the further CPU (2 * 2 - 1 * 1), nodes 1 and 2
+gain 12 and 1. The most is 31: nodes 0 and 1, the further CPU from node 0. 1, 1 and 3 CPUs stay free.
 """
 
 import heapq
@@ -119,7 +123,18 @@ class _Problem(Struct, frozen=True):
         return gain
 
     def threshold(self, gain: int) -> int:
-        """The lowest gain that kubelet cannot tell from *gain*: it rounds mean and deviation to 1/1000."""
+        """The lowest gain that kubelet cannot tell from *gain*, as it rounds mean and deviation to 1/1000.
+
+        Let x be what stays free on each of n nodes. The squares of all x add up to ``squares - gain``, and
+        the x themselves to ``total``, whatever is chosen. So, in thousandths, the squared differences from
+        the mean add up to 1,000,000 * (squares - gain) + ``offset``. ``deviation`` is the root of an n-th of
+        it, rounded half up; ``worst`` is the largest sum that is rounded to the same deviation; and the gain
+        that belongs to ``worst`` is returned.
+
+        Example: of 8 nodes with 128 free CPUs and 8 with 8, two give 4 each, and one of them 1 more. The best
+        choice gains 2295. One that gains 2294 leaves the same deviation in thousandths: of the two, kubelet
+        takes the one that comes first.
+        """
         nodes = len(self.free)
         total = sum(self.free) - self.count * self.share - self.extra * self.group
         mean = (2000 * total + nodes) // (2 * nodes)
@@ -293,7 +308,18 @@ class _Walk(Struct, frozen=True):
     def tables(
         self, share_bounds: Sequence[Sequence[int]], spare_bounds: Sequence[Sequence[int]], enough: int
     ) -> list[Table]:
-        """By position: the largest gain from there on by state, if the nodes before can make it *enough*."""
+        """By position: the largest gain from there on by state, if the nodes before can make it *enough*.
+
+        A state says what the nodes from the position on provide, and whether the last round still goes on
+        when the walk reaches them. The tables are filled from the last node to the first; what is wanted is
+        in the first table, under (count, extra, going on).
+
+        In the module's example, the table for the last node (position 2) has: nothing provided, gain 0; a
+        member with its share, 12; a member with the further CPU, 13, but only while the round goes on. The
+        table for position 0 has (2, 1, going on): 31. A state is left out where even the bounds for the nodes
+        before (*share_bounds*, *spare_bounds*: the most that so many members, or groups, can gain there)
+        cannot make it *enough*.
+        """
         tables: list[dict[State, int]] = [{} for _ in range(len(self.places) + 1)]
         tables[-1] = {(0, 0, _GOING): 0, (0, 0, _ENDED): 0}
         for position in range(len(self.places) - 1, -1, -1):
@@ -309,7 +335,8 @@ class _Walk(Struct, frozen=True):
         return list(tables)
 
     def _backward(self, position: int, later: Table) -> Iterator[tuple[State, int]]:
-        """The states before the node at *position*, with their gains."""
+        """The states before the node at *position* takes part, with their gains: each state *later* extended
+        by nothing, and by each step of the node after which the round is as that state says."""
         into: dict[int, list[Step]] = {_GOING: [(0, 0, 0, _GOING)], _ENDED: [(0, 0, 0, _ENDED)]}
         for going in (_GOING, _ENDED):
             for members, groups, gain, after in self.steps(self.places[position], going):

@@ -222,7 +222,17 @@ class _Intersections:
         return None
 
     def _bases(self) -> dict[int, list[tuple[Region, ...]]]:
-        """Every base, with the choices of regions that lead to it and aren't dominated by another."""
+        """Every base, with the choices of regions that lead to it and aren't dominated by another.
+
+        The lists are taken one after the other. From each base so far, an element of the list leads to a
+        narrower one: "any node" leaves it as it is, a mask cuts it, a region cuts it to the region's ground
+        and joins the regions that may leave out more. Empty bases are dropped.
+
+        Example, nodes 0-3: the first list is one region R, all sets inside 0-3 with 2 GiB; the second has the
+        masks 0-1 and 2-3. The bases are 0-3 with (), then 0-3 with (R), then 0-1 and 2-3, each with (R). With
+        1 GiB free on each node, 0-1 is an intersection (R leaves out nothing, or 2-3), and so is node 0: R
+        has the set 0,2-3, and with the mask 0-1 only node 0 is common.
+        """
         regions: list[Region] = []
         bases: dict[int, set[tuple[int, ...]]] = {self._everything: {()}}
         for choice in self._lists:
@@ -245,7 +255,12 @@ class _Intersections:
         }
 
     def _of_size(self, bases: dict[int, list[tuple[Region, ...]]], size: int) -> Candidate | None:
-        """The best intersection of *size* nodes, if there is one."""
+        """The best intersection of *size* nodes, if there is one.
+
+        A base of that size is one itself, as no region has to leave anything out. A larger base has one if
+        its regions can leave out the rest; that takes a search, which is not begun where even the lowest
+        nodes of the base would lose to the best one so far. A smaller base has none.
+        """
         best: Candidate | None = None
         for base, choices in sorted(bases.items()):
             if base.bit_count() == size:
