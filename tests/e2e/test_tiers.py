@@ -65,7 +65,7 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     assert "default/pinned/main lost its exclusive CPUs 3, which are offline; it runs on 2" in problems(node)
     since = node.bayplan.log_position()
     write(node, CPU, "1")
-    node.bayplan.await_log("everything that was promised is there again", since=since)
+    node.bayplan.await_log("all promised capacity is available again", since=since)
 
     since = node.bayplan.log_position()
     # Not every block can leave: the kernel has its own pages in some, and others have some that are busy.
@@ -81,7 +81,7 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     assert node.view(node.launch(guaranteed("new", 0.5, "50Mi"))).mems_allowed == {0}
     since = node.bayplan.log_position()
     write(node, f"{block}/state", "online")
-    node.bayplan.await_log("everything that was promised is there again", since=since)
+    node.bayplan.await_log("all promised capacity is available again", since=since)
     assert node.bayplan.nodes()["nodes"][1]["memTotalBytes"] == before["memTotalBytes"]
     assert problems(node) == []
     assert node.view(pinned).cpus_allowed == {2, 3}

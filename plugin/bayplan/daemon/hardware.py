@@ -1,19 +1,17 @@
-"""Keeps the controller's machine and policy true: hot-plug, and memory that others than containers hold.
+"""Keeps the controller's machine and policy up to date: hot-plug, and memory held outside of containers.
 
-The kernel's events are only a reason to look, and a burst of them is one reason. What has been promised stays
-promised, whatever leaves; what that means is reported by `problems` and logged once. Blocking calls run where
-`in_thread` says.
+An event of the kernel is only a reason to read sysfs again; a burst of events is one reason. What has been
+promised stays promised, whatever hardware leaves; what is missing then is reported by `problems` and logged
+once. Blocking calls are in `measurement` and run where `in_thread` says.
 """
 
 import asyncio
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
-
-from msgspec import Struct
 
 from bayplan.admin.snapshot import MemoryReservation
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
@@ -21,13 +19,8 @@ from bayplan.config.settings import KUBELET, Settings
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Transaction
+from bayplan.daemon.measurement import Host
 from bayplan.errors import BayplanError, ConfigError
-from bayplan.host.cgroup import NodeBytes
-from bayplan.host.container import ContainerCgroup
-from bayplan.host.held_memory import read_held_memory, read_memory_totals
-from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.kernelfs import AbsentError
-from bayplan.host.sysfs import read_hugepages, read_machine
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
@@ -53,27 +46,6 @@ MEMORY_SIZE: Final = "memory size"
 a balloon changes."""
 
 
-class Measurement(NamedTuple):
-    """What was found by node: bytes held outside of containers, the huge page pools by page size, and
-    MemTotal."""
-
-    held_bytes: dict[int, int]
-    hugepages_bytes: dict[int, dict[int, int]]
-    memory_bytes: dict[int, int]
-
-
-class Host(Struct, frozen=True):
-    """The blocking calls."""
-
-    machine: Callable[[], Machine]
-    measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
-
-    @classmethod
-    def of(cls, hierarchy: Hierarchy) -> "Host":
-        """Those of the machine that this runs on."""
-        return cls(read_machine, partial(measure, hierarchy))
-
-
 class Hardware:
     """The machine as it is now, and the policy that follows from it and the settings."""
 
@@ -93,7 +65,7 @@ class Hardware:
         self._found = host.machine()
         self.machine = with_owners(self._found, settings.device_memory)
         self.policy = resolve_policy(settings, self.machine)
-        self._misfit = ""
+        self._settings_problem = ""
         self._reported: frozenset[tuple[object, ...]] = frozenset()
         self._reasons: set[str] = set()
         self._changed = asyncio.Event()
@@ -104,9 +76,9 @@ class Hardware:
         self._remembered: dict[int, int] = {}
         self._unmeasurable = ""
 
-    def serve(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
-        """From now on keep *controller* true, and call *verify_soon* when that changed something. Once the
-        runtime has listed its containers nothing is promised before a measurement."""
+    def attach(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
+        """From now on keep *controller* up to date, and call *verify_soon* when that changed something. Once
+        the runtime has listed its containers nothing is promised before a measurement."""
         self._controller, self._verify_soon = controller, verify_soon
         controller.before_promises = self._measure_listed
 
@@ -252,7 +224,7 @@ class Hardware:
             async with asyncio.timeout(LISTED_MEASURE_S):
                 await self.measure_once()
         except TimeoutError:
-            logger.warning("measuring takes long; what was measured before counts until then")
+            logger.warning("measurement not finished in time; the previous one stays in force until it is")
         except Exception:
             logger.exception("what is held outside of containers could not be measured")
 
@@ -277,31 +249,35 @@ class Hardware:
         return Ledger() if self._controller is None else self._controller.ledger
 
     def _apply(self) -> None:
-        """Take over what was found and what the settings say, between two decisions."""
+        """Take over what was found and what the settings say, between two transactions."""
         self.machine = with_owners(self._found, self._settings.device_memory)
         self._take_over()
 
     def _take_over(
-        self, prepared_for: "_Basis | None" = None, prepared: PlacementPolicy | ConfigError | None = None
+        self,
+        prepared_for: "_PolicyInputs | None" = None,
+        prepared: PlacementPolicy | ConfigError | None = None,
     ) -> None:
-        """Work out the policy, and give it to the controller, if there is one, between two turns."""
+        """Work out the policy, and give it to the controller, if there is one, between two transactions."""
         if self._controller is None:
             self._resolve(prepared_for, prepared)
         else:
             controller = self._controller
-            controller.schedule(lambda turn: self._hand_over(turn, controller, prepared_for, prepared))
+            controller.schedule(
+                lambda transaction: self._update_controller(transaction, controller, prepared_for, prepared)
+            )
 
-    def _basis(self) -> "_Basis":
-        return _Basis(self._settings, self.machine, self.learned, self._ledger)
+    def _basis(self) -> "_PolicyInputs":
+        return _PolicyInputs(self._settings, self.machine, self.learned, self._ledger)
 
-    def _hand_over(
+    def _update_controller(
         self,
         transaction: Transaction,
         controller: Controller,
-        prepared_for: "_Basis | None",
+        prepared_for: "_PolicyInputs | None",
         prepared: PlacementPolicy | ConfigError | None,
     ) -> None:
-        """Nobody decides meanwhile, so that a reservation never meets a promise that it did not know."""
+        """In a transaction, so that no promise is made between working out the reservation and its use."""
         self._resolve(prepared_for, prepared)
         before = transaction.basis
         if before.machine != self.machine or before.policy != self.policy:
@@ -315,17 +291,19 @@ class Hardware:
             controller.capacity_freed()
         self._report()
 
-    def _resolve(self, prepared_for: "_Basis | None", prepared: PlacementPolicy | ConfigError | None) -> None:
+    def _resolve(
+        self, prepared_for: "_PolicyInputs | None", prepared: PlacementPolicy | ConfigError | None
+    ) -> None:
         """The policy by the settings: the *prepared* one if all is as it was prepared for."""
         basis = self._basis()
-        if prepared is None or prepared_for is None or not basis.still(prepared_for):
+        if prepared is None or prepared_for is None or not basis.is_same(prepared_for):
             prepared = _resolved(basis)
         if isinstance(prepared, ConfigError):
-            # They fitted before. Containers are better served by the old policy on what is left than by a
-            # machine that is gone.
-            self._misfit = f"the settings do not fit the machine any more: {prepared}"
+            # They fitted before. The old policy on what is left serves containers better than a machine that
+            # is gone.
+            self._settings_problem = f"the settings do not fit the machine any more: {prepared}"
         else:
-            self.policy, self._misfit = prepared, ""
+            self.policy, self._settings_problem = prepared, ""
 
     def _kept_bytes(self) -> dict[str, int]:
         return {str(node): row.get(MEMORY, 0) for node, row in sorted(self.policy.reserved_bytes.items())}
@@ -340,13 +318,15 @@ class Hardware:
             if self._controller is not None:
                 self._controller.counters["capacity_shortfalls"] += 1
         if self._reported and not current:
-            logger.info("everything that was promised is there again")
+            logger.info("all promised capacity is available again")
         self._reported = frozenset(current)
 
     def _problems(self) -> dict[tuple[object, ...], str]:
         """The sentences, by what they are about: amounts in them change with every measurement."""
         ledger = self._ledger
-        found: dict[tuple[object, ...], str] = {("settings",): self._misfit} if self._misfit else {}
+        found: dict[tuple[object, ...], str] = (
+            {("settings",): self._settings_problem} if self._settings_problem else {}
+        )
         for claim in overclaims(self.machine, self.policy, ledger):
             found["overclaim", claim.shortage.nodes, claim.shortage.resource] = str(claim)
         for one in lost_cpus(self.machine, ledger):
@@ -361,7 +341,7 @@ class Hardware:
         return found
 
 
-class _Basis(NamedTuple):
+class _PolicyInputs(NamedTuple):
     """What a policy follows from."""
 
     settings: Settings
@@ -369,39 +349,13 @@ class _Basis(NamedTuple):
     learned: dict[int, Learned]
     ledger: Ledger
 
-    def still(self, other: "_Basis") -> bool:
+    def is_same(self, other: "_PolicyInputs") -> bool:
         """Whether both are the same objects: to compare the contents of ledgers takes long."""
         return all(map(operator.is_, self, other))
 
 
-def _resolved(basis: _Basis) -> PlacementPolicy | ConfigError:
+def _resolved(basis: _PolicyInputs) -> PlacementPolicy | ConfigError:
     try:
         return resolve_policy(basis.settings, basis.machine, basis.learned, basis.ledger)
     except ConfigError as error:
         return error
-
-
-def measure(
-    hierarchy: Hierarchy, containers: Iterable[tuple[Pod, Container]], nodes: Iterable[int]
-) -> Measurement:
-    """Measure once. Blocks; containers that are gone are passed over.
-
-    Raises:
-        BayplanError: a container's cgroup is not to be found out, or a file is missing or garbled.
-    """
-    wanted = list(nodes)
-    pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
-    sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
-    inside = (_memory_by_node(hierarchy, pod, container) for pod, container in containers)
-    held_bytes = read_held_memory(inside, sums, hierarchy.root)
-    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
-
-
-def _memory_by_node(hierarchy: Hierarchy, pod: Pod, container: Container) -> NodeBytes:
-    try:
-        with ContainerCgroup.find(
-            hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
-        ) as cgroup:
-            return cgroup.memory_by_node()
-    except AbsentError:
-        return {}

@@ -89,10 +89,7 @@ def _run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     handler = logs.start(settings.log_level, settings.log_format)
     try:
         from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
-        from bayplan.daemon.limits import protect, raise_file_limit  # noqa: PLC0415 - as late as app
 
-        raise_file_limit()
-        protect()
         for remark in settings.remarks:
             logger.warning(remark)
         return run(settings, read_again)

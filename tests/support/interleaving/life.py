@@ -1,5 +1,5 @@
-"""One life of the daemon, from its start until it is killed: its parts as `bayplan.daemon.app` puts them
-together, on the disk, the kernel and the clock of the node.
+"""One life of the daemon, from its start until it is killed: its parts, connected as in
+`bayplan.daemon.components`, on the disk, the kernel and the clock of the node.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from bayplan.control.narrowing import Narrowing
 from bayplan.control.recorder import Recorder
 from bayplan.control.session_handler import SessionHandler
 from bayplan.control.verify import Verifier
-from bayplan.daemon.hardware import Hardware, Host, Measurement
+from bayplan.daemon.hardware import Hardware
+from bayplan.daemon.measurement import Host, Measurement
 from bayplan.errors import UnavailableError
 from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.model.machine import Machine
@@ -73,7 +74,7 @@ class Life:
             clock=clock,
         )
         controller, hierarchy = self.controller, kernel.hierarchy
-        self.hardware.serve(controller, self.verify_soon)
+        self.hardware.attach(controller, self.verify_soon)
         self.oci_requests = OciRequestHandler(
             controller, hierarchy, self.cpusets, self.verify_soon, OciRequestSettings(deadline_s=1e9)
         )

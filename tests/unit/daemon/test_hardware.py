@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import KUBELET, Settings
-from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware, Host, Measurement, measure
+from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware
+from bayplan.daemon.measurement import Host, Measurement, measure
 from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
@@ -120,7 +121,7 @@ async def bench(directory: Path, settings: Settings = PLAIN):
     hardware = Hardware(settings, Host(host.read, host.measure), here)
     async with controlled(directory, hardware.policy, on=hardware.machine) as made:
         one = Bench(host, hardware, made)
-        hardware.serve(made.controller, one.verify_soon)
+        hardware.attach(made.controller, one.verify_soon)
         yield one
 
 
@@ -168,7 +169,7 @@ class TestHotPlug:
                 with caplog.at_level(logging.INFO):
                     await one.reread()
                 assert one.hardware.problems() == ()
-                assert "everything that was promised is there again" in caplog.messages
+                assert "all promised capacity is available again" in caplog.messages
 
         run(scenario())
 
@@ -498,7 +499,7 @@ class TestMeasuredReservation:
 
                 one.hardware._in_thread = never
                 await one.controller.synchronize([], [])
-                assert "measuring takes long" in caplog.text
+                assert "measurement not finished in time" in caplog.text
                 assert one.hardware._is_first_due
 
         run(scenario())

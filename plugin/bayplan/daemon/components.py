@@ -1,0 +1,316 @@
+"""The parts of the daemon, made and connected in the order in which they need each other.
+
+Wiring, and what concerns several parts at once: signals, a reload, the snapshot that the admin socket shows.
+One event loop owns the ledger; each thread is for calls that must not wait for those of another one.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from bayplan import __version__
+from bayplan.admin.questions import Question, explaining, rehearsing
+from bayplan.admin.release import releasing
+from bayplan.admin.snapshot import Snapshot, kernel_oom_score_adj, snapshot_of
+from bayplan.config.keys import changed_at_start
+from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
+from bayplan.config.settings import Settings
+from bayplan.control.controller import Controller
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.device_search import DeviceSearch
+from bayplan.control.expectations import Expectation
+from bayplan.control.narrowing import Narrowing
+from bayplan.control.reading import read_meanwhile
+from bayplan.control.recorder import Recorder
+from bayplan.control.session_handler import SessionHandler
+from bayplan.control.starts import Starts
+from bayplan.control.threads import WorkThread
+from bayplan.control.verify import Verifier
+from bayplan.daemon import logs
+from bayplan.daemon.hardware import Hardware
+from bayplan.daemon.measurement import Host
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.systemd import Notifier
+from bayplan.errors import BayplanError
+from bayplan.host import proc
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.devices import HostDevices
+from bayplan.host.evacuation import Bounds
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.mempolicy import has_weighted_interleave
+from bayplan.model.workload import Container, Pod
+from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
+from bayplan.oci.cri import list_containers
+from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.stale_entries import StaleEntries
+from bayplan.oci.unmanaged_containers import UnmanagedContainers
+
+logger = logging.getLogger(__name__)
+
+VERIFY_INTERVAL_S: Final = 10.0
+"""kubelet's cpuManagerReconcilePeriod."""
+
+DEVICES_SHARE: Final = 0.25
+"""Of the request deadline: so long may a creation wait for what its devices say."""
+
+_NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
+
+
+class Daemon:
+    """Everything that is made from the settings. `start` makes what needs the store; the rest of the methods
+    come after it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = self._started_with = settings
+        self.started_us = time.time_ns() // 1000
+        self.hierarchy = Hierarchy.detect()
+        self.host_thread = WorkThread("host")
+        # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
+        self.device_thread = WorkThread("devices")
+        # Apart as well: to move the memory of one process can take many seconds.
+        self.page_thread = WorkThread("pages")
+        # And a start of a container waits for this.
+        self.cpuset_thread = WorkThread("cpusets")
+        # And an answer waits for decisions that may take long.
+        self.decision_thread = WorkThread("decisions")
+        # And what is read every second must not wait for pages.
+        self.pressure_thread = WorkThread("pressure")
+        others = (self.page_thread, self.cpuset_thread, self.decision_thread, self.pressure_thread)
+        self.threads = (self.host_thread, self.device_thread, *others)
+        starts = Starts(settings.oci_socket)
+        starts.clear()
+        self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
+        self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
+        self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
+        self._verify_now = asyncio.Event()
+        self._reload_now = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self.narrowing_due = asyncio.Event()
+
+    def listen_for_signals(self) -> None:
+        """Until then they end the process, whatever its start waits for; what comes after it is not lost."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload_now.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_now.set)
+
+    async def start(self, recorder: Recorder) -> None:
+        """Make the controller, with the ledger that the store has, and the session with the runtime."""
+        deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
+        devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
+        await devices.prepare()
+        machine, policy = self.hardware.machine, self.hardware.policy
+        self.controller = Controller(
+            machine,
+            policy,
+            engine_of(self.settings),
+            recorder,
+            cgroup_v2=self.hierarchy.unified,
+            write_oom_score_adj=self.write_oom_score_adj,
+            sync_cpusets=self.cpusets.sync,
+            verify_soon=self._verify_now.set,
+            weighted_interleave=has_weighted_interleave(),
+            devices=devices,
+            capacity_freed=self.narrowing_due.set,
+            decide_in_thread=self.decision_thread.do,
+        )
+        self.controller.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
+        await self.controller.restore()
+        self.hardware.attach(self.controller, self._verify_now.set)
+        await self.hardware.begin(await recorder.held_memory(), recorder.learned)
+        self.oci_requests = OciRequestHandler(
+            self.controller,
+            self.hierarchy,
+            self.cpusets,
+            self._verify_now.set,
+            _oci_request_settings(self.settings),
+        )
+        self.narrowing = Narrowing(
+            self.controller,
+            self.hierarchy,
+            self.page_thread.do,
+            self._verify_now.set,
+            _return_bounds(self.settings),
+        )
+        self.pressure = PressureWatch(
+            self.controller,
+            self.hierarchy,
+            self.pressure_thread.do,
+            self.settings.memory_pressure,
+            PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
+        )
+        self.stale_entries = StaleEntries(
+            self.controller,
+            self.hierarchy,
+            self.host_thread.do,
+            self.oci_requests.release,
+            lambda: list_containers(self.settings.crio_socket),
+        )
+        self.unmanaged = UnmanagedContainers(
+            self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
+        )
+        if self.controller.known.containers:
+            # What came without NRI has nobody who says what became of it meanwhile.
+            self._verify_now.set()
+            self.narrowing_due.set()
+        own = Identity(self.settings.plugin_name, self.settings.plugin_index)
+        identity, endpoint = launched_by_runtime(os.environ) or (
+            own,
+            UnixSocket(str(self.settings.nri_socket)),
+        )
+        timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
+        handler = SessionHandler(self.controller, self._verify_now.set)
+        self.session = Session(handler, identity, endpoint, timeouts=timeouts)
+        for remark in self._remarks():
+            logger.warning(remark)
+        logger.info(
+            "started",
+            extra={
+                "version": __version__,
+                "pid": os.getpid(),
+                "nodes": str(machine.node_ids),
+                "cpus": str(machine.online_cpus),
+                "cgroups": self.hierarchy.layout.value,
+                "engine": self.controller.engine.name,
+                "policy": policy.topology.value,
+                "recorded_containers": len(self.controller.ledger.entries),
+            },
+        )
+
+    async def serve_runtime(self) -> None:
+        """Serve until the session is closed, or for good the runtime that launched us."""
+        await self.session.run()
+
+    async def end_on_signal(self) -> None:
+        """Answer what was asked, then leave, when told to stop."""
+        await self._stop_now.wait()
+        await self.session.close()
+
+    async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
+        """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
+
+        Decisions that were made stay. What takes a restart is named.
+        """
+        while True:
+            await self._reload_now.wait()
+            self._reload_now.clear()
+            notifier.reloading()
+            try:
+                settings = await read_meanwhile(read_again)
+                policy = self.hardware.policy_for(settings)
+            except BayplanError as error:
+                logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": error.on_one_line()})  # noqa: TRY400 - expected, so that a traceback says nothing
+            except Exception:
+                # The containers' placement does not end over a file.
+                logger.exception("%s", _NOT_TAKEN_OVER)
+            else:
+                self.settings = settings
+                self.hardware.take_settings(settings)
+                self.controller.take_engine(engine_of(settings))
+                self.oci_requests.settings = _oci_request_settings(settings)
+                self.narrowing.bounds = _return_bounds(settings)
+                self.pressure.mode = settings.memory_pressure
+                self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
+                self.controller.decision_log.pins.configured = tuple(settings.kubelet_managers)
+                logs.set_level(settings.log_level)
+                extra = {"engine": settings.engine, "policy": policy.topology.value}
+                logger.info("settings taken over", extra=extra)
+                if waiting := changed_at_start(self._started_with, settings):
+                    logger.warning("changed settings wait for a restart", extra={"keys": waiting})
+            notifier.ready()
+
+    def snapshot(self) -> Snapshot:
+        """What the admin socket shows."""
+        return snapshot_of(
+            self.controller,
+            self.started_us,
+            self.verifier.drift,
+            (
+                *self.settings.notices,
+                *self._remarks(),
+                *self.hardware.problems(),
+                *self.pressure.problems(),
+            ),
+            self.hardware.reservations(),
+            kernel_oom_score_adj(self.controller, self.hierarchy.root),
+            self.pressure.latest,
+        )
+
+    def questions(self, recorder: Recorder) -> dict[str, Question]:
+        """What the admin socket answers beside its views."""
+        return {
+            "explain": explaining(recorder.history, recorder.page_moves),
+            "what-if": rehearsing(
+                lambda: engine_of(self.settings), self.controller.placements.policy_ability
+            ),
+            "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
+        }
+
+    def _remarks(self) -> tuple[str, ...]:
+        return remarks_on_machine(self.settings, self.hardware.machine)
+
+    async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
+        """Set it for the processes of a container that was created and not yet started."""
+
+        def write() -> None:
+            def pids() -> tuple[int, ...]:
+                with ContainerCgroup.find(
+                    self.hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
+                ) as cgroup:
+                    return cgroup.processes()
+
+            proc.write_oom_score_adj_of_all(pids, value)
+
+        try:
+            await self.host_thread.do(write)
+        except BayplanError as error:
+            self.controller.counters["oom_score_adj_failed"] += 1
+            logger.warning("oom_score_adj not set", extra={"container": container.id, "problem": str(error)})
+
+    async def verify_for_ever(self) -> None:
+        """Compare the kernel with the ledger, now and then and when asked to."""
+        while True:
+            asked = await self._next_verification()
+            try:
+                repeated = await self.verifier.verify(at_once=asked)
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("the kernel could not be compared with the ledger")
+                continue
+            self.controller.counters["drifted"] += len(repeated)
+            await self._look_around()
+
+    async def _look_around(self) -> None:
+        try:
+            await self.stale_entries.look()
+            await self.unmanaged.look()
+        except BayplanError as error:
+            logger.debug("what runs is still not recorded", extra={"problem": str(error)})
+        except Exception:
+            logger.exception("it could not be found out which containers are gone, and which came")
+
+    async def _next_verification(self) -> bool:
+        """Wait for it; whether somebody asked for it."""
+        try:
+            async with asyncio.timeout(VERIFY_INTERVAL_S):
+                await self._verify_now.wait()
+        except TimeoutError:
+            return False
+        self._verify_now.clear()
+        return True
+
+    def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        return self.controller.expectations(container_ids)
+
+
+def _oci_request_settings(settings: Settings) -> OciRequestSettings:
+    return OciRequestSettings(settings.oci_deadline_ms / 1000, settings.oci_undecided)
+
+
+def _return_bounds(settings: Settings) -> Bounds:
+    return Bounds(settings.return_deadline_ms / 1000, settings.return_most_bytes)

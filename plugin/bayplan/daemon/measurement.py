@@ -1,0 +1,66 @@
+"""What is read of the machine: its hardware from sysfs, and by node what the memory is used for.
+
+Blocking calls and their results only; `hardware` says when they run and what follows.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bayplan.host.cgroup import NodeBytes
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.held_memory import read_held_memory, read_memory_totals
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.sysfs import read_hugepages, read_machine
+from bayplan.model.machine import Machine
+from bayplan.model.workload import Container, Pod
+
+
+class Measurement(NamedTuple):
+    """What was found by node: bytes held outside of containers, the huge page pools by page size, and
+    MemTotal."""
+
+    held_bytes: dict[int, int]
+    hugepages_bytes: dict[int, dict[int, int]]
+    memory_bytes: dict[int, int]
+
+
+class Host(Struct, frozen=True):
+    """The blocking calls; tests have others."""
+
+    machine: Callable[[], Machine]
+    measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
+
+    @classmethod
+    def of(cls, hierarchy: Hierarchy) -> "Host":
+        """Those of the machine that this runs on."""
+        return cls(read_machine, partial(measure, hierarchy))
+
+
+def measure(
+    hierarchy: Hierarchy, containers: Iterable[tuple[Pod, Container]], nodes: Iterable[int]
+) -> Measurement:
+    """Measure once. Blocks; containers that are gone are passed over.
+
+    Raises:
+        BayplanError: a container's cgroup is not to be found out, or a file is missing or garbled.
+    """
+    wanted = list(nodes)
+    pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
+    sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
+    inside = (_memory_by_node(hierarchy, pod, container) for pod, container in containers)
+    held_bytes = read_held_memory(inside, sums, hierarchy.root)
+    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
+
+
+def _memory_by_node(hierarchy: Hierarchy, pod: Pod, container: Container) -> NodeBytes:
+    try:
+        with ContainerCgroup.find(
+            hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
+        ) as cgroup:
+            return cgroup.memory_by_node()
+    except AbsentError:
+        return {}
