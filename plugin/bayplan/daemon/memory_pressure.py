@@ -94,8 +94,9 @@ class PressureWatch:
                 logger.exception("it could not be seen whether nodes can give what was promised")
 
     def stop(self) -> None:
-        """Begin no further move."""
+        """Begin no further move, and record those that were made."""
         self.relief.stopping.set()
+        self._record(all_of_them=True)
 
     async def look(self) -> int:
         """Look once, at the nodes and, where that is due, at what containers hold; and do for a moment what
@@ -135,9 +136,9 @@ class PressureWatch:
         self._report(seen.plan)
         return seen
 
-    def _record(self) -> None:
+    def _record(self, *, all_of_them: bool = False) -> None:
         """Have recorded, counted and logged what was moved."""
-        found = self.relief.records()
+        found = self.relief.records(all_of_them=all_of_them)
         if not found:
             return
         self._controller.recorder.pages_moved(found)

@@ -351,9 +351,14 @@ def test_told_to_stop_it_moves_nothing_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path, RELIEVE) as it:
             it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            it.most_bytes = 100 * MIB
+            assert await it.watch.look() == 100 * MIB
             it.watch.stop()
             assert await it.watch.look() == 0
-            assert it.live.held[BATCH_PATH][0] == 700 * MIB
+            assert it.live.held[BATCH_PATH][0] == 600 * MIB
+            # What was done until then is recorded.
+            (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+            assert record.moved_bytes == 100 * MIB
 
     run(scenario)
 
