@@ -154,10 +154,10 @@ class PageRelief:
             return 0
         except BayplanError as error:
             found = PagesMoved(obstacle=str(error), exhausted=True, passing=True)
-        obstacle = found.obstacle
+        obstacle = ""
         if found.exhausted and found.moved_bytes < move.amount_bytes:
             self._learn(seen, move, found)
-            obstacle = obstacle or "no more of its pages there can be moved"
+            obstacle = found.obstacle or "no more of its pages there can be moved"
         self._note(seen, move, found.moved_bytes, obstacle, begun_s)
         return found.moved_bytes
 
@@ -173,9 +173,10 @@ class PageRelief:
     def _note(self, seen: LivePages, move: PageMove, moved_bytes: int, obstacle: str, begun_s: float) -> None:
         way = move.container_id, move.source, move.target
         before, now_s = self._open.get(way), self._clock_s()
-        at_risk = NodeSet(
-            node for risk in seen.plan.risks if move.source in risk.nodes for node in risk.nodes
-        )
+        risks = seen.plan.risks
+        # Pages may also have to make room for pages.
+        concerned = [risk for risk in risks if move.source in risk.nodes] or risks
+        at_risk = NodeSet(node for risk in concerned for node in risk.nodes)
         name = seen.holder(move.container_id).name
         if before is None:
             one = _Open(begun_s, now_s, name, at_risk, move.amount_bytes, moved_bytes, obstacle)

@@ -225,11 +225,12 @@ def _move(pid: int, addresses: "array[int]", target: int, pace: Pace) -> tuple[i
             raise
         # Without CAP_SYS_NICE only what no other process shares.
         pace.timed(lambda: _call(pid, addresses, nodes, status, _MOVE))
-    done = status.count(target)
-    failed = next((one for one in status if one < 0), 0)
-    if done == len(addresses):
-        return done, ""
-    return done, os.strerror(-failed) if failed else "the kernel moved only some of them"
+    # A huge page goes as a whole with the first of its parts, and the kernel says of the others that they are
+    # busy. Only where they are now counts.
+    there = array("i", [_UNTRIED]) * len(addresses)
+    _call(pid, addresses, None, there, 0)
+    failed = next((-why for why, now in zip(status, there, strict=True) if now != target and why < 0), 0)
+    return there.count(target), os.strerror(failed) if failed else ""
 
 
 def _call(

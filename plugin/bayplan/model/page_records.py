@@ -25,4 +25,7 @@ class PageMoveRecord(Struct, frozen=True):
     def __str__(self) -> str:
         text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
         text += f" in {self.duration_ms} ms, as memory on node {self.at_risk} was outstanding to others"
-        return f"{text}; of {format_bytes(self.wanted_bytes)}: {self.obstacle}" if self.obstacle else text
+        if not self.obstacle:
+            return text
+        left_bytes = self.wanted_bytes - self.moved_bytes
+        return f"{text}; {format_bytes(left_bytes)} more could not be moved: {self.obstacle}"
