@@ -35,7 +35,7 @@ def test_restricted_fills_node_after_node_and_refuses_in_kubelets_words(node: No
         refusal = node.crictl.refused(one_too_many)
         assert "UnexpectedAdmissionError: default/one-too-many/main: Allocate failed due to" in refusal
         assert "[memorymanager] preferred hint violates NUMA node allocation" in refusal
-        # The second time the books are those of another daemon, made from what the first one recorded.
+        # The second time the state is that of another daemon, made from what the first one recorded.
         node.bayplan.restart()
         node.bayplan.await_synchronized()
         one_too_many = replace(one_too_many, uid=f"{one_too_many.uid}-again")

@@ -1,7 +1,7 @@
 """The same pods, in the same order, under the same policies: kubelet itself, then bayplan as kubelet.
 
 Compared are what kubelet's state files say at each admission, its reasons and messages, what the kernel shows
-of the containers at the end, and the books of both.
+of the containers at the end, and the state files of both.
 """
 
 from collections.abc import Iterator, Mapping

@@ -116,13 +116,13 @@ def report(folder: Folder, out: TextIO) -> bool:
     for name, why in sorted(references().items()):
         if folder.has(name.partition(":")[0]) and name not in unreadable:
             print(f"{'no cases':>15}  {name}: {why}", file=out)
-    strangers = list(unknown(folder))
-    for name in strangers:
+    unread = list(unknown(folder))
+    for name in unread:
         print(f"{'UNKNOWN':>15}  {name}: no section of this engine reads it", file=out)
     if not (passed or failed):
         print(f"{'NOTHING':>15}  {folder.path}: no file in it holds a case", file=out)
-    print(f"{passed} passed, {failed} failed, {len(strangers)} unknown tables", file=out)
-    return bool(passed) and not failed and not strangers
+    print(f"{passed} passed, {failed} failed, {len(unread)} unknown tables", file=out)
+    return bool(passed) and not failed and not unread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class Interval(Struct, frozen=True):
 
     The OCI spec carries no memory request; only where low and high are equal is it exact.
     ``usual_low_bytes`` is the low end for all but the containers that kubelet scores by more than their own
-    request (sidecars, pods with pod-level requests), which a spec does not tell apart; None: ``low_bytes``.
+    request (sidecars, pods with pod-level requests), which a spec does not distinguish; None: ``low_bytes``.
     """
 
     low_bytes: int

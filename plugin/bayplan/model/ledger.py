@@ -128,7 +128,7 @@ class Ledger(Struct, frozen=True):
         """A ledger without that container.
 
         If it was the last of a pod that was given room as a whole and stays, the pod keeps that for its next
-        container. Only NRI tells of the end of a pod: pods that came otherwise keep nothing.
+        container. Only NRI reports the end of a pod: pods that came otherwise keep nothing.
         """
         entry, left = self.entries.get(container_id), self.without(container_id)
         if entry is None or entry.origin is not None or not pod_stays:

@@ -145,7 +145,7 @@ def request_from_oom_score_adj(adjustment: int, capacity_bytes: int) -> Interval
 
     kubelet scores two kinds of containers by more than they request themselves: a sidecar by the smallest
     request of the pod's containers if that is more than its own, and containers in a pod with pod-level
-    requests by a share of what is left of those. A runtime is not told which these are, and each of them can
+    requests by a share of what is left of those. A runtime does not know which these are, and each can
     look exactly like an ordinary container. So the interval begins at 0; the low end of what the container
     counts for is ``usual_low_bytes``.
     """

@@ -1,9 +1,9 @@
 """Containers of one pod that kubelet gave the same oom_score_adj: what that proves of each.
 
 kubelet scores a sidecar (a restartable init container) by the smallest request of the pod's other containers
-if that is more than its own, and no runtime is told who is a sidecar. So of several containers with one score
-only one is known to request what the score says: the newest, as sidecars come before the others. Of the rest
-the score proves nothing, unless something else says what they request.
+if that is more than its own, and no runtime knows which container is a sidecar. So of several containers
+with one score only one is known to request what the score says: the newest, as sidecars come before the
+others. Of the rest the score proves nothing, unless something else says what they request.
 Source: GetContainerOOMScoreAdjust, pkg/kubelet/qos/policy.go, since Kubernetes 1.32.
 """
 

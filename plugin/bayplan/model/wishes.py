@@ -26,7 +26,7 @@ from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
 WRITTEN: Final = f"{PREFIX}/decision"
-"""Not a wish: what was decided, written into the container by us. A pod that brings it is not listened to."""
+"""Not a wish: what was decided, written into the container by us. It is ignored where a pod brings it."""
 BY_DEFAULT: Final = f"{PREFIX}/cpus-by-default"
 """The same of the CPUs that a container was given when there was no time for a decision."""
 ALL: Final = "all"
@@ -36,7 +36,7 @@ MAX_CHARACTERS: Final = 16_384
 """In one annotation, while the runtime waits; all nodes of the largest machine, one by one, take 5000."""
 
 MAX_PROBLEMS: Final = 20
-"""Beyond so many no more unknown keys are told of one container; they are recorded with its decision."""
+"""No more unknown keys than these are reported of one container; they are recorded with its decision."""
 
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"

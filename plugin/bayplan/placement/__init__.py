@@ -1,4 +1,4 @@
-"""From a decision to what the runtime is told; and the ledger held against what runtime and kernel say.
+"""From a decision to what is sent to the runtime; and the ledger compared with runtime and kernel.
 
 Pure, as the engines are.
 """

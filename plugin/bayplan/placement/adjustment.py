@@ -112,7 +112,7 @@ def shared_pool_updates(ledger: Ledger, shared: CpuSet) -> list[Update]:
 
 
 def nodes_updates(ledger: Ledger, container_ids: Iterable[str]) -> list[Update]:
-    """What containers whose nodes changed must be told; *ledger* has them where they go. Those that are gone,
+    """Updates for containers whose nodes changed; *ledger* has them where they go. Those that are gone,
     or are not ours to place any more, are passed over."""
     entries = [ledger.entries[key] for key in container_ids if key in ledger.entries]
     return [

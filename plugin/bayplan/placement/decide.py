@@ -90,7 +90,7 @@ def decide_change(
     # Nobody can change the policy of processes that run.
     placement = replace(decision.placement, memory_policy=current.memory_policy)
     if current.mems is not None and placement.mems is None and request.pinned_mems is None:
-        # An empty cpuset means "unchanged" in an update: who may use all memory from now on is told so.
+        # An empty cpuset means "unchanged" in an update: "all nodes" needs a value.
         placement = replace(placement, mems=machine.memory_nodes)
     return replace(decision, placement=placement)
 

@@ -2,7 +2,7 @@
 
 kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
 the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed
-containers, in the spec only. Nothing here moves a pin: see `bayplan.engines.kubelet.trivial_decision`.
+containers, in the spec only. Nothing here changes a pin: see `bayplan.engines.kubelet.trivial_decision`.
 """
 
 import enum
@@ -59,7 +59,7 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[KubeletMan
     switches on.
     """
     pinned = [request for request in requests if is_pinned(request)]
-    strangers = sum(not kubelet_managers_pinning(request) for request in pinned)
+    others = sum(not kubelet_managers_pinning(request) for request in pinned)
     for manager in KubeletManager:
         its = [request for request in pinned if manager in kubelet_managers_pinning(request)]
         seen = {how_detected(request) for request in its}
@@ -68,8 +68,8 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[KubeletMan
         if seen:
             how = " and ".join(way.value for way in DetectedBy if way in seen)
             yield kubelet_sentence(manager, f"{how}; containers: {len(its)}" if its else how)
-    if strangers:
-        yield f"{strangers} containers are pinned by somebody else; that stays as it is"
+    if others:
+        yield f"{others} containers are pinned by somebody else; that stays as it is"
 
 
 def kubelet_sentence(manager: KubeletManager, seen: str) -> str:

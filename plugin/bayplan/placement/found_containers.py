@@ -1,5 +1,5 @@
-"""Containers that have no record: what they are taken for, from what their own annotation says, else from
-what they run on. Nothing about them is moved.
+"""Containers that have no record: their entries, made from their own annotation, else from what they run on.
+Nothing about them is moved.
 
 What a container says of itself counts only as far as it runs on it: nobody gets an exclusive CPU that its
 cpuset does not have already. Pure.
@@ -53,26 +53,26 @@ def updated_from_container(
     request, placement = changed_request(decision.request, resources, Resources()), decision.placement
     resized = request != decision.request
     cpus, mems, claim = resources.cpuset_cpus, resources.cpuset_mems, placement.claim
-    told, own = entry.notified_cpus, placement.exclusive_cpus
+    notified, own = entry.notified_cpus, placement.exclusive_cpus
     if cpus not in (None, own) and request.pinned_cpus is None:
         wanted = request.exclusive_cpus
         if wanted == len(cpus) and alone and cpus.isdisjoint(taken | reserved_cpus(machine, policy)):
-            placement, told = replace(placement, exclusive_cpus=cpus), cpus
+            placement, notified = replace(placement, exclusive_cpus=cpus), cpus
         elif own and not wanted:
-            placement, told = replace(placement, exclusive_cpus=CpuSet()), cpus
+            placement, notified = replace(placement, exclusive_cpus=CpuSet()), cpus
     if claim is not None and placement.mems is not None and mems not in (None, placement.mems):
         nodes = mems - (placement.mems - claim.nodes)
         if nodes and (claim.flexible or resized):
-            home = placement.original_nodes or claim.nodes
+            original = placement.original_nodes or claim.nodes
             # As for a resize: nobody returns to nodes that its CPUs are not near.
-            together = placement.exclusive_cpus <= machine.cpus_of(home)
-            returns = home <= nodes and home != nodes and together
+            together = placement.exclusive_cpus <= machine.cpus_of(original)
+            returns = original <= nodes and original != nodes and together
             claim = replace(claim, nodes=nodes)
             placement = replace(
                 placement,
                 mems=mems,
                 claim=claim,
-                original_nodes=home if returns else None,
+                original_nodes=original if returns else None,
                 previous_mems=None,
             )
     if resized:
@@ -81,7 +81,7 @@ def updated_from_container(
         if claim is not None and amounts.claim is not None:
             placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
     return replace(
-        entry, decision=replace(decision, request=request, placement=placement), notified_cpus=told
+        entry, decision=replace(decision, request=request, placement=placement), notified_cpus=notified
     )
 
 
@@ -132,7 +132,7 @@ def shared_pools(
     machine: Machine, policy: PlacementPolicy, ledger: Ledger, found: Collection[Entry], *, lost: bool
 ) -> frozenset[CpuSet]:
     """The cpusets that say that a container runs on our shared CPUs: what these are now, what members are
-    known to have been told, and, where all records are *lost*, what most of those *found* have.
+    known to have been notified of, and, where all records are *lost*, what most of those *found* have.
 
     Every pool of ours has the reserved CPUs in it, unless they are withheld.
     """

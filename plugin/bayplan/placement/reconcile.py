@@ -1,6 +1,6 @@
 """The ledger against what the runtime says exists. The runtime wins: it has the containers.
 
-Pure: it plans what to record, what to forget and what to tell the runtime; the daemon carries it out.
+Pure: it plans what to record, what to forget and which updates the runtime gets; the daemon carries it out.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """What was promised and is not there any more: memory and CPUs that left, or that others hold.
 
 Promises are never taken back for it: the engines find no room where more is promised than there is, and the
-operator is told which containers are concerned.
+operator sees which containers are concerned.
 """
 
 from msgspec import Struct

@@ -221,7 +221,7 @@ def _pod_cpus(case: Case, folder: Folder) -> None:
 
 
 def _expect_hints(what: str, found: ProviderHints, expected: list[dict[str, Any]] | None) -> None:
-    """Compare hints as sets. kubelet's tests do not tell "no preference" from "nowhere"."""
+    """Compare hints as sets. kubelet's tests do not distinguish "no preference" from "nowhere"."""
     hints = (found or {}).get(CPU)
     listed: dict[NodeSet | None, bool] = {}
     for hint in hints.listed() if hints is not None else ():
@@ -293,7 +293,7 @@ def _running(status: Mapping[str, Any]) -> Running:
 
 
 def _reconcile(case: Case, folder: Folder) -> None:
-    """One round. A container that has been told, or would be told without an error, counts as a success."""
+    """One round. A container that is up to date, or can be updated without an error, is a success."""
     del folder
     statuses = (case["pspPS"] or {}) if case["pspFound"] else {}
     listed = (*(statuses.get("InitContainerStatuses") or ()), *(statuses.get("ContainerStatuses") or ()))
@@ -303,10 +303,12 @@ def _reconcile(case: Case, folder: Folder) -> None:
         for asked in map(pod, case["activePods"])
         for each in asked.all_containers
     ]
-    told = CpuState(CpuSet(case["lastUpdateStDefaultCPUSet"]), assignments(case["lastUpdateStAssignments"]))
+    applied = CpuState(
+        CpuSet(case["lastUpdateStDefaultCPUSet"]), assignments(case["lastUpdateStAssignments"])
+    )
     succeeded: set[str] = set()
     failed: set[str] = set()
-    for found in reconcile_cpus(_before(case), told, known):
+    for found in reconcile_cpus(_before(case), applied, known):
         refused = found.standing is Standing.DUE and case["updateErr"]
         good = found.standing is not Standing.FAILED and not refused
         (succeeded if good else failed).add(found.container)

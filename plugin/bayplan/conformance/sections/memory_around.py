@@ -47,8 +47,8 @@ def _validate(case: Case, folder: Folder) -> None:
 
 def _sum_errors(case: Case) -> list[str]:
     found = _reservations(case["systemReservedMemory"])
-    strangers = _said(check_machine(found, machine(case["machineInfo"])))
-    return strangers or _said(check_sums(found, case["nodeAllocatableReservation"], {}))
+    problems = _said(check_machine(found, machine(case["machineInfo"])))
+    return problems or _said(check_sums(found, case["nodeAllocatableReservation"], {}))
 
 
 def _convert(case: Case, folder: Folder) -> None:

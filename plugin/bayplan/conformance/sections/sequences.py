@@ -1,15 +1,15 @@
-"""Whole machines: pods come and go, all managers together, the books after every step.
+"""Whole machines: pods come and go, all managers together, their state after every step.
 
 Three of kubelet's defects can show here, and the engine does not have them:
 
-* Memory booked on a single node inside a group of nodes can break the group apart; kubelet's books contradict
-  themselves and it does not start again. The engine repairs the group. Where the record contradicts itself
-  the two may part, in nothing but the groups and how much of an amount is on which node.
+* Memory booked on a single node inside a group of nodes can break the group apart; kubelet's state then
+  contradicts itself and kubelet does not start again. The engine repairs the group. Where the record
+  contradicts itself the two may part, in nothing but the groups and how much of an amount is on which node.
 * Spreading CPUs over four or more of more than four nodes, kubelet's slices overwrite each other and it takes
   other nodes than it had found best. There the two may part, in nothing but which CPUs they are.
 * kubelet hangs; the record then has a marker instead of an answer.
 
-Once the two have parted only the engine's own books are checked: they add up and can be restored.
+Once the two have parted only the engine's own state is checked: it adds up and can be restored.
 """
 
 from collections.abc import Mapping
@@ -52,8 +52,8 @@ _FEW_NODES: Final = 4
 
 @dataclass(slots=True)
 class _Run:
-    """One machine on its way through the operations. ``contradicted``: kubelet's books once did, so that the
-    two may part from then on; ``parted``: they have, and kubelet's books are beyond comparison."""
+    """One machine on its way through the operations. ``contradicted``: kubelet's state once did, so that the
+    two may part from then on; ``parted``: they have, and kubelet's state cannot be compared."""
 
     engine: KubeletManagers
     machine: Machine
@@ -155,7 +155,7 @@ def _contradicts(nodes: Written) -> bool:
 
 
 def _check_own_books(run: _Run, what: str) -> None:
-    """The engine's books can be restored, which includes that they add up."""
+    """The engine's state can be restored, which includes that it adds up."""
     memory = run.state.memory
     start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), memory.state)
     for node, each in memory.state.nodes.items():

@@ -160,7 +160,7 @@ class Creation:
         return Outcome.DEGRADED if not_preferred or self._without_memory(placed) else Outcome.PLACED
 
     def _without_memory(self, placed: Placement) -> bool:
-        """Whether the container runs without an entry in the books, which only BestEffort allows."""
+        """Whether the container runs without a memory assignment, which only BestEffort allows."""
         manages = self.options.memory is not MemoryManagerPolicy.NONE
         return manages and not placed.booked_bytes and bool(memory_need(self.request))
 

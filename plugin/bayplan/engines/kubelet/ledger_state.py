@@ -55,7 +55,7 @@ def placement_of(
             amount_bytes = _reserved(memory.state.nodes[node], block.resource) - _reserved(
                 before.memory.state.nodes[node], block.resource
             )
-            # Where nothing else tells to which nodes the container is bound, those without a byte count too.
+            # Without cpuset.mems only this says to which nodes it is bound: also those without a byte.
             if amount_bytes or mems is None:
                 booked.setdefault(node, {})[block.resource] = amount_bytes
     return Placement(mems, after.cpus.of(pod_uid, container) or CpuSet(), booked, affinity)

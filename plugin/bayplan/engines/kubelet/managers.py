@@ -27,7 +27,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
-"""The policy None: no books, no hints, no refusals."""
+"""The policy None: no state, no hints, no refusals."""
 
 
 class ManagersState(Struct, frozen=True):
@@ -40,8 +40,8 @@ class ManagersState(Struct, frozen=True):
 
 class KubeletManagers(Struct, frozen=True):
     """The managers of one machine. ``cpus`` None is the CPU Manager's policy none; the Memory Manager is part
-    of the state, because it is a value with its books; ``devices`` None are no devices to choose from, and
-    ``attached`` are those that the container in question has already."""
+    of the state, because it is a value that contains its state; ``devices`` None are no devices to choose
+    from, and ``attached`` are those that the container in question has already."""
 
     topology: TopologyManager
     cpus: StaticCpuPolicy | None = None

@@ -1,7 +1,7 @@
 """A pod as kubelet knows it: the API object's requests and limits, not what a container runtime shows.
 
 Values only. Amounts are integers by resource name: ``cpu`` in thousandths of a CPU, everything else in bytes
-(or pieces). A name that is present with 0 is not the same as an absent one; kubelet's rules tell them apart.
+(or pieces). A name that is present with 0 is not the same as an absent one; kubelet's rules distinguish them.
 """
 
 from collections.abc import Mapping

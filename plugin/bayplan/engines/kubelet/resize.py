@@ -66,7 +66,7 @@ class Resize:
 
     def _granted(self, placed: Placement, outcome: Outcome) -> Decision:
         where = "where it is" if placed.mems is None else f"on node {placed.mems}"
-        # The pod's sums are others now, and we are not told which.
+        # The pod's sums have changed, and no message says to what.
         request = replace(self.request, pod_totals=None)
         return Decision(request, outcome, placed, (Reason("resized", f"resized {where}"),))
 

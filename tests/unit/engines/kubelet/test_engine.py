@@ -17,7 +17,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagerOptions, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.restore import same_books
+from bayplan.engines.kubelet.memory.restore import same_state
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
@@ -509,7 +509,7 @@ def test_memory_goes_where_kubelets_own_books_would_put_it(
     _walk(node, facade, steps, whole_cpus=False)
     ours = managers_state(MemoryManagerPolicy.STATIC, facade.empty, facade.engine.cpus, node.ledger)
     kubelets = facade.state.memory.state
-    assert same_books(kubelets, facade.empty, ours.memory.state.nodes)
+    assert same_state(kubelets, facade.empty, ours.memory.state.nodes)
     assert ours.cpus.shared == facade.state.cpus.shared
 
 

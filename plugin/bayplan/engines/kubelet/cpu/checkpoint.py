@@ -32,7 +32,7 @@ _INT64_DIGITS: Final = 19
 
 class CpuCheckpoint(Struct, frozen=True):
     """The content of a file, uninterpreted. ``entries`` values are CPU lists, or in version 1 one list per
-    container id; a JSON null is None, because the checksum tells null and empty apart."""
+    container id; a JSON null is None, because the checksum of null differs from that of empty."""
 
     version: int
     policy_name: str = ""

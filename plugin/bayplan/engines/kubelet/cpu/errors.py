@@ -59,7 +59,7 @@ class SmtAlignmentError(CpuManagerError):
 class EmptySharedPoolError(CpuManagerError):
     """A pod with its own budget leaves no CPUs for those of its containers that share the rest.
 
-    ``init`` tells whether the sharing container is an init container.
+    ``init``: whether the sharing container is an init container.
     """
 
     reason = "EmptyPodSharedPoolError"

@@ -1,6 +1,6 @@
-"""Which running containers must be told other CPUs: the decision part of kubelet's periodic reconciliation.
+"""Which running containers need other CPUs: the decision part of kubelet's periodic reconciliation.
 
-Pure: what was told before comes in, what to tell now goes out; the telling is done elsewhere.
+Pure: the state that was applied last comes in, the updates that are due go out; others carry them out.
 """
 
 import enum
@@ -22,8 +22,8 @@ class Running(enum.Enum):
 
 
 class Standing(enum.Enum):
-    """The outcome for one container: CURRENT: it has been told already; DUE: it must be told; FAILED: it
-    cannot be told now, or there is nothing that it could be told."""
+    """The outcome for one container: CURRENT: it has its CPUs; DUE: it needs an update; FAILED: it
+    cannot be updated now, or there are no CPUs for it."""
 
     CURRENT = "current"
     DUE = "due"
@@ -40,9 +40,9 @@ class Reconciled(Struct, frozen=True):
 
 
 def reconcile_cpus(
-    state: CpuState, told: CpuState, containers: Iterable[tuple[str, str, Running]]
+    state: CpuState, applied: CpuState, containers: Iterable[tuple[str, str, Running]]
 ) -> Iterator[Reconciled]:
-    """Compare what each of *containers* (pod uid, name, process) should have with what it was *told*.
+    """Compare what each of *containers* (pod uid, name, process) should have with what was *applied* last.
 
     A terminated container is passed over: it may be about to be restarted, and keeps what it has.
     """
@@ -52,7 +52,7 @@ def reconcile_cpus(
         cpus = state.effective(pod_uid, container)
         if running is not Running.RUNNING or not cpus:
             yield Reconciled(pod_uid, container, Standing.FAILED)
-        elif cpus == told.effective(pod_uid, container):
+        elif cpus == applied.effective(pod_uid, container):
             yield Reconciled(pod_uid, container, Standing.CURRENT, cpus)
         else:
             yield Reconciled(pod_uid, container, Standing.DUE, cpus)

@@ -54,7 +54,7 @@ class PodUsage(Struct, frozen=True):
 
 
 class EvictionNote(Struct, frozen=True):
-    """What kubelet tells of an eviction: the message in the pod's status, and the event's annotations."""
+    """What kubelet reports of an eviction: the message in the pod's status, and the event's annotations."""
 
     message: str
     annotations: Mapping[str, str]

@@ -1,8 +1,9 @@
 """kubelet's file ``memory_manager_state``: its JSON in and out, and what it says as a `MemoryState`.
 
 Version 1 of the format knows containers only, version 2 (with the gate PodLevelResourceManagers) also pods
-that were placed as a whole. The checksum, `bayplan.engines.kubelet.memory.checksum`, tells absent from empty:
-so a checkpoint keeps that difference (None and empty), and a `MemoryState`, which does not, is made last.
+that were placed as a whole. The checksum (`bayplan.engines.kubelet.memory.checksum`) of absent differs
+from that of empty: so a checkpoint keeps that difference (None and empty), and a `MemoryState`, which does
+not, is made last.
 """
 
 import json

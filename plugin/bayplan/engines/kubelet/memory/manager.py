@@ -1,12 +1,12 @@
 """The Memory Manager: hints, allocation and release under the policies None, Static and BestEffort.
 
-An immutable value; whatever changes the books returns a new manager. Same answers as kubelet's, with these
+An immutable value; whatever changes the state returns a new manager. Same answers as kubelet's, with these
 differences, where kubelet damages its own state:
 
-* memory of finished init containers that the pod's next containers may use is read off the books, where
-  kubelet keeps it beside them and loses it on a restart;
+* memory of finished init containers that the pod's next containers may use is read off the state, where
+  kubelet keeps it beside its state and loses it on a restart;
 * a pod with pod-level resources that is admitted again keeps what it has, where kubelet books it twice;
-* releases keep the books right, see `bayplan.engines.kubelet.memory.state`.
+* releases keep the state right, see `bayplan.engines.kubelet.memory.state`.
 """
 
 import enum
@@ -51,8 +51,8 @@ NO_HINT: Final = Hint(None, preferred=False)
 class MemoryManagerPolicy(enum.Enum):
     """kubelet's Memory Manager policies, by their configuration names.
 
-    NONE keeps no books. STATIC binds Guaranteed containers to the nodes that hold their memory. BEST_EFFORT,
-    which kubelet has on Windows only, computes the same hints and keeps the same books, but binds nobody, and
+    NONE keeps no state. STATIC binds Guaranteed containers to the nodes that hold their memory. BEST_EFFORT,
+    which kubelet has on Windows only, computes the same hints and keeps the same state, but binds nobody, and
     refuses nobody for whom there is no room: such a container runs without an entry.
     """
 

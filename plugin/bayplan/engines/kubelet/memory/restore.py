@@ -48,7 +48,7 @@ def start(
         if recorded.assignments:
             raise MemoryStateError("machine state can not be empty when it has memory assignments")
         return MemoryManager(policy, replace(recorded, nodes=empty), gates)
-    if not same_books(recorded, empty, rebooked(recorded, empty)):
+    if not same_state(recorded, empty, rebooked(recorded, empty)):
         raise MemoryStateError("the expected machine state is different from the real one")
     return MemoryManager(policy, recorded, gates)
 
@@ -76,7 +76,7 @@ def rebooked(state: MemoryState, empty: Nodes) -> Nodes:
     return nodes
 
 
-def same_books(state: MemoryState, empty: Nodes, expected: Nodes) -> bool:
+def same_state(state: MemoryState, empty: Nodes, expected: Nodes) -> bool:
     """Whether the nodes of *state* are *expected*, apart from how connected nodes share what is reserved."""
     if state.nodes.keys() != empty.keys():
         return False

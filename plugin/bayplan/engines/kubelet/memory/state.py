@@ -1,13 +1,13 @@
-"""The Memory Manager's books: what each node has of each resource, and who was promised what.
+"""The Memory Manager's state: what each node has of each resource, and who was promised what.
 
 Immutable values. Booking and releasing move amounts between a table's ``free`` and ``reserved``; nothing here
 decides where. kubelet binds a node to the set of nodes of the last allocation that touched it, its *group*
 (``cells`` in its state file).
 
-Unlike kubelet, a release leaves the books right when allocations of different sets share a node, which its
+Unlike kubelet, a release leaves the state right when allocations of different sets share a node, which its
 rules let happen (a set narrowed to one node by another manager may lie inside a group): the node goes back to
 the narrowest set still allocated on it, and no release takes what an allocation bound to that one node holds.
-Invariant: with books kept only through this module, a state can always be restored.
+Invariant: a state that was changed through this module only can always be restored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,7 +72,7 @@ Nodes = Mapping[int, NodeMemory]
 
 
 class MemoryState(Struct, frozen=True):
-    """The books of a machine.
+    """What is allocated on a machine.
 
     ``assignments`` maps a pod's uid to its containers' names and their blocks. ``pod_blocks`` holds the pods
     that were placed as a whole: for these the nodes are booked by the pod's blocks, and the containers'

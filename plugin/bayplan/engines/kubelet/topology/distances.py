@@ -1,6 +1,6 @@
 """Distances between NUMA nodes as kubelet's option prefer-closest-numa-nodes compares them.
 
-Only the comparison lives here; the distances come from the machine. Among sets of equal size the one with
+Only the comparison; the distances come from the machine. Among sets of equal size the one with
 the smaller average distance is closer; a node's distance to itself counts.
 """
 

@@ -1,8 +1,8 @@
 """Topology hints: on which sets of NUMA nodes a resource could be had, and which of them are preferred.
 
 kubelet's managers list every set, up to 2^n of them. Here a list may also be described by regions: all sets
-inside some nodes that hold enough of something. A region is monotone (a set stays in it when nodes of its
-ground are added), which is what lets `merge` find the answer without listing.
+inside some nodes (its *ground set*) that hold enough of something. A region is monotone (a set stays in it
+when nodes of its ground set are added), which is what lets `merge` find the answer without listing.
 """
 
 from collections.abc import Iterable, Mapping

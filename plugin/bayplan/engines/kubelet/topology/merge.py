@@ -115,11 +115,11 @@ def largest_of_smallest(sets: Sequence[HintSet]) -> int:
 class _List:
     """One hint set as bare masks."""
 
-    __slots__ = ("any_node", "masks", "preferred", "regions", "wild")
+    __slots__ = ("any_node", "any_preferred", "masks", "preferred", "regions")
 
     def __init__(self, hints: HintSet) -> None:
         self.any_node = any(hint.nodes is None for hint in hints.hints)
-        self.wild = any(hint.nodes is None and hint.preferred for hint in hints.hints)
+        self.any_preferred = any(hint.nodes is None and hint.preferred for hint in hints.hints)
         self.masks = {hint.nodes.mask for hint in hints.hints if hint.nodes is not None}
         self.preferred = {
             hint.nodes.mask for hint in hints.hints if hint.nodes is not None and hint.preferred
@@ -128,7 +128,7 @@ class _List:
 
     def prefers(self, mask: int) -> bool:
         """Whether that set of nodes is preferred here."""
-        if self.wild or mask in self.preferred:
+        if self.any_preferred or mask in self.preferred:
             return True
         nodes = NodeSet.of_mask(mask)
         return any(region.preferred.holds(nodes) and nodes in region for region in self.regions)
@@ -144,14 +144,14 @@ def _preferred(
     lists: Sequence[_List], everything: int, distances: Distances | None, budget: Budget
 ) -> Candidate | None:
     """The best set that every list prefers (step 1 of the module's text)."""
-    choosy = [choice for choice in lists if not choice.wild]
+    constrained = [choice for choice in lists if not choice.any_preferred]
     best: Candidate | None = None
-    if not choosy:
+    if not constrained:
         best = (_total(everything, distances), everything)
         for choice in lists:
             best = _better(best, _preferred_by_all([choice], everything, distances, budget))
         return best
-    return _preferred_by_all(choosy, everything, distances, budget)
+    return _preferred_by_all(constrained, everything, distances, budget)
 
 
 def _preferred_by_all(

@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.topology.hints import Region, Touching, bits
 from bayplan.engines.kubelet.topology.scales import Scale, together
 
 ALWAYS_EXACT: Final = 8
-"""Up to so many nodes (kubelet's own limit unless it is told otherwise) no search is ever cut short."""
+"""Up to so many nodes (kubelet's default limit) no search is ever cut short."""
 
 STEPS: Final = 400_000
 """Looks at a node that the search of a merge may take on larger machines, before it settles for the best

@@ -1,6 +1,6 @@
 """The Topology Manager's configuration: policy, scope and options, read from text under kubelet's own names.
 
-Source: Kubernetes v1.36. Problems are told in kubelet's words, all of them together.
+Source: Kubernetes v1.36. Problems are reported in kubelet's words, all of them together.
 """
 
 import enum
@@ -16,7 +16,7 @@ from bayplan.model.policy import TopologyPolicy
 PREFER_CLOSEST: Final = "prefer-closest-numa-nodes"
 MAX_NODES: Final = "max-allowable-numa-nodes"
 DEFAULT_MAX_NODES: Final = 8
-"""More nodes than this kubelet accepts only when told to, because its merge takes 2^n steps."""
+"""More nodes than this kubelet accepts only with an option, because its merge takes 2^n steps."""
 
 
 class Maturity(enum.Enum):

@@ -1,4 +1,4 @@
-"""The books stay right, and restorable, whatever happens: also when hints put single nodes into groups."""
+"""The state stays right, and restorable, whatever happens: also when hints put single nodes into groups."""
 
 from hypothesis import given
 from hypothesis import strategies as st
