@@ -28,8 +28,8 @@ class Origin(Struct, frozen=True):
     ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations,
     labels and devices. ``container.pid`` is its first process, 0 until it is known; ``start_ticks``
     distinguishes it from a later one with its id. ``cgroups`` are the paths below the mounts, by
-    controller; empty until they are known. ``applied`` is what was set. ``engine`` is who calls the OCI runtime (``cri-o``,
-    ``libpod``), empty where nothing says so.
+    controller; empty until they are known. ``applied`` is what was set. ``engine`` is the container engine
+    that calls the OCI runtime (``cri-o``, ``libpod``), empty where nothing says so.
     """
 
     form: Form
