@@ -122,6 +122,8 @@ class PressureWatch:
         try:
             nodes = await self._in_thread(partial(self._nodes, controller.machine))
             look = Look(controller.machine, controller.ledger)
+            if low := sum(one.low for one in nodes.values()):
+                controller.counters["looks_below_low_watermark"] += low
             if not self._is_count_due(look, nodes):
                 return None
             seen = await self._in_thread(partial(self._seen, look, nodes, _residents(controller)))
@@ -147,7 +149,12 @@ class PressureWatch:
             self._controller.counters["relief_failed" if one.obstacle else "relief_done"] += 1
             logger.info(
                 "pages moved to keep promises",
-                extra={"container": one.name, "container_id": one.container_id, "move": str(one)},
+                extra={
+                    "container": one.name,
+                    "container_id": one.container_id,
+                    "move": str(one),
+                    "slowest_call_ms": round(self.relief.pace.slowest_s * 1000, 1),
+                },
             )
 
     def problems(self) -> tuple[str, ...]:

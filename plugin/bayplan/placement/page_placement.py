@@ -8,6 +8,8 @@ maximum flow answers it for all sets. Pure: nothing here knows how pages are cou
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +25,8 @@ not a promise that is still outstanding."""
 
 NAMED: Final = 5
 """How many containers a `Risk` names."""
+MOST_RISKS: Final = 16
+"""How many sets a plan names, the narrowest ones; what is moved does not depend on it."""
 
 
 class NodeMemory(Struct, frozen=True):
@@ -135,14 +139,13 @@ def plan(
     calm = Plan(expected_bytes=expected, reclaim_bytes=_to_reclaim(nodes, expected, start_bytes, goal_bytes))
     if not lacking:
         return calm
-    risks = tuple(
-        _risk(nodes, containers, reached)
-        for reached in dict.fromkeys(loads.reached(one) for one in sorted(lacking))
-    )
+    at_risk = {loads.reached(one) for one in lacking}
+    narrowest = sorted(at_risk, key=lambda one: (one.bit_count(), one))[:MOST_RISKS]
+    risks = tuple(_risk(nodes, containers, one) for one in narrowest)
     loads, lacking = _promises(nodes, outstanding, goal_bytes)
     before = _with_pages(loads, containers)
     _push(loads, lacking)
-    _push(loads, _debts(nodes, risks, goal_bytes))
+    _push(loads, _debts(nodes, NodeSet.of_mask(reduce(or_, at_risk)), goal_bytes))
     moves = _moves(loads, before, containers)
     loads, lacking = _promises(nodes, outstanding, {})
     if not (moves or lacking):
@@ -190,12 +193,13 @@ def _promises(
 
 
 def _debts(
-    nodes: Mapping[int, NodeMemory], risks: Iterable[Risk], kept_bytes: Mapping[int, int]
+    nodes: Mapping[int, NodeMemory], at_risk: NodeSet, kept_bytes: Mapping[int, int]
 ) -> dict[int, int]:
     """What nodes at risk have less than *kept_bytes*: of what leaves them so much counts for nothing."""
     found = {}
-    for node in {node for risk in risks for node in risk.nodes} & nodes.keys():
-        one = nodes[node]
+    for node, one in nodes.items():
+        if node not in at_risk:
+            continue
         found[1 << node] = max(0, kept_bytes.get(node, 0) - one.free_bytes - one.reclaimable_bytes)
     return found
 
