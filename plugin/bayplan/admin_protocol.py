@@ -1,4 +1,4 @@
-"""What the admin socket's two ends agree on: names and limits. Imports nothing heavy; the CLI starts with it.
+"""Names and limits that both ends of the admin socket use. Imports nothing heavy; the CLI starts with it.
 
 One request per connection: a line of JSON, answered by a line of JSON. A request is an object with ``verb``
 and what the verb needs; an answer has ``apiVersion`` and ``kind``, which is ``Error`` when it failed.
@@ -34,7 +34,7 @@ people."""
 
 
 def printable_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """*answer* as it may leave: every text in it printable and bounded, whoever wrote it."""
+    """*answer* with every text in it printable and bounded, also texts of others."""
     return {
         key: printable_lines(value)
         if key in _WHOLE_TEXTS and isinstance(value, str)

@@ -1,7 +1,7 @@
-"""Files that others wrote, read whole: the one place that opens them.
+"""Reads whole files that other programs wrote; nothing else opens such files.
 
-Only a regular file of a bounded size is read. A FIFO, a terminal or a device would hold the reader until
-somebody writes, have side effects when it is opened, or never end. What is not read is an OSError that says
+Only a regular file of a bounded size is read. A FIFO, a terminal or a device may block the reader,
+have side effects when it is opened, or never end. What is not read is an OSError that says
 so in its ``strerror``, so that callers name it like any other file that cannot be read.
 """
 
@@ -67,9 +67,9 @@ def read_file(
 def read_small_file(
     path: str | bytes, most_bytes: int = MAX_FILE_BYTES, *, dir_fd: int | None = None
 ) -> bytes:
-    """As `read_file`, for files that are small and read by the thousands, as the kernel's are: what a file is
-    is asked only where it cannot be told for nothing. FIFOs, sockets and terminals cannot be sought in; all
-    devices that can are empty or have more than such a file.
+    """As `read_file`, for files that are small and read by the thousands, as the kernel's are. It saves the
+    fstat of `read_file` where the read itself shows a regular file: lseek fails on FIFOs, sockets and
+    terminals, and the devices on which it does not fail are empty or longer than such a file.
 
     Raises:
         OSError: as `read_file`.

@@ -1,4 +1,4 @@
-"""Foreign text made printable and bounded: names, ids and annotations of others, wherever they leave us.
+"""Text of others (names, ids, annotations) made printable and bounded before it is shown or sent.
 
 A name can hold anything. On a terminal, in a log and in another program's error it must not move the cursor,
 begin a line of its own, turn the direction of writing, or be megabytes long. What is printable and short

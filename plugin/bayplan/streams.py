@@ -1,6 +1,6 @@
-"""Standard output and error of our programs: they may be closed, full, or read by nobody any more.
+"""Standard output and error of our programs: they may be closed, full, or without a reader.
 
-An answer that gets nowhere ends in an exit status and at most one sentence, never in a traceback. Logs have
+A failed write ends in an exit status and at most one sentence, never in a traceback. Logs have
 a stream of their own (`bayplan.daemon.logs`).
 """
 
@@ -47,7 +47,7 @@ def write_answer(program: str, write: Callable[[TextIO], object]) -> int:
 
 
 def write_error(text: str) -> None:
-    """Write *text* to standard error; if nobody can read it, the exit status is all that is left."""
+    """Write *text* to standard error; if that fails, only the exit status says what happened."""
     if sys.stderr is None:
         return
     try:
@@ -58,7 +58,7 @@ def write_error(text: str) -> None:
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """A parser whose complaints keep their exit status where nobody can read them.
+    """A parser whose errors keep their exit status where standard error cannot be written.
 
     Before Python 3.11.4 argparse ended in a traceback there."""
 
@@ -73,5 +73,5 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def _discard(stream: TextIO) -> None:
-    """Lead what *stream* still holds nowhere: Python would complain once more while it exits."""
+    """Discard what *stream* still buffers: Python would print another error while it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -32,7 +32,7 @@ Question = Callable[[Snapshot, Mapping[str, object]], Awaitable[View]]
 """Answers a request about a snapshot; raises BayplanError with what the asker should read."""
 
 MAX_RECORDED: Final = 500
-"""So many recorded decisions about one subject are looked at."""
+"""The most recorded decisions about one subject that are read."""
 
 EARLIER: Final = 20
 """So many earlier decisions about a container are listed."""

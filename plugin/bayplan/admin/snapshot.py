@@ -64,7 +64,7 @@ class Snapshot(Struct, frozen=True):
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
     there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
-    the nodes' memory, None where nobody looks.
+    the nodes' memory, None where it is not watched.
     """
 
     taken_us: int

@@ -32,7 +32,7 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
     """The daemon's answer to *verb* with *fields*.
 
     Raises:
-        UnavailableError: nobody answers there, or not in time, or not to us.
+        UnavailableError: no daemon answers there, or not in time, or not to this user.
         ConfigError: what is there is no socket.
         AnswerError: the daemon refuses, or it is not a bayplan daemon of this version.
     """

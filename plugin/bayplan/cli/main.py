@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _answered(build_parser().parse_args(argv))
     except SystemExit:
-        # argparse does not look whether what it has written gets anywhere.
+        # argparse does not check whether its output could be written.
         write_error("")
         if sys.stdout is not None and (status := write_answer(_PROGRAM, lambda _: None)):
             return status

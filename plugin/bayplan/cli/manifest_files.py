@@ -55,7 +55,7 @@ def _read_stdin() -> str:
 
 
 def _slim(document: Any) -> Any:
-    """The document as plain values; managedFields and the like are left at home."""
+    """The document as plain values; managedFields and the like are left out."""
     if not isinstance(document, dict):
         return document
     kept = {key: value for key, value in document.items() if key in _KEPT}

@@ -16,10 +16,12 @@ _COLUMNS: Final = (Column("CONTAINER"), Column("GIVES BACK"), Column("OUTCOME"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whether it is meant, and where the records are if no daemon runs."""
-    meant = parser.add_mutually_exclusive_group()
-    meant.add_argument("--dry-run", action="store_true", help="only show what would be done (the default)")
-    meant.add_argument("--yes", action="store_true", help="do it")
+    """Whether to do it, and where the records are if no daemon runs."""
+    confirmed = parser.add_mutually_exclusive_group()
+    confirmed.add_argument(
+        "--dry-run", action="store_true", help="only show what would be done (the default)"
+    )
+    confirmed.add_argument("--yes", action="store_true", help="do it")
     parser.add_argument(
         "--state-directory",
         type=Path,

@@ -12,7 +12,7 @@ _QOS: Final = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestE
 
 
 def add_size_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options; none of them has a default, so that one can tell whether any was given."""
+    """The options; none of them has a default, which shows whether any was given."""
     group = parser.add_argument_group("the sizes of a pod with one container, instead of a manifest")
     group.add_argument("--name", metavar="NAME", help="POD or NAMESPACE/POD[/CONTAINER] (default: pod)")
     group.add_argument("--memory", metavar="AMOUNT", help="memory request, like 4Gi")

@@ -1,8 +1,8 @@
 """The engine that the settings ask for, and the rules that kubelet's managers have beside the common ones.
 
 Pure. Only for the engine `kubelet`: reservedMemory must add up to what the node keeps, the CPU Manager needs
-reserved CPUs, options must fit each other and the machine. Every broken rule is named together with kubelet's
-own sentence about it, because that is what people search for.
+reserved CPUs, options must fit each other and the machine. A problem has kubelet's own
+sentence about the rule in it, because people search for that.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -33,7 +33,8 @@ _FLAGS: Final = "command line"
 _HERE: Final = "on this machine"
 
 MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem]]
-"""What is wrong with settings beyond themselves, apart from what depends on keys that could not be read."""
+"""Checks settings against more than themselves; leaves out what depends on the keys that could not be
+read."""
 
 _MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
 
@@ -91,7 +92,7 @@ def load_settings(
 def _read_all(
     paths: Sequence[Path], default_directory: Path, problems: list[tuple[str, Problem]]
 ) -> tuple[list[Document], list[str]]:
-    """What the files hold, and what the operator should hear of them; what is wrong goes to *problems*."""
+    """The contents of the files, and messages for the operator; what is wrong is added to *problems*."""
     files: list[File] = []
     notices: list[str] = []
     documents: list[Document] = []
@@ -113,7 +114,8 @@ def _read_all(
 
 
 def _sources_of(documents: Sequence[Document]) -> list[Source]:
-    """One source for each document, in their order. kubelet's are one configuration, wherever they stand."""
+    """One source for each document, in their order. kubelet's are one configuration, also if others stand
+    between them."""
     theirs = iter(kubelet_sources([document for document in documents if document.of_kubelet]))
     return [
         next(theirs)

@@ -33,8 +33,8 @@ KUBELET: Final = "kubelet"
 
 
 class Undecided(Enum):
-    """What the client of the OCI socket is told about a container for which no decision could be made or
-    carried out: its own configuration says (CLIENT), it must not start (REFUSE), it may start (ALLOW)."""
+    """The answer to a hook or wrapper for a container for which no decision could be made or carried out: its
+    own configuration says what happens (CLIENT), it must not start (REFUSE), it may start (ALLOW)."""
 
     CLIENT = "client"
     REFUSE = "refuse"
@@ -57,7 +57,7 @@ class Settings(Struct, frozen=True):
     ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` fields
     are by signal; only ``eviction_hard`` has an effect, the others are checked. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
-    ``notices`` are what the operator should hear although it is not wrong.
+    ``notices`` are messages for the operator about what is not wrong.
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
     """
 
@@ -108,7 +108,7 @@ class Settings(Struct, frozen=True):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Everything that the operator should hear at the start."""
+        """All messages for the operator at the start."""
         managers = self.kubelet_managers.items()
         return (*(kubelet_sentence(manager, file) for manager, file in managers), *self.notices)
 

@@ -1,6 +1,6 @@
 """Where configuration comes from: the files that a path stands for, and what each holds as plain values.
 
-Nothing here knows what a key means, but for the word by which kubelet's own files are told from ours.
+The meaning of keys is not known here, except the one by which kubelet's own files are recognized.
 """
 
 import os
@@ -164,7 +164,7 @@ def _drop_ins(directory: Path) -> Iterable[Path]:
 
 
 def _is_of_kubelet(file: Path) -> bool:
-    """Whether a file speaks of kubelet's kind; one that can't be read does not."""
+    """Whether a file contains kubelet's kind; False if it can't be read."""
     try:
         return KUBELETS_KIND in read_text(file, MAX_CONFIG_BYTES, errors="replace")
     except OSError:

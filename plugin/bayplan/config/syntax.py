@@ -1,7 +1,7 @@
 """From the texts of a flag to the plain value that a file would hold in its place.
 
-Only the outer form is taken apart here, in kubelet's spelling; the readers check the values, wherever they
-came from. A flag may be given more than once: the last one counts; of a list, all of them together.
+Only the form of the flag is parsed here, in kubelet's spelling; the readers check the values, from flags and
+files alike. A flag may be given more than once: the last one counts; of a list, all of them together.
 """
 
 import re

@@ -29,7 +29,7 @@ _SIMILAR: Final = 0.6
 class InvalidValueError(Exception):
     """Everything that is wrong with a value.
 
-    *readable*: what is meant can be told all the same, and is ``value``, so that more can be checked with it.
+    *readable*: the value is clear all the same; it is ``value``, and further checks use it.
     """
 
     def __init__(self, *problems: Problem, readable: bool = False, value: object = None) -> None:

@@ -1,6 +1,6 @@
 """YAML and JSON as plain values, strictly: a key that occurs twice is an error, not a silent last-wins.
 
-Kept apart because importing PyYAML costs time that nodes with a TOML file need not spend.
+A module of its own because importing PyYAML takes time that nodes with a TOML file need not spend.
 """
 
 import json
@@ -20,8 +20,9 @@ YAML_ERRORS: Final = (
     AttributeError,
     RecursionError,
 )
-"""What PyYAML raises, and lets through from its own code: ValueError where something looks like a date and is
-none, the others where a tag such as !!bool or !!map stands before something else, or tables have no end."""
+"""The errors of PyYAML's own and those from inside of it: ValueError for a value that looks like a date and
+is none, the others where a tag such as !!bool or !!map stands before something else, or tables have no
+end."""
 
 
 def parse_yaml(content: str) -> object:

@@ -1,6 +1,6 @@
 """The CDI specs of the machine: which device nodes a name like ``vendor.com/class=name`` stands for.
 
-Files are read again when they are others than the last time. Later directories win, as in every CDI client. A
+A file is read again when it has changed. Later directories win, as in every CDI client. A
 file that cannot be read is left out, and mentioned where a name is not found.
 """
 
@@ -43,7 +43,7 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Version(NamedTuple):
-    """What tells a file from what it was before."""
+    """Differs if the file was changed or replaced."""
 
     device: int
     inode: int
@@ -115,7 +115,7 @@ def _read(path: str, version: _Version) -> _File:
     except OSError as error:
         return _File(version, {}, f"{path} cannot be read: {error.strerror}")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        # The second one: what looks like a date to YAML, and is none.
+        # ValueError: a value that YAML takes for a date and that is none.
         return _File(version, {}, f"{path} is no CDI spec: {error}")
     devices = {
         f"{spec.kind}={device.name}": device.container_edits.device_nodes or () for device in spec.devices

@@ -1,6 +1,6 @@
 """A container's cgroup as the daemon uses it: found, read in one go, changed with care; v1 and v2 alike.
 
-Opened once and held by descriptor, so that a container that is gone can't be mistaken for its successor.
+Opened once and held by descriptor, so that a container that has ended can't be confused with a later one.
 Calls block: a write of ``cpuset.mems`` or of a memory limit may have to migrate or reclaim pages first.
 """
 
@@ -64,8 +64,8 @@ class Readings(Struct, frozen=True):
 class ContainerCgroup:
     """The cgroup of one container. Close it, or use it in a ``with``.
 
-    ``path`` is where its processes are, below the cgroup mount; ``identity`` tells it from a cgroup of the
-    same name before or after it.
+    ``path`` is where its processes are, below the cgroup mount; ``identity`` distinguishes it from a cgroup
+    of the same name before or after it.
 
     Every method raises AbsentError once the container is gone; HostError where a file is missing or shows
     something that cannot be; RefusedError, with the kernel's errno, where the kernel will not.
@@ -348,8 +348,8 @@ def _processes(directory: Directory) -> Iterator[int]:
 
 
 def paths_by_id(hierarchy: Hierarchy, container_ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Where the cgroups of containers are, by id, for whoever knows nothing else of them: runtimes call them
-    by the container's id, with or without a prefix and ``.scope``. Those of monitors are passed over."""
+    """Where the cgroups of containers are, by id, where nothing else is known of them: runtimes name them
+    by the container's id, with or without a prefix and ``.scope``. Those of monitors are left out."""
     mount, wanted = hierarchy.mounts[CPUSET], frozenset(container_ids)
     found: dict[str, dict[str, str]] = {}
     for directory, children, _ in os.walk(mount):

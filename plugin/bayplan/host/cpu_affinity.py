@@ -51,14 +51,15 @@ class SharedCpu:
 
 
 def use_every_cpu() -> None:
-    """Let the calling thread run on all CPUs that the process was given at its start, whoever made it."""
+    """Let the calling thread run on all CPUs that the process was given at its start, also if its creator was
+    held on one CPU."""
     _set(0, _every_cpu())
 
 
 @cache
 def _every_cpu() -> bytes:
-    """The CPUs of whoever asks first, which is before anybody was held, and those that are not there yet: the
-    kernel leaves out what does not exist or is not ours to use."""
+    """The CPUs of the first caller, before any thread is held, and all that are not online yet: the kernel
+    ignores those that do not exist or that we may not use."""
     buffer = ctypes.create_string_buffer(_MASK_BYTES)
     if libc().sched_getaffinity(0, _MASK_BYTES, buffer) < 0:
         return b"\xff" * _MASK_BYTES

@@ -105,7 +105,7 @@ class DeviceTree:
         yield from _entries(f"{disk}/slaves")
 
     def _of_nvidia(self, minor: int) -> Place:
-        """The place of the GPU with that minor number, which the driver tells in /proc by PCI address."""
+        """The place of the GPU with that minor number, which the driver shows in /proc by PCI address."""
         for directory in _entries(f"{self._root}/proc/driver/nvidia/gpus"):
             for line in (read_optional(f"{directory}/information") or "").splitlines():
                 name, _, value = line.partition(":")

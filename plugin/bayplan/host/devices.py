@@ -1,6 +1,6 @@
 """The devices that the spec of a container names, and where they are.
 
-Device nodes, CDI names, and mounts. Of mounts, only sources below /dev and /sys are looked at: others may be
+Device nodes, CDI names, and mounts. Of mounts, only sources below /dev and /sys are read: others may be
 on a file system that does not answer. How a device leads to its NUMA node is in `bayplan.host.device_tree`.
 """
 
@@ -46,9 +46,9 @@ class HostDevices:
         A CDI name stands for its device nodes. A directory of device nodes counts as one device that is
         attached to the nodes of all in it. What fails is a problem, never an error.
         """
-        look = _Look(self._root, self._tree, self._cdi)
+        search = _Search(self._root, self._tree, self._cdi)
         hints, problems = [], []
-        for name, kind, place_of in look.at(container):
+        for name, kind, place_of in search.devices_of(container):
             try:
                 place = place_of()
             except HostError as error:
@@ -68,16 +68,17 @@ class HostDevices:
         return _hint(name, place, kind) if place.nodes else None
 
 
-class _Look:
-    """One look at one container, which sees each device once."""
+class _Search:
+    """The search through one container's spec, which finds each device once."""
 
     def __init__(self, root: str, tree: DeviceTree, cdi: CdiSpecs) -> None:
         self._root, self._tree, self._cdi = root, tree, cdi
         self._seen: set[_Numbers] = set()
 
-    def at(self, container: Container) -> Iterator[tuple[str, str, Callable[[], Place]]]:
+    def devices_of(self, container: Container) -> Iterator[tuple[str, str, Callable[[], Place]]]:
         """What is named, its kind, and the way to find its place. CDI names come first: device nodes that
-        were made for one are better known by it. A mount is of no kind: nobody chose it among others."""
+        were made for one are better known by it. A mount has no kind: it was not chosen among others of
+        one."""
         for name in container.cdi_devices:
             yield name, name.rpartition("=")[0], partial(self._of_cdi, name)
         for device in container.devices:
@@ -117,7 +118,7 @@ class _Look:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise refusal(path, "cannot be looked at", error) from error
+            raise refusal(path, "cannot be examined", error) from error
 
     def _numbers_in(self, path: str) -> list[_Numbers]:
         """The device nodes directly in a directory below /dev. None in file systems that are mounted there

@@ -1,7 +1,7 @@
 """A cgroup's directory, opened once: everything is read and written relative to that descriptor.
 
-A cgroup that is removed and made again under the same name is another cgroup. Through the descriptor it
-can't be mistaken for the first one: the old directory answers "not there" for ever.
+A cgroup that is removed and made again under the same name is another cgroup. The descriptor never leads to
+the second one: every access to the removed directory fails as "not there".
 """
 
 import os
@@ -12,7 +12,7 @@ from bayplan.host.kernelfs import AbsentError, read_text, refusal, write_text
 
 
 class Identity(NamedTuple):
-    """What tells a cgroup from its namesakes: the inode numbers of cgroup v2 are never used again."""
+    """Different for every cgroup, also of the same name: cgroup v2 never uses an inode number again."""
 
     device: int
     inode: int

@@ -2,7 +2,7 @@
 
 Before, so that a container whose memory does not fit stays where it is. What counts is what
 the kernel cannot give up: page cache stays behind and is reclaimed by whoever needs the node. Everything
-blocks; a call for one process is not interrupted, the clock is looked at between them.
+blocks; a call for one process is not interrupted, the time is checked between them.
 """
 
 import time
@@ -21,15 +21,16 @@ from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet
 
 REST_BYTES: Final = 16 * MIB
-"""So much may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated during
-the last step, and what the counters of a cgroup are behind on a machine with 64 CPUs (64 pages for each)."""
+"""As much as this may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated
+during the last step, and what the counters of a cgroup are behind on a machine with 64 CPUs (64 pages for
+each)."""
 
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
 
 
 _NEVER: Final = Event()
-"""Nobody sets it."""
+"""Never set."""
 
 
 class Bounds(NamedTuple):
@@ -60,7 +61,8 @@ class _Held(NamedTuple):
 
     @property
     def is_rest(self) -> bool:
-        """Whether the kernel may move it by itself. Huge pages either have a place or have none."""
+        """Whether so little is left that the kernel moves it with the write of cpuset.mems. Of huge pages
+        nothing may be left."""
         return self.memory_bytes <= REST_BYTES and not self.huge_bytes
 
 

@@ -58,7 +58,7 @@ def file_system_magic(directory: str) -> int:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise refusal(directory, "cannot be looked at", error) from error
+        raise refusal(directory, "cannot be examined", error) from error
     # f_type comes first: a long everywhere but on s390x, where it is an unsigned int.
     kind = ctypes.c_uint if os.uname().machine == "s390x" else ctypes.c_long
     return int(kind.from_buffer(buffer).value)

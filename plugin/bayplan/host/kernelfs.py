@@ -1,7 +1,7 @@
 """Reading and writing the kernel's small text files (sysfs, procfs, cgroupfs).
 
-Here, once, the three ways in which a file can fail are told apart: not there (any more), refused by the
-kernel, or there with a text that cannot be. Nothing here knows what any file means.
+Failures are of three kinds: the file is absent (any more), the kernel refuses, or the text is invalid. What a
+file means is known to the modules that read it.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""What the kernel says over netlink: hotplug, so that sysfs is read again, and the interfaces of a pod.
+"""Netlink: hotplug events of the kernel, after which sysfs is read again, and the interfaces of a pod.
 
 The only importer of pyroute2, in the functions that need it: it costs 160 ms and 21 MiB. What a hotplug event
-says is never used: it is only a reason to look. The kernel says nothing when huge page pools are resized.
-"""
+says is never used: it only causes sysfs to be read. The kernel sends no event when huge page pools are
+resized."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ UNKNOWN: Final = "unknown"
 """The reason where events may have been lost: listening has just begun, or the queue ran over."""
 
 SETTLE_S: Final = 0.25
-"""One DIMM brings an event for each of its 128 MiB blocks; they are told as one."""
+"""One DIMM causes an event for each of its 128 MiB blocks; they are reported as one."""
 RETRY_S: Final = 30.0
 
 _KERNEL_GROUP: Final = 1
@@ -47,7 +47,7 @@ async def kernel_events() -> AsyncIterator[str]:
             async for message in socket.get():
                 yield message.get("SUBSYSTEM", UNKNOWN)
     except (OSError, KeyError, ValueError, struct.error) as error:
-        raise HostError(source, f"no events of the kernel: {error}") from error
+        raise HostError(source, f"no hotplug events: {error}") from error
     finally:
         socket.close()
 
@@ -84,7 +84,7 @@ async def watch_hotplug(
                 failed = True
             await asyncio.sleep(retry_s)
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
             await wake.wait()
             await asyncio.sleep(settle_s)
@@ -95,7 +95,7 @@ async def watch_hotplug(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(listen())
-        group.create_task(tell())
+        group.create_task(report())
 
 
 def _uevent_socket() -> Callable[[], Any]:
@@ -136,7 +136,7 @@ async def interfaces_of(socket: sockets.socket, namespace: str) -> tuple[Interfa
     try:
         links = [link async for link in await route.get_links()]
     except (netlink_error, OSError, KeyError, ValueError, struct.error) as error:
-        raise HostError(namespace, f"its interfaces are not to be had: {error}") from error
+        raise HostError(namespace, f"its interfaces cannot be listed: {error}") from error
     finally:
         route.close()
     found = (

@@ -1,9 +1,8 @@
 """Sockets in other network namespaces.
 
-A thread is started for each, enters the namespace, opens the socket and ends: a thread that lived on would
-keep a namespace alive whose pod is gone, and one that is stuck holds up nobody else. The process itself, and
-every other thread, stays where it is.
-"""
+For each socket a thread is started, enters the namespace, opens the socket and ends. A thread that did not
+end would keep the namespace of a pod that is gone; one that hangs delays no other. All other threads of the
+process stay in their namespace."""
 
 import asyncio
 import contextlib
@@ -50,7 +49,7 @@ async def socket_in(path: str, make: Callable[[], socket.socket]) -> socket.sock
             error = caught
         try:
             loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any more
             _close(result)
 
     threading.Thread(target=work, name="network-namespace", daemon=True).start()

@@ -1,8 +1,8 @@
 """Moving the pages of processes from NUMA nodes to others: migrate_pages(2), and what it could not move.
 
 One call moves what one process has mapped; it cannot be interrupted, and the process runs on meanwhile. What
-nobody has mapped (page cache, files of a tmpfs) stays where it is. Here is what the kernel does and says;
-when to do it, and for how long, is in `bayplan.host.evacuation`.
+nobody has mapped (page cache, files of a tmpfs) stays where it is. When and for how long it is done is in
+`bayplan.host.evacuation`.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
             where, f"its pages cannot be moved: migrate_pages(2) has no known number on {machine}"
         )
     words = max(leave.mask.bit_length(), stay.mask.bit_length(), 1) // _WORD_BITS + 1
-    # The kernel takes one bit less than it is told.
+    # The kernel reads one bit less than this number.
     most = ctypes.c_ulong(words * _WORD_BITS + 1)
     masks = [
         (ctypes.c_uint64 * words)(

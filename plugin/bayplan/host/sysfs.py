@@ -247,5 +247,5 @@ def _exists(directory: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise refusal(directory, "cannot be looked at", error) from error
+        raise refusal(directory, "cannot be examined", error) from error
     return True

@@ -1,7 +1,7 @@
-"""The kernel's side of a container that an OCI hook announces: is it what it claims to be, and making it so.
+"""A container that an OCI hook or the runtime wrapper announces: read, checked, and placed in the kernel.
 
-Everything blocks and belongs into a thread. A container is announced by root, but from outside of this
-process: before anything is written, its process, its cgroup and its bundle must belong together.
+All calls block and belong into a thread. A container is announced by root, but from outside of this
+process: before anything is written, it is checked that process, cgroup and bundle are those of one container.
 """
 
 import errno
@@ -102,7 +102,7 @@ def from_hook_state(hierarchy: Hierarchy, state: State) -> AnnouncedContainer | 
 
     Raises:
         OciError: state, bundle, process and cgroup are not those of one container.
-        HostError: the process is gone, or cannot be looked at.
+        HostError: the process is gone, or cannot be examined.
     """
     pid = state.pid or 0
     if pid <= 1:
@@ -186,7 +186,7 @@ def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
 
 
 def may_start(origin: Origin) -> bool:
-    """Whether a container that has no process may still get one: its bundle is there, if it has one."""
+    """Whether a container without a process may still start: its bundle exists, or it has none."""
     return not origin.bundle or Path(origin.bundle).is_dir()
 
 
@@ -203,12 +203,12 @@ def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:
 def _checked(
     hierarchy: Hierarchy, paths: Mapping[str, str], pid: int, announced: AnnouncedContainer
 ) -> dict[str, str]:
-    """The *paths* of the process, once it is sure that they are the container's own."""
+    """The *paths* of the process, after a check that they are the container's own."""
     container = announced.container
     try:
         expected = container_path(container.cgroups_path) if container.cgroups_path else None
     except ParseError:
-        expected = None  # relative to the runtime's own cgroup, which nobody tells
+        expected = None  # relative to the runtime's own cgroup, which is not known
     for controller in (CPUSET, MEMORY):
         path = paths[controller]
         protected = hierarchy.why_protected(path)
@@ -237,5 +237,5 @@ def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mappi
     try:
         return parse_spec(document, f"config.json of sandbox {sandbox}").annotations or {}
     except OciError as error:
-        logger.warning("what the pod asks for is unknown", extra={"problem": str(error)})
+        logger.warning("the annotations of a pod cannot be read", extra={"problem": str(error)})
         return {}

@@ -1,7 +1,7 @@
 """A container's bundle: its config.json, read and replaced through descriptors, without following links.
 
-The bundle is a directory that a container engine made for one container. Whoever names it to us is root, but
-what lies in it is checked all the same: a regular file of bounded size, at that very place.
+The bundle is a directory that a container engine made for one container. Root names it to us, but the
+file is checked all the same: a regular file of bounded size, in that very directory.
 """
 
 import errno
@@ -52,7 +52,7 @@ def replace_config(bundle: str, expected: bytes, replacement: bytes) -> None:
 
 
 def sibling_config(bundle: str, container_id: str, name: str) -> bytes | None:
-    """The config.json of another container of the same engine, None if it cannot be had.
+    """The config.json of another container of the same engine, None if it cannot be read.
 
     Engines keep bundles side by side: containerd as ``.../ID``, CRI-O and podman as ``.../ID/userdata``.
     *name* is the id of this bundle's container.
@@ -95,7 +95,7 @@ def _read(directory: int, bundle: str) -> tuple[bytes, os.stat_result]:
 
 
 def _write(directory: int, content: bytes, like: os.stat_result) -> None:
-    # One that is there already is what a daemon left that was killed here.
+    # Left by a daemon that was killed here.
     with suppress(FileNotFoundError):
         os.unlink(_FRESH, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

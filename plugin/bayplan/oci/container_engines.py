@@ -1,7 +1,7 @@
 """How a node's container engines are set up to start containers: their own configuration files, as values.
 
 containerd, CRI-O, podman and docker, each by its own rules for defaults, drop-ins and order. Every path is
-below an injectable root. Nothing is judged here; a file that cannot be read becomes a `Problem`.
+below an injectable root. Nothing is checked here; a file that cannot be read becomes a `Problem`.
 """
 
 import json
@@ -17,7 +17,7 @@ from bayplan.files import read_text
 Table = dict[str, Any]
 
 SHARED_HOOKS: Final = "/usr/share/containers/oci/hooks.d"
-"""Read by CRI-O and podman unless told otherwise; podman reads the second one too."""
+"""Read by CRI-O and podman unless they are configured otherwise; podman reads the second one too."""
 LOCAL_HOOKS: Final = "/etc/containers/oci/hooks.d"
 _PROGRAM_DIRECTORIES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
 

@@ -1,7 +1,8 @@
 """What is wrong with how a node's engines reach bayplan: NRI, OCI hook, precreate, runtime wrapper.
 
-Reads the engines' files (`bayplan.oci.container_engines`), looks at programs and sockets, and judges. It
-changes nothing and asks nobody; what the daemon says of itself is passed in."""
+Reads the engines' files (`bayplan.oci.container_engines`), checks programs and sockets, and says what
+is wrong. It changes nothing and connects to nothing; the daemon's own answer is passed in.
+"""
 
 import os
 import re
@@ -47,14 +48,14 @@ _PROTECTION: Final = {
 
 
 class Level(Enum):
-    """A WARNING leaves containers as they should be, an ERROR does not, or will not for long."""
+    """With an ERROR containers are not placed, or soon will not be; with a WARNING they are."""
 
     WARNING = "warning"
     ERROR = "error"
 
 
 class Finding(Struct, frozen=True):
-    """Something to be mended: ``subject`` is the thing, ``text`` what it is like, ``advice`` what to do."""
+    """A problem: ``subject`` is the thing, ``text`` what is wrong with it, ``advice`` what to do."""
 
     level: Level
     subject: str
@@ -69,7 +70,7 @@ class DaemonState(Struct, frozen=True):
 
 
 class Forms(Struct, frozen=True):
-    """How one engine reaches us; each is "" or how far it got."""
+    """How one container engine reaches the daemon; each form is "" (absent) or its state."""
 
     engine: str
     nri: str = ""
@@ -86,7 +87,7 @@ class Forms(Struct, frozen=True):
 
 
 class Examination:
-    """One look at the node below *root*. ``daemon`` is None if none answers."""
+    """An examination of the node below *root*. ``daemon`` is None if none answers."""
 
     def __init__(self, root: Path, daemon: DaemonState | None) -> None:
         self._root = root

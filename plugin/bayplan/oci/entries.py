@@ -1,4 +1,4 @@
-"""Entries of containers that came without NRI, compared with what arrives about them. Pure."""
+"""Entries of containers that came without NRI, compared with what is announced of them later. Pure."""
 
 from msgspec.structs import replace
 
@@ -20,35 +20,35 @@ def origin_of(entry: Entry) -> Origin:
 
 
 def is_same_start(entry: Entry, present: Entry | None) -> bool:
-    """Whether *present* is still about the start of the container that *entry* is about: what it was told of
-    the shared CPUs, and where its memory is, change for the sake of others."""
+    """Whether *present* is of the same start of the container as *entry*. The shared CPUs that it was
+    notified of and the nodes of its memory can differ: decisions about others change them."""
     return present is not None and present.origin is entry.origin
 
 
-def was_rewritten(entry: Entry, arrived: Origin) -> bool:
+def was_rewritten(entry: Entry, announced: Origin) -> bool:
     """Whether the spec of this very start of the container was rewritten already."""
     origin = entry.origin
     if origin is None or origin.form is Form.HOOK:
         return False
-    return origin.container.pid in (0, arrived.container.pid)
+    return origin.container.pid in (0, announced.container.pid)
 
 
-def met(entry: Entry, arrived: Origin) -> Entry:
-    """*entry*, with the process and the cgroup that are known by now."""
+def with_process(entry: Entry, announced: Origin) -> Entry:
+    """*entry* with the process and the cgroup that were *announced*."""
     origin = origin_of(entry)
-    container = replace(origin.container, pid=arrived.container.pid)
+    container = replace(origin.container, pid=announced.container.pid)
     placed = replace(
         origin,
         container=container,
-        bundle=arrived.bundle,
-        cgroups=arrived.cgroups,
-        start_ticks=arrived.start_ticks,
+        bundle=announced.bundle,
+        cgroups=announced.cgroups,
+        start_ticks=announced.start_ticks,
     )
     return replace(entry, origin=placed)
 
 
 def without_ours(entry: Entry, change: Resources) -> Resources:
-    """*change* without cpusets that are ours: a runtime that repeats them to us did not choose them."""
+    """*change* without cpusets that we have set: a runtime that repeats them did not choose them."""
     cpus, mems = change.cpuset_cpus, change.cpuset_mems
     applied = origin_of(entry).applied
     return replace(

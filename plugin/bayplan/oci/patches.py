@@ -1,6 +1,6 @@
 """Changes to OCI documents that leave everything else as it is, byte for byte.
 
-Only the objects on the way to a changed field are taken apart; the rest stays the text that it was, so that
+Only the objects on the path to a changed field are decoded; the rest stays the same text, so that
 unknown fields, numbers beyond 64 bits and Go's spelling of floats survive.
 """
 

@@ -1,7 +1,7 @@
 """The form of the OCI socket: one request, one answer, then the end. Made so that a client needs no JSON.
 
 A request is the line ``bayplan-oci/1 VERB LENGTH`` and LENGTH bytes of body; an answer is a line with a
-status and a length, and the body. A client that gets another first line has met somebody else.
+status and a length, and the body. A client that reads another first line is connected to another program.
 """
 
 import re

@@ -31,10 +31,10 @@ from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.bundle import replace_config
 from bayplan.oci.documents import State, check_id, parse_resources, parse_state
-from bayplan.oci.entries import is_same_start, met, origin_of, was_rewritten, without_ours
-from bayplan.oci.errors import OciError
+from bayplan.oci.entries import is_same_start, origin_of, was_rewritten, with_process, without_ours
 from bayplan.oci.patches import merged, resources_patch, spec_patch
 from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.oci.request_bodies import container_id_in, id_and_rest, texts
 from bayplan.oci.runtime_update import (
     RuntimeCommand,
     RuntimeUpdater,
@@ -45,7 +45,6 @@ from bayplan.oci.runtime_update import (
 from bayplan.oci.workloads import resources_from
 
 logger = logging.getLogger(__name__)
-
 
 _DONE: Final = Answer(Status.OK)
 
@@ -152,7 +151,7 @@ class OciRequestHandler:
             known = transaction.basis.ledger.entries.get(state.id)
             if known is not None and was_rewritten(known, announced.origin):
                 # A precreate hook or the wrapper rewrote its spec; new are its process and cgroup.
-                self._controller.placements.amend(transaction, met(known, announced.origin))
+                self._controller.placements.amend(transaction, with_process(known, announced.origin))
                 entry = None
             else:
                 entry, updates = await self._decide(transaction, announced)
@@ -183,7 +182,8 @@ class OciRequestHandler:
             self._runtime_updater.begin(runtime, container_id, UpdateContent(resources, amounts))
 
     async def _precreate(self, body: bytes) -> Answer:
-        """Rewrite a spec before anything exists. Body: the spec; answer: the rewritten one, or nothing."""
+        """Rewrite a spec before the container exists. Body: the spec; answer: the rewritten one, or
+        nothing."""
         announced = await self._thread.do(partial(announced_container.from_spec, body))
         if announced is None:
             return _DONE
@@ -192,7 +192,7 @@ class OciRequestHandler:
     async def _create(self, body: bytes) -> Answer:
         """Rewrite the spec in the bundle that a runtime is about to read. Body: the bundle, the container's
         id, the runtime's path and its root, with a zero byte between them."""
-        bundle, container_id, *_ = _texts(body, 4, "BUNDLE, ID, RUNTIME and ROOT")
+        bundle, container_id, *_ = texts(body, 4, "BUNDLE, ID, RUNTIME and ROOT")
         check_id(container_id)
         if self._is_of_nri(container_id):
             return _DONE
@@ -205,8 +205,8 @@ class OciRequestHandler:
         return _DONE
 
     async def _start(self, container_id: str) -> Answer:
-        """What NRI's StartContainer is: the container has its cgroup, by a spec that may be older than the
-        ledger, and starts after the answer. Body: the id."""
+        """As NRI's StartContainer: the container has its cgroup, with values that may be older than the
+        ledger's, and starts after the answer. Body: the id."""
         self._cpusets.starts.forget(container_id)
         if not self._is_of_nri(container_id):
             await self._controller.sync_before_start(container_id)
@@ -238,7 +238,7 @@ class OciRequestHandler:
     async def _update(self, body: bytes) -> Answer:
         """Merge what was decided into an update, which may change what is asked for. Body: the id, a zero
         byte, the resources; answer: the merged resources, or nothing."""
-        container_id, document = _id_and_rest(body)
+        container_id, document = id_and_rest(body)
         entry = self._controller.ledger.entries.get(container_id)
         if entry is None or entry.origin is None:
             return _DONE
@@ -258,7 +258,7 @@ class OciRequestHandler:
         return Answer(Status.OK, merged(document, patch, "resources of the update") if patch else b"")
 
     async def _ended(self, container_id: str) -> Answer:
-        """Release what a container held that ended, unless it is still there: a deletion may fail."""
+        """Release what an ended container held; if it still has processes, once they have ended."""
         entry = self._controller.ledger.entries.get(container_id)
         if entry is None or entry.origin is None:
             return _DONE
@@ -272,7 +272,8 @@ class OciRequestHandler:
         return _DONE
 
     async def _await_end(self, entry: Entry, origin: Origin) -> None:
-        """Release what a container holds once it has no process; if that takes long, it is found later."""
+        """Release what a container holds once it has no process. After the last check the entry is left to
+        the search for stale entries."""
         problem = "it has processes"
         for pause_s in self.settings.end_pauses_s:
             await asyncio.sleep(pause_s)
@@ -366,36 +367,10 @@ class OciRequestHandler:
 
     def _undecided(self, verb: Verb, body: bytes, problem: str) -> Answer:
         self._controller.counters["oci_undecided"] += 1
-        extra = {"verb": verb.value, "container_id": _subject(verb, body), "problem": problem}
+        extra = {"verb": verb.value, "container_id": container_id_in(verb, body), "problem": problem}
         logger.error("no decision about a container", extra=extra)
         if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.settings.undecided is Undecided.CLIENT:
             return Answer.saying(Status.ERROR, problem)
         if self.settings.undecided is Undecided.REFUSE:
             return Answer.saying(Status.REFUSED, problem)
         return _DONE
-
-
-def _texts(body: bytes, number: int, expected: str) -> list[str]:
-    parts = body.split(b"\0")
-    if len(parts) != number:
-        raise OciError("request", f"has {len(parts)} parts, expected {number}: {expected}")
-    try:
-        return [part.decode() for part in parts]
-    except UnicodeDecodeError as error:
-        raise OciError("request", f"is not UTF-8: {error}") from error
-
-
-def _id_and_rest(body: bytes) -> tuple[str, bytes]:
-    container_id, _, rest = body.partition(b"\0")
-    return check_id(container_id.decode("ascii", "backslashreplace")), rest
-
-
-def _subject(verb: Verb, body: bytes) -> str:
-    """The id of the container that a request is about, for people; empty where it does not say."""
-    try:
-        if verb in (Verb.CREATE_RUNTIME, Verb.POSTSTOP):
-            return parse_state(body).id
-        parts = body.split(b"\0", 2)
-        return "" if verb is Verb.PRECREATE else check_id(parts[1 if verb is Verb.CREATE else 0].decode())
-    except (OciError, IndexError, UnicodeDecodeError):
-        return ""

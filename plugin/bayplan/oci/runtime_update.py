@@ -178,7 +178,7 @@ def _command(
             options.append(word)
         elif word == "--root" and place + 1 < verb:
             options.append(f"--root={words[place + 1]}")
-    # Without --root, runtimes look here for the place of their state.
+    # Without --root, runtimes find the directory of their state by this variable.
     found = [one.partition("=") for one in environment if one.startswith("XDG_RUNTIME_DIR=")]
     return RuntimeCommand(executable, tuple(options), {name: value for name, _, value in found})
 

@@ -2,7 +2,7 @@
 
 Each has a directory DRIVER-containers/ID/userdata below the storage's run root. The OCI runtime writes the id
 of the first process there, after its createRuntime hooks. CRI-O has the bundle there too; podman has it below
-the graph root. Containers of users other than root are in storages of their own, which are not looked at.
+the graph root. Containers of other users than root are in storages of their own, which are not read.
 """
 
 import tomllib

@@ -23,7 +23,6 @@ from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.doctor import Examination
 from bayplan.oci.documents import State
-from bayplan.oci.entries import met
 from bayplan.oci.stale_entries import CRIO
 from bayplan.oci.storage import USERDATA, Started, read_storage, started
 
@@ -90,7 +89,7 @@ class UnmanagedContainers:
             return True
         if entry is None or before is None or entry.origin is not before:
             return False
-        controller.placements.amend(transaction, met(entry, arrival.origin))
+        controller.placements.amend(transaction, with_process(entry, arrival.origin))
         if before.container.pid:
             extra = {"container": entry.decision.request.name, "container_id": container.id}
             logger.warning("container was started again without us; what was decided holds", extra=extra)

@@ -1,7 +1,7 @@
 """From a spec to a pod and a container: what CRI-O, podman, containerd and docker leave in it. Pure.
 
 The names of annotations are theirs (CRI-O pkg/annotations, containerd internal/cri/annotations). What one
-of them does not tell stays empty, and a wrong annotation of theirs is passed over: only the spec's own fields
+of them does not write stays empty, and a wrong annotation of theirs is ignored: only the spec's own fields
 are errors.
 """
 
@@ -36,7 +36,7 @@ _UNLIMITED_HUGEPAGES: Final = 1 << 63
 
 
 def is_sandbox(spec: Spec) -> bool:
-    """Whether it is a pod's own container (pause, infra), which is nobody's work.
+    """Whether it is a pod's own container (pause, infra), which is not placed.
 
     podman does not mark its own: in the pod's cgroup it is the one that names no container as the pod's.
     """
@@ -55,7 +55,8 @@ def sandbox_id(spec: Spec) -> str:
 
 
 def container_engine_of(spec: Spec) -> str:
-    """Who calls the OCI runtime: ``cri-o``, ``libpod``, ``containerd``; empty where nothing says so."""
+    """The container engine that calls the OCI runtime: ``cri-o``, ``libpod``, ``containerd``; empty where
+    nothing says so."""
     annotations = spec.annotations or {}
     if manager := annotations.get(_MANAGER, ""):
         return manager
@@ -207,8 +208,8 @@ def _parent_of(spec: Spec) -> str:
 def _pod_resources(sandbox: Mapping[str, str]) -> Resources:
     """The sums over the pod's containers, which CRI-O keeps as the CRI's message in JSON, and containerd as
     one annotation each."""
-    told = _object(_first(sandbox, *_POD_RESOURCES))
-    found = {key: value for key, value in told.items() if isinstance(value, int)}
+    written = _object(_first(sandbox, *_POD_RESOURCES))
+    found = {key: value for key, value in written.items() if isinstance(value, int)}
     for key, annotation in (
         ("memory_limit_in_bytes", "sandbox-memory"),
         ("cpu_shares", "sandbox-cpu-shares"),

@@ -72,7 +72,7 @@ def recorded_topology(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def parse_document(content: str, suffix: str) -> object:
-    """The plain value of a document whose language the *suffix* tells.
+    """The plain value of a document in the language of its *suffix*.
 
     Raises:
         InvalidValueError: it is not that language.
@@ -173,7 +173,7 @@ def _nodes(path: str, value: object, before: list[Node]) -> Iterator[tuple[Node,
 
 
 def _distances(path: str, value: object) -> dict[int, int]:
-    """By node id, or (as a list) by position, which is told apart by `_by_id`."""
+    """By node id; of a list, by position p as -1 - p, which `_by_id` resolves."""
     pairs = enumerate(value) if isinstance(value, list) else items(path, value)
     return {
         (-1 - int(key) if isinstance(value, list) else _whole(path, _number(key), 0, _MAX_NODES)): _whole(

@@ -44,7 +44,7 @@ class Room(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int:
-        """What nobody was promised."""
+        """What is not promised."""
         return max(0, self.allocatable_bytes - self.promised_bytes)
 
     @property

@@ -1,8 +1,7 @@
 """The state directory before anything in it is opened: nobody else may write there, and no file is a link.
 
-What is damaged is set aside (`bayplan.state.aside`). What is looked at here is not damage: somebody arranged
-it and has to say what is meant, because a good record may hang on it.
-"""
+Damaged files are set aside (`bayplan.state.aside`). What is checked here is no damage: somebody made it so
+and has to decide, because a good record may be behind the link."""
 
 import os
 import stat
@@ -19,12 +18,12 @@ _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_directory(directory: Path) -> None:
-    """Look at *directory* and at what we would open there.
+    """Check *directory* and the files that are opened there.
 
     Raises:
         ConfigError: others may write there, or a link or something else lies in the place of a file;
             everything is named, with what to do.
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     problems = (*_of_directory(directory), *_of_files(directory))
     if problems:

@@ -148,7 +148,7 @@ class Store:
         places = ", ".join("?" * len(PageMoveRecord.__struct_fields__))
         rows = [(*astuple(one)[:-2], str(one.at_risk), one.obstacle) for one in records]
         with self._connected() as connection, _transaction(connection):
-            connection.executemany(f"INSERT INTO page_moves ({columns}) VALUES ({places})", rows)  # noqa: S608
+            connection.executemany(f"INSERT INTO page_moves ({columns}) VALUES ({places})", rows)  # noqa: S608 - names of columns
             connection.execute(
                 "DELETE FROM page_moves WHERE id <= (SELECT max(id) FROM page_moves) - ?", (PAGE_MOVES_LIMIT,)
             )
@@ -157,7 +157,7 @@ class Store:
         """The last *limit* records of moved pages, the newest first; only those of *subject*, if one is
         given."""
         columns = ", ".join(PageMoveRecord.__struct_fields__)
-        query = f"SELECT {columns} FROM page_moves WHERE ? OR names_container(?, name, container_id) "  # noqa: S608
+        query = f"SELECT {columns} FROM page_moves WHERE ? OR names_container(?, name, container_id) "  # noqa: S608 - names of columns
         with self._connected() as connection:
             connection.create_function("names_container", 3, names_container, deterministic=True)
             values = (subject is None, subject or "", limit)

@@ -1,6 +1,6 @@
 """The error for a state directory with which the daemon cannot start: what is in the way, and what to do.
 
-SQLite does not tell: with a full disk it says SQLITE_CANTOPEN ("unable to open database file"), or
+SQLite's errors do not say it: with a full disk they are SQLITE_CANTOPEN ("unable to open database file"), or
 SQLITE_IOERR_SHMSIZE ("disk I/O error"). So the file system itself is asked, by writing a little to it.
 """
 
