@@ -23,6 +23,7 @@ from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.doctor import Examination
 from bayplan.oci.documents import State
+from bayplan.oci.entries import with_process
 from bayplan.oci.stale_entries import CRIO
 from bayplan.oci.storage import USERDATA, Started, read_storage, started
 
