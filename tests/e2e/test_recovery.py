@@ -11,7 +11,7 @@ from testbed.pods import MIB, best_effort, burstable, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TWO_NODES
 
-from bayplan.model.wishes import WRITTEN
+from bayplan.model.wishes import DECISION_ANNOTATION
 
 
 @on(FOUR_NODES)
@@ -109,7 +109,9 @@ def test_an_emptied_state_directory_is_rebuilt_from_the_containers(node: Node) -
     node.containerd.restart(how=signal.SIGKILL)
     spec = node.crictl.inspect(pods[0].container_id)["info"]["runtimeSpec"]
     sly = best_effort("sly")
-    taken_over = replace(sly.containers[0], annotations={WRITTEN: spec["annotations"][WRITTEN]})
+    taken_over = replace(
+        sly.containers[0], annotations={DECISION_ANNOTATION: spec["annotations"][DECISION_ANNOTATION]}
+    )
     forged = node.launch(sly.with_containers(taken_over))
 
     position = node.bayplan.log_position()

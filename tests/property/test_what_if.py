@@ -11,7 +11,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
@@ -45,7 +45,7 @@ def test_nothing_is_changed(
     for number, pod in enumerate(there):
         snapshot = make_snapshot(machine=MACHINE, policy=policy, ledger=daemon.ledger)
         before = {key: encode(entry) for key, entry in daemon.ledger.entries.items()}
-        said = what_if_view(snapshot, make(), PolicyAbility(), asked_pods)
+        said = what_if_view(snapshot, make(), MemoryPolicyAbility(), asked_pods)
         assert len(said["pods"]) == len(asked_pods)
         assert {key: encode(entry) for key, entry in snapshot.ledger.entries.items()} == before
         (planned,) = plan_manifest(manifest(f"t{number}", *pod), MACHINE)
@@ -63,7 +63,7 @@ def test_what_it_says_is_what_happens(
         daemon.admit(plan_manifest(manifest(f"t{number}", *pod), MACHINE)[0])
     snapshot = make_snapshot(machine=MACHINE, policy=policy, ledger=daemon.ledger)
     pods = [manifest(f"w{number}", *pod) for number, pod in enumerate(asked)]
-    said = what_if_view(snapshot, ExactEngine(), PolicyAbility(), pods)
+    said = what_if_view(snapshot, ExactEngine(), MemoryPolicyAbility(), pods)
     for pod, told in zip(pods, said["pods"], strict=True):
         (decision,) = daemon.admit(plan_manifest(pod, MACHINE)[0])
         assert told["containers"][0]["outcome"] == decision.outcome.value

@@ -20,7 +20,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Claim
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.wishes import WRITTEN
+from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
 from bayplan.placement.after_removal import with_topped_up_claims
@@ -240,13 +240,13 @@ async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_p
     async with daemon(runtime, tmp_path / "state"):
         await runtime.create_container(OWNER, guaranteed("real", 2, GIB))
         await runtime.start_container(f"{OWNER.id}-real")
-    text = runtime.containers[f"{OWNER.id}-real"].annotations[WRITTEN]
+    text = runtime.containers[f"{OWNER.id}-real"].annotations[DECISION_ANNOTATION]
     for name, written in (
         ("copied", text),
         ("forged", text.replace(f"{OWNER.id}-real", f"{OWNER.id}-forged")),
     ):
         one = guaranteed(name, 2, GIB)
-        one.annotations[WRITTEN] = written
+        one.annotations[DECISION_ANNOTATION] = written
         await runtime.create_container(OWNER, one)
         await runtime.start_container(one.id)
     shutil.rmtree(tmp_path / "state")
@@ -265,6 +265,6 @@ async def test_what_a_pod_brings_along_is_replaced_at_its_creation(tmp_path: Pat
     runtime = FakeRuntime(CONTAINERD_2_3)
     async with daemon(runtime, tmp_path / "state"):
         one = best_effort("sly")
-        one.annotations[WRITTEN] = "mine"
+        one.annotations[DECISION_ANNOTATION] = "mine"
         await runtime.create_container(OTHERS, one)
-        assert one.id in runtime.containers[one.id].annotations[WRITTEN]
+        assert one.id in runtime.containers[one.id].annotations[DECISION_ANNOTATION]

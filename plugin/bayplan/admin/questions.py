@@ -21,7 +21,7 @@ from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
-from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 
@@ -72,7 +72,7 @@ def explaining(
     return explain
 
 
-def rehearsing(engine: Callable[[], Engine], ability: Callable[[], PolicyAbility]) -> Question:
+def rehearsing(engine: Callable[[], Engine], ability: Callable[[], MemoryPolicyAbility]) -> Question:
     """The question ``what-if``; *engine* makes one that remembers nothing, as the daemon's own may."""
 
     async def what_if(snapshot: Snapshot, request: Mapping[str, object]) -> View:
@@ -124,7 +124,7 @@ def explanation_view(
 
 
 def what_if_view(
-    snapshot: Snapshot, engine: Engine, ability: PolicyAbility, manifests: Sequence[object]
+    snapshot: Snapshot, engine: Engine, ability: MemoryPolicyAbility, manifests: Sequence[object]
 ) -> View:
     """What would become of the pods in *manifests*, created one after the other. What has no pods, such as
     the Service in the same file, is passed over.

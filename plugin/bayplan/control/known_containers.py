@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bayplan.model.ledger import Entry
 from bayplan.model.request import carried_oom_score_adj
-from bayplan.model.wishes import BY_DEFAULT
+from bayplan.model.wishes import DEFAULT_CPUS_ANNOTATION
 from bayplan.model.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet
 
@@ -69,7 +69,7 @@ class KnownContainers(Struct):
 
 def _note(container: Container, cpus: CpuSet | None) -> dict[str, str]:
     """What says in a container that it was told *cpus* by default; as with decisions, by its own id."""
-    return {BY_DEFAULT: f"{container.id} {cpus}"}
+    return {DEFAULT_CPUS_ANNOTATION: f"{container.id} {cpus}"}
 
 
 def without_cpus(container: Container) -> Container:

@@ -39,7 +39,7 @@ from bayplan.placement.adjustment import (
 from bayplan.placement.after_removal import with_topped_up_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt
-from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
 
@@ -243,14 +243,14 @@ class Placements:
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
         self.known.add_recorded({entry.container_id: entry})
 
-    def policy_ability(self, origin: Origin | None = None) -> PolicyAbility:
+    def policy_ability(self, origin: Origin | None = None) -> MemoryPolicyAbility:
         """Which memory policies can be set for a container that comes over NRI, or by *origin*."""
         if origin is not None:
             # Only a spec that is still to be read can have one.
             able = origin.form is not Form.HOOK
         else:
             able = self.runtime is not None and self.runtime.capabilities.memory_policy
-        return PolicyAbility(able, self._weighted_interleave)
+        return MemoryPolicyAbility(able, self._weighted_interleave)
 
     @property
     def runtime_sets_oom_score_adj(self) -> bool:

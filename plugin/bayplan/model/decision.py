@@ -317,7 +317,7 @@ MOVED_OVER: Final = "moved-over"
 STAYS_WIDE: Final = "stays-wide"
 """Code of the reason why a container did not go back although there is room."""
 
-SINCE: Final = frozenset({MOVED_OVER, STAYS_WIDE})
+LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE})
 """Codes of what happened to a container since it was decided about."""
 
 

@@ -11,9 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.model.decision import (
+    LATER_CODES,
     MOVED_OVER,
     OVERCOMMITTED,
-    SINCE,
     Claim,
     Decision,
     Move,
@@ -203,7 +203,7 @@ class Ledger(Struct, frozen=True):
             if not claim.short_bytes:
                 kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
                 later = Reason("promised-later", "all of it could be promised when others were gone")
-                as_asked = all(reason.code in SINCE for reason in kept)
+                as_asked = all(reason.code in LATER_CODES for reason in kept)
                 degraded = decision.outcome is Outcome.DEGRADED and as_asked
                 decision = replace(
                     decision,

@@ -22,11 +22,11 @@ from bayplan.model.decision import (
 from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.sidecar_scores import BY_SCORE
-from bayplan.model.wishes import POLICY_FLAGS
+from bayplan.model.wishes import MEMORY_POLICY_FLAGS
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet
 
-_FLAG_WORDS = {name: word for word, name in POLICY_FLAGS.items()}
+_FLAG_WORDS = {name: word for word, name in MEMORY_POLICY_FLAGS.items()}
 
 _HOW_KNOWN = {
     "limit": "known from its limit",

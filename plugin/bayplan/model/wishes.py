@@ -25,9 +25,9 @@ from bayplan.quantity import parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
-WRITTEN: Final = f"{PREFIX}/decision"
+DECISION_ANNOTATION: Final = f"{PREFIX}/decision"
 """Not a wish: what was decided, written into the container by us. It is ignored where a pod brings it."""
-BY_DEFAULT: Final = f"{PREFIX}/cpus-by-default"
+DEFAULT_CPUS_ANNOTATION: Final = f"{PREFIX}/cpus-by-default"
 """The same of the CPUs that a container was given when there was no time for a decision."""
 ALL: Final = "all"
 """In place of the names of devices: every one."""
@@ -41,7 +41,7 @@ MAX_PROBLEMS: Final = 20
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
 
-POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": "relative_nodes"}
+MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {"static": "static_nodes", "relative": "relative_nodes"}
 """The kernel's words for the flags in a tmpfs ``mpol=`` option, and their names in set_mempolicy(2)."""
 
 
@@ -65,7 +65,7 @@ class Wishes(Struct, frozen=True):
     keeps_pages: bool = False
 
 
-class Key(Struct, frozen=True):
+class AnnotationKey(Struct, frozen=True):
     """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
     one (raises ParseError)."""
 
@@ -123,13 +123,13 @@ def _memory_policy(text: str) -> MemoryPolicyWish:
     mode, equals, flag = head.partition("=")
     modes = [one.value for one in MemoryPolicyMode]
     local = mode == MemoryPolicyMode.LOCAL.value
-    if mode not in modes or (equals and flag not in POLICY_FLAGS) or (local and (colon or equals)):
+    if mode not in modes or (equals and flag not in MEMORY_POLICY_FLAGS) or (local and (colon or equals)):
         expected = f"MODE[=FLAG][:NODES], MODE one of {', '.join(modes)}, FLAG static or relative"
         raise ParseError("memory policy", text, f"{expected}; local has neither flag nor nodes")
     return MemoryPolicyWish(
         MemoryPolicyMode(mode),
         _nodes(nodes) if colon else None,
-        (POLICY_FLAGS[flag],) if equals else (),
+        (MEMORY_POLICY_FLAGS[flag],) if equals else (),
     )
 
 
@@ -139,18 +139,20 @@ def _yes_or_no(text: str) -> bool:
     return text == "true"
 
 
-def _key(field: str, read: Callable[[str], object]) -> Key:
+def _key(field: str, read: Callable[[str], object]) -> AnnotationKey:
     """A key whose text means the same on every machine."""
-    return Key(field, lambda text, _: read(text))
+    return AnnotationKey(field, lambda text, _: read(text))
 
 
-KEYS: Final[Mapping[str, Key]] = {
+KEYS: Final[Mapping[str, AnnotationKey]] = {
     "memory-limit": _key("memory_limit_bytes", _positive_bytes),
     "memory-request": _key("memory_request_bytes", parse_bytes),
     "preferred-nodes": _key("nodes", lambda text: NodeWish(_nodes(text))),
     "required-nodes": _key("nodes", lambda text: NodeWish(_nodes(text), required=True)),
-    "preferred-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine))),
-    "required-tier": Key("tier", lambda text, machine: TierWish(_tier(text, machine), required=True)),
+    "preferred-tier": AnnotationKey("tier", lambda text, machine: TierWish(_tier(text, machine))),
+    "required-tier": AnnotationKey(
+        "tier", lambda text, machine: TierWish(_tier(text, machine), required=True)
+    ),
     "memory-policy": _key("memory_policy", _memory_policy),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
@@ -179,7 +181,7 @@ def read_wishes(
         asked = (
             one
             for one in annotations.items()
-            if one[0].startswith(ours) and one[0] not in (WRITTEN, BY_DEFAULT)
+            if one[0].startswith(ours) and one[0] not in (DECISION_ANNOTATION, DEFAULT_CPUS_ANNOTATION)
         )
         for annotation, text in sorted(asked):
             path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))

@@ -18,7 +18,7 @@ from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.sentences import memory_text
 from bayplan.model.wishes import Wishes, read_wishes
 from bayplan.model.workload import Container, Pod, Resources
-from bayplan.placement.memory_policy import PolicyAbility, with_memory_policy
+from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
 from bayplan.quantity import format_bytes
 
 WRONG_ANNOTATION: Final = "wrong-annotation"
@@ -50,7 +50,7 @@ def decide_creation(
     container: Container,
     *,
     annotated: Annotated,
-    ability: PolicyAbility,
+    ability: MemoryPolicyAbility,
     findings: Findings = NOTHING_FOUND,
 ) -> Decision:
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what

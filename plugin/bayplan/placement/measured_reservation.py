@@ -23,9 +23,9 @@ on a node of 256 GiB."""
 SMALLEST_BAND_BYTES: Final = 32 * MIB
 LARGEST_BAND_SHARE: Final = 64
 """On small nodes the band is at most this part of the node."""
-PATIENCE: Final = 10
+LOWER_BEFORE_FALL: Final = 10
 """So many measurements in a row must be lower before a reservation falls."""
-SETTLED: Final = 4
+HIGHER_BEFORE_KEPT: Final = 4
 """So many measurements in a row above an earlier reservation make a rise more than a moment's."""
 
 
@@ -97,7 +97,7 @@ def _learn(before: Learned | None, held_bytes: int, band_bytes: int, measured_us
         if held_bytes <= before.before_bytes:
             return replace(now, reserved_bytes=before.before_bytes, before_bytes=None, higher=0)
         now = replace(now, higher=before.higher + 1)
-        if now.higher >= SETTLED:
+        if now.higher >= HIGHER_BEFORE_KEPT:
             now = replace(now, before_bytes=None, higher=0)
     if held_bytes > before.reserved_bytes:
         if now.higher == 0 and before.before_bytes is None:
@@ -106,7 +106,7 @@ def _learn(before: Learned | None, held_bytes: int, band_bytes: int, measured_us
     if wanted_bytes + band_bytes > before.reserved_bytes:
         return now
     lower, peak_bytes = before.lower + 1, max(before.peak_bytes, held_bytes)
-    if lower < PATIENCE:
+    if lower < LOWER_BEFORE_FALL:
         return replace(now, lower=lower, peak_bytes=peak_bytes)
     return Learned(held_bytes, measured_us, peak_bytes + band_bytes)
 

@@ -25,7 +25,7 @@ from bayplan.sets import NodeSet
 _RELATIVE: Final = "relative_nodes"
 
 
-class PolicyAbility(Struct, frozen=True):
+class MemoryPolicyAbility(Struct, frozen=True):
     """What can be set: ``runtime`` passes a memory policy on, ``weighted`` is a kernel (6.9 or later) that
     interleaves by weight."""
 
@@ -33,7 +33,7 @@ class PolicyAbility(Struct, frozen=True):
     weighted: bool = True
 
 
-def with_memory_policy(machine: Machine, ability: PolicyAbility, decision: Decision) -> Decision:
+def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
     """*decision* with the memory policy that its container starts with, or the reason why it has none.
 
     A wish that cannot be granted degrades the decision; what an engine chose by itself is dropped silently.
@@ -63,7 +63,9 @@ def with_memory_policy(machine: Machine, ability: PolicyAbility, decision: Decis
     )
 
 
-def _obstacle(ability: PolicyAbility, wish: MemoryPolicyWish, setting: MemoryPolicySetting) -> Reason | None:
+def _obstacle(
+    ability: MemoryPolicyAbility, wish: MemoryPolicyWish, setting: MemoryPolicySetting
+) -> Reason | None:
     asked = f"the memory policy {wish.mode.value} is not set"
     if not ability.runtime:
         text = f"{asked}: it comes without a way to say so (NRI 0.12 has one, containerd from 2.3)"

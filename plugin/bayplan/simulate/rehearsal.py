@@ -16,7 +16,7 @@ from bayplan.model.request import changed_resources
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.placement.after_removal import after_removal
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
-from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
 
@@ -30,7 +30,7 @@ class Rehearsal(Struct):
     policy: PlacementPolicy
     engine: Engine
     ledger: Ledger = Ledger()
-    ability: PolicyAbility = PolicyAbility()
+    ability: MemoryPolicyAbility = MemoryPolicyAbility()
     containers: dict[str, Container] = field(default_factory=dict)
     returned: list[Move] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)

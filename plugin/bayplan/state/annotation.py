@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
-from bayplan.model.wishes import WRITTEN
+from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.model.workload import Container
 from bayplan.state.codec import decode_entry, encode
 
@@ -47,7 +47,7 @@ def annotations_of(entry: Entry, at_us: int) -> Mapping[str, str]:
     )
     document = encode(replace(entry, decision=bare, origin=None)).decode()
     text = f'{{"at_us":{at_us},{document[1:]}'
-    return {WRITTEN: text} if len(text) <= MAX_CHARACTERS else {}
+    return {DECISION_ANNOTATION: text} if len(text) <= MAX_CHARACTERS else {}
 
 
 def entries_in(containers: Iterable[Container]) -> dict[str, Entry]:
@@ -58,7 +58,7 @@ def entries_in(containers: Iterable[Container]) -> dict[str, Entry]:
 
 
 def _read(container: Container) -> tuple[int, str, Entry] | None:
-    text = container.annotations.get(WRITTEN)
+    text = container.annotations.get(DECISION_ANNOTATION)
     if text is None or len(text) > MAX_CHARACTERS:
         return None
     try:

@@ -21,7 +21,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
-from bayplan.placement.measured_reservation import PATIENCE, SMALLEST_BAND_BYTES
+from bayplan.placement.measured_reservation import LOWER_BEFORE_FALL, SMALLEST_BAND_BYTES
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.controllers import Controlled, controlled, here, runtime
@@ -392,7 +392,7 @@ class TestMeasuredReservation:
         async def scenario() -> None:
             async with bench(tmp_path) as one:
                 policies = set()
-                for round_ in range(3 * PATIENCE):
+                for round_ in range(3 * LOWER_BEFORE_FALL):
                     one.host.held_bytes[0] = (100 + round_ % 7) * MIB
                     await one.hardware.measure_once()
                     policies.add(id(one.controller.policy))

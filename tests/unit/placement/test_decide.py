@@ -14,13 +14,13 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Resources
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
-from bayplan.placement.memory_policy import PolicyAbility
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.machines import container, machine, pod
 
 MACHINE = machine(3)
-ABLE = PolicyAbility()
+ABLE = MemoryPolicyAbility()
 
 
 def decide(annotations: dict[str, str], policy: PlacementPolicy = PlacementPolicy()):

@@ -18,8 +18,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.measured_reservation import (
-    PATIENCE,
-    SETTLED,
+    HIGHER_BEFORE_KEPT,
+    LOWER_BEFORE_FALL,
     SMALLEST_BAND_BYTES,
     Learned,
     learn,
@@ -57,13 +57,13 @@ def test_above_the_band_it_rises_at_once():
 
 
 def test_it_falls_after_patience_to_the_highest_of_the_lower_ones():
-    lower = [10 * MIB] * (PATIENCE - 2) + [30 * MIB]
+    lower = [10 * MIB] * (LOWER_BEFORE_FALL - 2) + [30 * MIB]
     assert after(500 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
     assert after(500 * MIB, *lower, 20 * MIB).reserved_bytes == 30 * MIB + BAND
 
 
 def test_one_high_measurement_among_the_lower_ones_starts_the_wait_again():
-    lower = [10 * MIB] * (PATIENCE - 1)
+    lower = [10 * MIB] * (LOWER_BEFORE_FALL - 1)
     assert after(500 * MIB, *lower, 490 * MIB, *lower).reserved_bytes == 500 * MIB + BAND
 
 
@@ -73,7 +73,7 @@ def test_a_rise_of_a_moment_is_taken_back_at_once():
 
 
 def test_a_rise_that_lasts_falls_with_patience_only():
-    lasting = [500 * MIB] * (SETTLED - 1)
+    lasting = [500 * MIB] * (HIGHER_BEFORE_KEPT - 1)
     assert after(100 * MIB, *lasting, 110 * MIB).reserved_bytes == 100 * MIB + BAND
     assert after(100 * MIB, *lasting, 500 * MIB, 110 * MIB).reserved_bytes == 500 * MIB + BAND
 

@@ -15,12 +15,12 @@ from bayplan.model.decision import (
     QosSource,
     Request,
 )
-from bayplan.placement.memory_policy import PolicyAbility, with_memory_policy
+from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
 from bayplan.sets import NodeSet
 from support.machines import machine
 
 MACHINE = machine(4)
-ABLE = PolicyAbility()
+ABLE = MemoryPolicyAbility()
 ON_0_AND_1 = Placement(NodeSet([0, 1]), booked_bytes={0: {"memory": 1}, 1: {"memory": 2}})
 
 
@@ -64,9 +64,14 @@ def test_a_policy_is_cut_to_the_placement(wish: MemoryPolicyWish, setting: Memor
 @pytest.mark.parametrize(
     ("ability", "wish", "code", "text"),
     [
-        (PolicyAbility(runtime=False), MemoryPolicyWish(MemoryPolicyMode.LOCAL), "unsupported", "NRI 0.12"),
         (
-            PolicyAbility(weighted=False),
+            MemoryPolicyAbility(runtime=False),
+            MemoryPolicyWish(MemoryPolicyMode.LOCAL),
+            "unsupported",
+            "NRI 0.12",
+        ),
+        (
+            MemoryPolicyAbility(weighted=False),
             MemoryPolicyWish(MemoryPolicyMode.WEIGHTED_INTERLEAVE),
             "unsupported",
             "from 6.9 on",
@@ -75,7 +80,7 @@ def test_a_policy_is_cut_to_the_placement(wish: MemoryPolicyWish, setting: Memor
     ],
 )
 def test_what_cannot_be_set_degrades_with_a_reason(
-    ability: PolicyAbility, wish: MemoryPolicyWish, code: str, text: str
+    ability: MemoryPolicyAbility, wish: MemoryPolicyWish, code: str, text: str
 ) -> None:
     found = with_memory_policy(MACHINE, ability, decision(wish))
     assert found.placement.memory_policy is None
@@ -87,7 +92,7 @@ def test_what_cannot_be_set_degrades_with_a_reason(
 def test_what_the_engine_chose_is_set_where_it_can_be() -> None:
     chosen = replace(ON_0_AND_1, memory_policy=MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([0])))
     assert with_memory_policy(MACHINE, ABLE, decision(None, chosen)).placement == chosen
-    dropped = with_memory_policy(MACHINE, PolicyAbility(runtime=False), decision(None, chosen))
+    dropped = with_memory_policy(MACHINE, MemoryPolicyAbility(runtime=False), decision(None, chosen))
     assert dropped == decision(None)
 
 

@@ -18,7 +18,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.model.wishes import WRITTEN, read_wishes
+from bayplan.model.wishes import DECISION_ANNOTATION, read_wishes
 from bayplan.model.workload import Container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -42,7 +42,7 @@ def read(one: Container) -> Entry | None:
 
 
 def with_text(text: str) -> Entry | None:
-    return read(replace(MADE, annotations={WRITTEN: text}))
+    return read(replace(MADE, annotations={DECISION_ANNOTATION: text}))
 
 
 def test_what_a_record_needs_comes_back() -> None:
@@ -63,7 +63,7 @@ def test_what_a_record_needs_comes_back() -> None:
 
 
 def test_it_is_short_and_readable() -> None:
-    text = annotations_of(decided(), 7)[WRITTEN]
+    text = annotations_of(decided(), 7)[DECISION_ANNOTATION]
     assert len(text) < 1300
     assert json.loads(text)["decision"]["placement"]["exclusive_cpus"] == "1-2"
 
@@ -71,15 +71,15 @@ def test_it_is_short_and_readable() -> None:
 def test_long_reasons_stay_out_and_what_cannot_be_read_is_not_written() -> None:
     entry = decided()
     long = replace(entry, decision=replace(entry.decision, reasons=(Reason("why", "x" * 1000),)))
-    assert "why" not in annotations_of(long, 7)[WRITTEN]
+    assert "why" not in annotations_of(long, 7)[DECISION_ANNOTATION]
     huge = replace(entry.decision.request, name="x" * 20_000)
     assert annotations_of(replace(entry, decision=replace(entry.decision, request=huge)), 7) == {}
 
 
 def test_another_containers_is_not_ours() -> None:
-    text = annotations_of(decided(), 7)[WRITTEN]
+    text = annotations_of(decided(), 7)[DECISION_ANNOTATION]
     assert with_text(text) is not None
-    assert read(replace(MADE, id="y" * 64, annotations={WRITTEN: text})) is None
+    assert read(replace(MADE, id="y" * 64, annotations={DECISION_ANNOTATION: text})) is None
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_what_cannot_be_read_is_not_ours(text: str) -> None:
 
 def test_no_entry_of_a_pod_between_two_containers_and_no_origin() -> None:
     entry = replace(decided(), ended=True)
-    assert with_text(annotations_of(entry, 7)[WRITTEN]) is None
+    assert with_text(annotations_of(entry, 7)[DECISION_ANNOTATION]) is None
 
 
 def test_a_pod_may_bring_it_and_asks_for_nothing_by_it() -> None:
-    assert read_wishes({WRITTEN: "anything"}, "main") == read_wishes({}, "main")
+    assert read_wishes({DECISION_ANNOTATION: "anything"}, "main") == read_wishes({}, "main")
 
 
 def test_refusals_are_as_readable_as_anything() -> None:
     refused = replace(decided().decision, outcome=Outcome.REFUSED)
-    assert with_text(annotations_of(Entry(refused), 7)[WRITTEN]) is not None
+    assert with_text(annotations_of(Entry(refused), 7)[DECISION_ANNOTATION]) is not None
 
 
 def test_the_oldest_comes_first() -> None:

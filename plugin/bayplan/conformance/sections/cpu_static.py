@@ -10,7 +10,7 @@ from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
 from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.options import CpuOptions, unavailable
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
-from bayplan.engines.kubelet.cpu.reconcile import Running, Standing, reconcile_cpus
+from bayplan.engines.kubelet.cpu.reconcile import Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
@@ -309,8 +309,8 @@ def _reconcile(case: Case, folder: Folder) -> None:
     succeeded: set[str] = set()
     failed: set[str] = set()
     for found in reconcile_cpus(_before(case), applied, known):
-        refused = found.standing is Standing.DUE and case["updateErr"]
-        good = found.standing is not Standing.FAILED and not refused
+        refused = found.need is UpdateNeed.DUE and case["updateErr"]
+        good = found.need is not UpdateNeed.FAILED and not refused
         (succeeded if good else failed).add(found.container)
     for what, names, expected in (
         ("succeeded", succeeded, case["expectSucceededContainerName"]),

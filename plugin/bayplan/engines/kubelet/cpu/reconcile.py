@@ -21,7 +21,7 @@ class Running(enum.Enum):
     TERMINATED = "terminated"
 
 
-class Standing(enum.Enum):
+class UpdateNeed(enum.Enum):
     """The outcome for one container: CURRENT: it has its CPUs; DUE: it needs an update; FAILED: it
     cannot be updated now, or there are no CPUs for it."""
 
@@ -35,7 +35,7 @@ class Reconciled(Struct, frozen=True):
 
     pod_uid: str
     container: str
-    standing: Standing
+    need: UpdateNeed
     cpus: CpuSet | None = None
 
 
@@ -51,8 +51,8 @@ def reconcile_cpus(
             continue
         cpus = state.effective(pod_uid, container)
         if running is not Running.RUNNING or not cpus:
-            yield Reconciled(pod_uid, container, Standing.FAILED)
+            yield Reconciled(pod_uid, container, UpdateNeed.FAILED)
         elif cpus == applied.effective(pod_uid, container):
-            yield Reconciled(pod_uid, container, Standing.CURRENT, cpus)
+            yield Reconciled(pod_uid, container, UpdateNeed.CURRENT, cpus)
         else:
-            yield Reconciled(pod_uid, container, Standing.DUE, cpus)
+            yield Reconciled(pod_uid, container, UpdateNeed.DUE, cpus)

@@ -17,7 +17,7 @@ from bayplan.engines.kubelet.cpu.errors import (
 )
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
-from bayplan.engines.kubelet.cpu.reconcile import Reconciled, Running, Standing, reconcile_cpus
+from bayplan.engines.kubelet.cpu.reconcile import Reconciled, Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
@@ -395,10 +395,10 @@ def test_reconciliation_tells_only_what_changed():
     ]
 
     assert list(reconcile_cpus(state, told, known)) == [
-        Reconciled("p", "own", Standing.DUE, CpuSet([3])),
-        Reconciled("p", "shared", Standing.DUE, CpuSet.parse("0-2")),
-        Reconciled("p", "none", Standing.FAILED),
-        Reconciled("p", "waiting", Standing.FAILED),
-        Reconciled("p", "unknown", Standing.FAILED),
+        Reconciled("p", "own", UpdateNeed.DUE, CpuSet([3])),
+        Reconciled("p", "shared", UpdateNeed.DUE, CpuSet.parse("0-2")),
+        Reconciled("p", "none", UpdateNeed.FAILED),
+        Reconciled("p", "waiting", UpdateNeed.FAILED),
+        Reconciled("p", "unknown", UpdateNeed.FAILED),
     ]
-    assert [found.standing for found in reconcile_cpus(state, state, known[:2])] == [Standing.CURRENT] * 2
+    assert [found.need for found in reconcile_cpus(state, state, known[:2])] == [UpdateNeed.CURRENT] * 2
