@@ -76,7 +76,7 @@ def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: i
             for number in range(STARTS):
                 await runtime.start(number)
             await one.quiet()
-            await stale_entries.look()
+            await stale_entries.release_ended()
 
             assert set(one.entries) == set(runtime.alive)
             shared = controller.ledger.shared_cpus(controller.machine)

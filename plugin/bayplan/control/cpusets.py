@@ -24,8 +24,8 @@ from bayplan.model.workload import Update
 
 logger = logging.getLogger(__name__)
 
-LOOK_PAUSE_S: Final = 0.02
-LOOKED_FOR_S: Final = 10.0
+RESYNC_PAUSE_S: Final = 0.02
+RESYNC_TIME_S: Final = 10.0
 """A runtime makes the cgroup of a container and starts it in less, when many are made at once."""
 
 
@@ -45,13 +45,13 @@ class Cpusets:
         self._expected = expected
         self._in_thread = in_thread
         self._lock = Lock()
-        self._all_settled = asyncio.Event()
+        self._all_synced = asyncio.Event()
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
         await self._in_thread(partial(self.write, container_ids, mems=mems))
         if container_ids is None:
-            self._all_settled.set()
+            self._all_synced.set()
 
     async def follow_starting(self) -> None:
         """For ever: whenever the CPUs of all were compared, because somebody got some of its own, compare
@@ -59,12 +59,12 @@ class Cpusets:
         with the CPUs that it was told earlier, and has processes of its own in there before it says so."""
         clock = asyncio.get_running_loop().time
         while True:
-            await self._all_settled.wait()
-            self._all_settled.clear()
-            end_s, starting = clock() + LOOKED_FOR_S, self._starting()
-            while starting and clock() < end_s and not self._all_settled.is_set():
+            await self._all_synced.wait()
+            self._all_synced.clear()
+            end_s, starting = clock() + RESYNC_TIME_S, self._starting()
+            while starting and clock() < end_s and not self._all_synced.is_set():
                 await self.sync(starting)
-                await asyncio.sleep(LOOK_PAUSE_S)
+                await asyncio.sleep(RESYNC_PAUSE_S)
                 starting = self._starting(starting)
 
     def _starting(self, container_ids: Collection[str] | None = None) -> list[str]:

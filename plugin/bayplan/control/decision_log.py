@@ -1,6 +1,6 @@
 """What log and counters say of decisions, and of what follows from them.
 
-What is said of a reply is said after it. Nothing here decides or changes a ledger.
+Lines about a reply are written after it. Nothing here decides or changes a ledger.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class DecisionLog:
     def found(self, decision: Decision) -> None:
         """A container exists without a decision of ours."""
         self._counters["found_containers"] += 1
-        logger.warning("container was created without us", extra=_fields(decision))
+        logger.warning("container was created without a decision of bayplan", extra=_fields(decision))
 
 
 def _after_the_reply(write: Callable[[], None]) -> None:

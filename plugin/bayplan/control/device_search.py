@@ -1,4 +1,4 @@
-"""Where the devices of a container are, found while the runtime waits, and never for longer than allowed.
+"""Where the devices of a container are, found while the runtime waits, for at most the deadline.
 
 Blocking looks run in a thread; interfaces of a pod are looked up when its sandbox starts, once. Whatever
 fails or takes too long is said in the findings and gives no hint: no container is refused for it.
@@ -89,10 +89,10 @@ class DeviceSearch:
         return Findings(problems=(problem,))
 
     async def _of_container(self, container: Container) -> Findings:
-        return await _told(container.id, self._in_thread(partial(self._devices.find, container)))
+        return await _logged(container.id, self._in_thread(partial(self._devices.find, container)))
 
     async def _of_pod(self, pod: Pod) -> Findings:
-        return await _told(pod.id, self._of_interfaces(pod.network_namespace))
+        return await _logged(pod.id, self._of_interfaces(pod.network_namespace))
 
     async def _of_interfaces(self, namespace: str) -> Findings:
         interfaces = await self._interfaces(namespace)
@@ -106,7 +106,7 @@ class DeviceSearch:
         return Findings(tuple(hint for hint in hints if hint is not None))
 
 
-async def _told(owner: str, look: Awaitable[Findings]) -> Findings:
+async def _logged(owner: str, look: Awaitable[Findings]) -> Findings:
     """The findings of *look*, whatever happens there, with their problems in the log."""
     try:
         findings = await look

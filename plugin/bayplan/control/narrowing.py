@@ -1,9 +1,10 @@
-"""Room for those who lack some: promises are made up for, and who became wider goes back to its nodes.
+"""What is done with freed memory: short promises are completed, and containers that were moved to more nodes
+go back to their own.
 
-Going back takes the pages first, then the kernel's cpuset.mems, then the record, which says of a container
-that it is wide until it is not. What the kernel has and the record has not is undone by verification. All of
-this is beside the replies, in turn with them only to look and to record. The runtime hears of the new nodes
-with its next reply, as nothing is sent to it without being asked.
+Going back moves the pages first, then writes the kernel's cpuset.mems, then the record: until then the record
+has the container on its wider set of nodes. If it ends between the last two, verification restores the
+kernel's value. No reply waits for this; transactions are open only to look and to record. The runtime gets
+the new nodes with the next reply, as no update is sent to it outside of replies.
 """
 
 import asyncio
@@ -41,7 +42,8 @@ PAUSE_S: Final = 2.0
 single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
 
 Evacuate = Callable[[ContainerCgroup, NodeSet, NodeSet, Bounds, bool], Evacuation]
-"""Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if told so."""
+"""Moves a container's memory from nodes to nodes, its huge pages of hugetlbfs too if the last
+argument is true."""
 
 
 class Narrowing:
@@ -71,10 +73,10 @@ class Narrowing:
             await asyncio.sleep(pause_s)
             due.clear()
             try:
-                returned = await self.relieve()
+                returned = await self.use_freed()
             except Exception:
                 # Placing containers does not depend on it.
-                logger.exception("what there is room for could not be given")
+                logger.exception("freed memory could not be used for waiting containers")
                 continue
             if returned:
                 await asyncio.sleep(pause_s)
@@ -84,21 +86,21 @@ class Narrowing:
         """Begin no further step of what is being moved; it stays where it is."""
         self._stopping.set()
 
-    async def relieve(self) -> bool:
-        """Make up for short promises, then bring back whoever can go back, one after the other; whether
-        anybody is back."""
+    async def use_freed(self) -> bool:
+        """Complete short promises, then return the containers that can go back to fewer nodes, one after the
+        other; whether any did."""
         async with self._controller.transaction() as transaction:
-            await self._give_room(transaction)
+            await self._complete_promises(transaction)
         tried: set[str] = set()
         returned = False
         while moves := _possible(self._controller.basis, tried):
             # Only the first: much can happen while its pages are moved.
             tried.add(moves[0].container_id)
-            returned |= await self._bring_back(moves[0])
+            returned |= await self._return_one(moves[0])
         return returned
 
-    async def _give_room(self, transaction: Transaction) -> None:
-        """What takes no pages: nodes that came, for those who may use all of them, and promises."""
+    async def _complete_promises(self, transaction: Transaction) -> None:
+        """What moves no pages: opens new nodes to the containers that may use all, and completes promises."""
         controller = self._controller
         machine, policy, engine, ledger = transaction.basis
         ledger, wider = with_opened_nodes(machine, policy, engine, ledger)
@@ -111,7 +113,7 @@ class Narrowing:
             }
             self._verify_soon()
 
-    async def _bring_back(self, move: Move) -> bool:
+    async def _return_one(self, move: Move) -> bool:
         entry = self._controller.ledger.entries.get(move.container_id)
         expected = self._controller.expectations((move.container_id,))
         if entry is None or not expected:
@@ -124,9 +126,9 @@ class Narrowing:
             found = Evacuation(obstacle=str(error))
         try:
             async with self._controller.transaction() as transaction:
-                return await self._settle(transaction, entry, move, found)
+                return await self._record(transaction, entry, move, found)
         finally:
-            # Where nothing was recorded the kernel may have been told all the same.
+            # Also where nothing was recorded: the kernel may have the new nodes already.
             self._verify_soon()
 
     def _by_kernel(
@@ -135,7 +137,11 @@ class Narrowing:
         return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, stop=self._stopping)
 
     def _moved(self, one: Expectation, entry: Entry, move: Move) -> Evacuation:
-        """Move the pages, then tell the kernel. Blocks."""
+        """Move the pages, then write cpuset.mems. Blocks.
+
+        cgroup v2 migrates on that write too, but it reports neither what stayed nor why, has no limit of time
+        or bytes, and narrows the container also where its memory does not fit.
+        """
         placement = entry.decision.placement
         beside = (placement.mems or move.before) - move.before
         claim = placement.claim
@@ -146,8 +152,8 @@ class Narrowing:
                 cgroup.write_mems(move.after | beside)
         return found
 
-    async def _settle(self, transaction: Transaction, entry: Entry, move: Move, found: Evacuation) -> bool:
-        """Record what became of it, unless the container or the room is another one by now; whether it is
+    async def _record(self, transaction: Transaction, entry: Entry, move: Move, found: Evacuation) -> bool:
+        """Record the outcome, unless the container or the freed memory changed meanwhile; whether it went
         back."""
         controller, key, ledger = self._controller, move.container_id, transaction.basis.ledger
         if not _is_placed_as(entry, ledger):

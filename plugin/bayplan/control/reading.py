@@ -1,7 +1,8 @@
-"""Reading of files in a thread that nobody waits for any longer than he must.
+"""Reading of files in a thread, with a limit to the time that it is waited for.
 
-A file on a file system that does not answer, such as NFS without its server, holds its reader beyond the
-reach of signals. The main thread must go on to hear them, and the process must end without that thread.
+A file on a file system that does not answer, such as NFS without its server, blocks its reader where no
+signal can interrupt it. The main thread must still handle signals, and the process must end without
+that thread.
 """
 
 import threading
@@ -18,12 +19,12 @@ LIMIT_S: Final = 10.0
 
 
 def read_within(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
-    """What *read* returns or raises; signals are heard meanwhile.
+    """What *read* returns or raises; signals are handled meanwhile.
 
     Raises:
         HostError: it took longer than *limit_s*.
     """
-    reading = _begun(read)
+    reading = _started(read)
     try:
         return reading.result(limit_s)
     except TimeoutError as error:
@@ -36,7 +37,7 @@ async def read_meanwhile(read: Callable[[], Result], limit_s: float = LIMIT_S) -
     """Like `read_within`, while the event loop goes on."""
     import asyncio  # noqa: PLC0415 - --help and --check-config do without it
 
-    reading = _begun(read)
+    reading = _started(read)
     try:
         async with asyncio.timeout(limit_s):
             return await asyncio.wrap_future(reading)
@@ -46,9 +47,9 @@ async def read_meanwhile(read: Callable[[], Result], limit_s: float = LIMIT_S) -
         raise _too_late(limit_s) from error
 
 
-def _begun(read: Callable[[], Result]) -> Future[Result]:
+def _started(read: Callable[[], Result]) -> Future[Result]:
     reading: Future[Result] = Future()
-    # Nobody can call it off.
+    # It cannot be cancelled.
     reading.set_running_or_notify_cancel()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""The store behind one worker thread: no commit stops the event loop for long, and none run side by side.
+"""The store behind one worker thread: no commit blocks the event loop for long, and commits do not overlap.
 
-Order is kept: what was handed over first is committed first, also when a caller gave up waiting. The upkeep
-of the database waits for a moment without commits.
+Steps are committed in the order in which they were submitted, also when a caller gave up waiting. The
+checkpoint of the database waits for a moment without commits.
 """
 
 import asyncio
@@ -20,23 +20,24 @@ from bayplan.state import Step, Store
 
 logger = logging.getLogger(__name__)
 
-REST_S: Final = 1.0
-GRACE_S: Final = 0.005
-"""For so long a commit is waited for without serving the loop. Most take a tenth of that, and being woken
-through the loop makes each a fifth longer; a hung disk stops nothing for longer than this."""
+IDLE_S: Final = 1.0
+BLOCKING_WAIT_S: Final = 0.005
+"""The event loop is blocked by a commit for at most so long. Most commits take a tenth of that, and being
+awaited through the loop makes each a fifth longer; a hung disk blocks nothing for longer than this."""
 CHECKPOINT_COMMITS: Final = 150
-"""So many fit into the log before it grows, at up to six pages each; then the upkeep is not put off."""
+"""So many fit into the write-ahead log before it grows, at up to six pages each; then the checkpoint is not
+postponed."""
 
 Result = TypeVar("Result")
 
 
 class Recorder:
-    """Async face of a `Store`. Every method raises StateError when the store cannot do it."""
+    """The methods of a `Store` as coroutines. Each raises StateError when the store cannot do it."""
 
     def __init__(self, thread: StoreThread, store: Store) -> None:
         self._thread = thread
-        self._rest: asyncio.TimerHandle | None = None
-        self._rested_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_at = 0.0
         self._commits = 0
         self.store = store
         self.problem: str | None = None
@@ -69,7 +70,7 @@ class Recorder:
         """What was learned last of memory that others than containers hold, by node."""
         return await self._run(self.store.held_memory)
 
-    def learned(self, learned: Mapping[int, Learned]) -> None:
+    def record_learned(self, learned: Mapping[int, Learned]) -> None:
         """Have committed what was learned of such memory. If that fails, the next time may do."""
         kept = dict(learned)
         self._thread.submit(
@@ -87,11 +88,11 @@ class Recorder:
         )
 
     def submit(self, step: Step) -> Job[bool]:
-        """Have *step* committed, behind everything that was handed over before; mostly it is done when this
-        returns. Whoever waits for it has it `settle`d."""
-        return self._thread.run_blocking(partial(self.store.commit, step), GRACE_S)
+        """Have *step* committed after all that was submitted before; mostly it is done when this returns. The
+        caller passes the job to `check_commit` when it is done."""
+        return self._thread.run_blocking(partial(self.store.commit, step), BLOCKING_WAIT_S)
 
-    def settle(self, write: Job[bool]) -> None:
+    def check_commit(self, write: Job[bool]) -> None:
         """Note what became of a *write* that is done.
 
         Raises:
@@ -106,38 +107,39 @@ class Recorder:
         if written:
             # A step that leaves the disk as it is shows nothing: it succeeds on a full disk too.
             self.problem = None
-            self._checkpoint_at_rest()
+            self._checkpoint_when_idle()
 
     def record_refusal(self, decision: Decision) -> None:
         """Have a refusal committed to the history. It holds whether or not that succeeds."""
         step = Step.refusal(decision)
         self._thread.submit(lambda: self._attempt(partial(self.store.commit, step), "refusal not listed"))
 
-    def _checkpoint_at_rest(self) -> None:
-        """Tidy up when nothing was committed for a while, or at once when it has been put off too long."""
+    def _checkpoint_when_idle(self) -> None:
+        """Have a checkpoint made when nothing was committed for a while, or at once when it was postponed for
+        too long."""
         self._commits += 1
         loop = asyncio.get_running_loop()
-        self._rested_at = loop.time() + REST_S
+        self._idle_at = loop.time() + IDLE_S
         if self._commits == CHECKPOINT_COMMITS:
             loop.call_soon(self._submit_checkpoint)
-        elif self._rest is None:
+        elif self._idle_timer is None:
             # One timer for a whole burst: setting it again costs each commit 0.02 ms.
-            self._rest = loop.call_at(self._rested_at, self._rested)
+            self._idle_timer = loop.call_at(self._idle_at, self._check_idle)
 
-    def _rested(self) -> None:
+    def _check_idle(self) -> None:
         # In a burst too, so that the scheduler can find a better CPU.
         self._thread.release_cpu()
         loop = asyncio.get_running_loop()
-        if loop.time() < self._rested_at:
-            self._rest = loop.call_at(self._rested_at, self._rested)
+        if loop.time() < self._idle_at:
+            self._idle_timer = loop.call_at(self._idle_at, self._check_idle)
             return
-        self._rest = None
+        self._idle_timer = None
         if self._commits:
             self._submit_checkpoint()
 
     def _submit_checkpoint(self) -> None:
         self._commits = 0
-        said = "the state database was not tidied up"
+        said = "checkpoint of the state database failed"
         self._thread.submit(lambda: self._attempt(self.store.checkpoint, said))
 
     def _attempt(self, work: Callable[[], object], otherwise: str) -> None:
@@ -147,8 +149,8 @@ class Recorder:
             logger.warning(otherwise, extra={"problem": str(error)})
 
     async def close(self) -> None:
-        """Finish what was handed over, then close the store."""
-        if self._rest is not None:
-            self._rest.cancel()
+        """Finish what was submitted, then close the store."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         await self._run(self.store.close)
         self._thread.end()

@@ -1,9 +1,9 @@
 """The daemon's threads beside the event loop: the store's, and those for everything else that may block.
 
-The store's does what it is handed, in order, and the loop can wait for it in two ways. Blocking for a moment,
-when the work takes less than the loop's own round; awaiting, when it takes longer. An executor of the
-standard library does the same with four locks more, each a chance for the two threads to wait for the
-interpreter: handing over then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here knows
+The store's thread runs its jobs in order, and the event loop can wait for a job in two ways: by blocking for
+a moment, when the job takes less than one iteration of the loop, or by awaiting it. An executor of the
+standard library does the same with four more locks, and at each of them the two threads can wait for the
+interpreter: submitting then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here knows
 what the work is.
 """
 
@@ -28,15 +28,15 @@ class InThread(Protocol):
 
 
 class Job(Generic[Result]):
-    """A piece of work and its outcome. Made by `StoreThread`."""
+    """Work for a `StoreThread`, and its outcome."""
 
-    __slots__ = ("_error", "_finished", "_result", "_tell", "_work", "done")
+    __slots__ = ("_error", "_finished", "_on_done", "_result", "_work", "done")
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
         self._finished = threading.Lock()
         self._finished.acquire()
-        self._tell: Callable[[], object] | None = None
+        self._on_done: Callable[[], object] | None = None
         self._error: BaseException | None = None
         self.done = False
         """Whether the work has been done; it stays so."""
@@ -49,8 +49,8 @@ class Job(Generic[Result]):
             self._error = error
         self.done = True
         self._finished.release()
-        if self._tell is not None:
-            self._tell()
+        if self._on_done is not None:
+            self._on_done()
 
     def wait(self, timeout_s: float) -> None:
         """Block until the work is done, for at most so long. Call it once."""
@@ -60,11 +60,11 @@ class Job(Generic[Result]):
         """Wait until the work is done. Giving up does not stop the work."""
         if not self.done:
             loop = asyncio.get_running_loop()
-            told: asyncio.Future[None] = loop.create_future()
-            self._tell = partial(loop.call_soon_threadsafe, _settle, told)
-            # It may have been done before it could see whom to tell; then nobody else will.
+            finished: asyncio.Future[None] = loop.create_future()
+            self._on_done = partial(loop.call_soon_threadsafe, _complete, finished)
+            # The thread may have looked at ``_on_done`` before it was set; then it never calls it.
             if not self.done:
-                await told
+                await finished
 
     def result(self) -> Result:
         """What the work that is done returned or raised."""
@@ -79,7 +79,7 @@ class Job(Generic[Result]):
 
 
 class StoreThread:
-    """Starts with its making. Whatever was handed over is done, also by the time `end` returns."""
+    """Runs jobs in the order of `submit`. It starts when it is made; `end` returns when all jobs are done."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -90,15 +90,15 @@ class StoreThread:
         self._cpu = SharedCpu(self._thread.native_id)
 
     def submit(self, work: Callable[[], Result]) -> Job[Result]:
-        """Have *work* done after everything that was handed over before."""
+        """Have *work* done after all jobs that were submitted before."""
         job = Job(work)
         self._last = job
         self._jobs.put(job)
         return job
 
     def run_blocking(self, work: Callable[[], Result], timeout_s: float) -> Job[Result]:
-        """`submit`, and block until it is done, for at most so long; not if there is more to be done
-        first. From then on both threads share a CPU, until `release_cpu`."""
+        """`submit`, and block until the job is done, for at most *timeout_s*; not at all if another job has
+        to be done first. From then on both threads share a CPU, until `release_cpu`."""
         if self._last is not None and not self._last.done:
             return self.submit(work)
         self._cpu.hold()
@@ -124,7 +124,7 @@ class StoreThread:
 
 
 class WorkThread:
-    """One thread for work that may block, started with the first. Unlike the store's it shares no CPU."""
+    """One thread for work that may block, started by the first work. Unlike the store's it shares no CPU."""
 
     def __init__(self, name: str) -> None:
         self._executor = executor(name, 1)
@@ -143,10 +143,10 @@ class WorkThread:
 
 
 def executor(name: str, threads: int | None = None) -> ThreadPoolExecutor:
-    """Threads that inherit nothing of where the loop is held when they start."""
+    """Threads that may run on every CPU, also if the event loop is bound to one when they start."""
     return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=use_every_cpu)
 
 
-def _settle(told: "asyncio.Future[None]") -> None:
-    if not told.done():
-        told.set_result(None)
+def _complete(finished: "asyncio.Future[None]") -> None:
+    if not finished.done():  # its waiter may have given up
+        finished.set_result(None)

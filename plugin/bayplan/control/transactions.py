@@ -1,10 +1,10 @@
 """The one owner of what decisions depend on: machine, policy, engine and ledger; and of the ledger's record.
 
-Everybody may read them. They are changed by a `Transaction` alone, and there is one at a time: whoever wants
-to change something waits for its turn. A promise is on the disk before it counts (`Transaction.commit`). What
-has happened already, such as the end of a container, counts at once, and is recorded as soon as the disk
-takes it (`Transaction.accept`). Invariant: the disk says what the ledger says, except about the containers
-that are named in ``_unrecorded``, and each write begins with those.
+Everybody may read them. They are changed by a `Transaction` alone, and only one is open at a time: the others
+wait. A promise is on the disk before it counts (`Transaction.commit`). What has happened already, such as the
+end of a container, counts at once, and is recorded as soon as the disk takes it (`Transaction.accept`).
+Invariant: the disk has what the ledger has, except about the containers in ``_unrecorded``, and each write
+includes those.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ RETRY_S: Final = 3.0
 
 
 class Basis(NamedTuple):
-    """What decisions depend on, as it is between two turns."""
+    """What decisions depend on, as it is between two transactions."""
 
     machine: Machine
     policy: PlacementPolicy
@@ -54,7 +54,7 @@ class _Write(Struct):
 
 
 class Transaction:
-    """The right to change the basis, for one turn. Made by `Transactions`."""
+    """The right to change the basis. Made by `Transactions`; of no use once it was closed."""
 
     def __init__(self, owner: "Transactions") -> None:
         self._owner: Transactions | None = owner
@@ -103,17 +103,17 @@ class Transaction:
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - they are one
 
     def close(self) -> None:
-        """The turn is over."""
+        """The transaction has ended."""
         self._owner = None
 
     @property
     def _open(self) -> "Transactions":
-        assert self._owner is not None, "the turn is over"
+        assert self._owner is not None, "the transaction has ended"
         return self._owner
 
 
 class Transactions:
-    """Hands out the turns. *clock* is the loop's own unless a test moves the time itself."""
+    """Opens transactions, one at a time. *clock* is the loop's own unless a test moves the time itself."""
 
     def __init__(self, basis: Basis, recorder: Recorder, clock: Clock | None = None) -> None:
         self._basis = basis
@@ -130,7 +130,7 @@ class Transactions:
 
     @property
     def basis(self) -> Basis:
-        """What decisions depend on now. In the turn of somebody it may be about to change."""
+        """What decisions depend on now. An open transaction may be about to change it."""
         return self._basis
 
     @property
@@ -140,7 +140,7 @@ class Transactions:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """The turn, when everybody who asked before has had it."""
+        """The next transaction, once all that were asked for before have ended."""
         await self._lock.acquire()
         transaction = Transaction(self)
         try:
@@ -151,7 +151,7 @@ class Transactions:
             self._lock.release()
 
     def schedule(self, change: Callable[[Transaction], None]) -> None:
-        """Make a *change* that cannot wait by itself: now, or at the end of the present turn."""
+        """Run *change* now, or when the open transaction ends: for callers that cannot await."""
         self._postponed.append(change)
         if not self._lock.locked():
             self._run_postponed()
@@ -174,8 +174,8 @@ class Transactions:
             try:
                 change(transaction)
             except Exception:
-                # Whoever has the turn now is not to blame.
-                logger.exception("a change was not made")
+                # The caller whose transaction ends now did not ask for this change.
+                logger.exception("scheduled change failed")
             finally:
                 transaction.close()
 
@@ -184,7 +184,7 @@ class Transactions:
         number, write = self._begin(ledger, ids, decided)
         try:
             await write.finished()
-            self._recorder.settle(write)
+            self._recorder.check_commit(write)
         except BaseException as error:
             # It may be on the disk all the same, now or later.
             for container_id in ids:
@@ -227,7 +227,7 @@ class Transactions:
 
     def _finish(self, number: int, write: Job[bool]) -> None:
         try:
-            self._recorder.settle(write)
+            self._recorder.check_commit(write)
         except StateError as error:
             logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             self._retry_later()
@@ -237,7 +237,7 @@ class Transactions:
     def _begin(
         self, ledger: Ledger, ids: Collection[str], decided: str | None, *, replace_all: bool = False
     ) -> tuple[int, Job[bool]]:
-        """Hand over what *ledger* says about the containers *ids*, and about those that are unrecorded."""
+        """Submit what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
         for container_id in ids:
             self._unrecorded[container_id] = _Write(self._number, container_id == decided)

@@ -30,7 +30,7 @@ KEEP_HINT: Final = (
     "CPUs and nodes that others choose stay if the container is created with them, "
     "or with the annotation bayplan.dev/opt-out=true"
 )
-"""For those who wonder why their own values do not last."""
+"""For users whose own values were overwritten."""
 
 
 class Drift(Struct, frozen=True):
@@ -98,8 +98,8 @@ class Verifier:
         return not one.expectation.starting and seen.get(_id(one)) == one.expectation.update
 
     def _report(self, drift: Iterable[Drift]) -> None:
-        """Name what somebody else made of the container, the first, second, fourth... time: two managers of
-        one cpuset may go on for ever."""
+        """Log what differs, the first, second, fourth, eighth... time: two managers of one cpuset may
+        overwrite each other for ever."""
         for one in drift:
             said = str(one)
             self._times[_id(one)][said] += 1

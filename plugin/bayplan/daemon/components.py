@@ -122,7 +122,7 @@ class Daemon:
         self.controller.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.hardware.attach(self.controller, self._verify_now.set)
-        await self.hardware.begin(await recorder.held_memory(), recorder.learned)
+        await self.hardware.begin(await recorder.held_memory(), recorder.record_learned)
         self.oci_requests = OciRequestHandler(
             self.controller,
             self.hierarchy,
@@ -283,16 +283,16 @@ class Daemon:
                 logger.exception("the kernel could not be compared with the ledger")
                 continue
             self.controller.counters["drifted"] += len(repeated)
-            await self._look_around()
+            await self._find_unreported()
 
-    async def _look_around(self) -> None:
+    async def _find_unreported(self) -> None:
         try:
-            await self.stale_entries.look()
-            await self.unmanaged.look()
+            await self.stale_entries.release_ended()
+            await self.unmanaged.enter_found()
         except BayplanError as error:
-            logger.debug("what runs is still not recorded", extra={"problem": str(error)})
+            logger.debug("running containers are still not recorded", extra={"problem": str(error)})
         except Exception:
-            logger.exception("it could not be found out which containers are gone, and which came")
+            logger.exception("stale entries and unmanaged containers could not be looked for")
 
     async def _next_verification(self) -> bool:
         """Wait for it; whether somebody asked for it."""

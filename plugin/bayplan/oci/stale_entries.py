@@ -1,8 +1,8 @@
-"""Entries without a container: those that came without NRI, and whose end nobody told us.
+"""Entries whose container has ended without an event: of containers that did not come over NRI.
 
-A hook that was killed, a poststop that crun does not run after a failed creation, a reboot: nobody will ever
-speak of such a container again. So the kernel is asked, now and then, whether it still has a process, and
-CRI-O, where that made it, whether it has ended.
+A hook that was killed, a poststop that crun does not run after a failed creation, a reboot: no event about
+such a container will follow. So the kernel is asked, now and then, whether it still has a process, and CRI-O,
+where that made it, whether it has ended.
 """
 
 import logging
@@ -22,7 +22,7 @@ from bayplan.oci import announced_container
 logger = logging.getLogger(__name__)
 
 CRIO: Final = "cri-o"
-"""CRI-O's word for itself in its containers' annotations."""
+"""CRI-O's name for itself in its containers' annotations."""
 
 PATIENCE_S: Final = 300.0
 """For a container whose spec was rewritten to get its process: CRI-O allows a creation 240 s."""
@@ -48,10 +48,11 @@ class StaleEntries:
         self._clock_s = clock_s
         self._awaited_since_s: dict[str, float] = {}
         self._seen: dict[str, Origin] = {}
-        """Those that had a process, by the very start of theirs: a container may start again under its id."""
+        """Those that had a process, with the origin of that start: a container may start again under its
+        id."""
 
-    async def look(self) -> None:
-        """Look once, and release what is gone."""
+    async def release_ended(self) -> None:
+        """Look once, and release the entries whose container has ended."""
         suspects = [entry for entry in self._controller.ledger.entries.values() if entry.origin is not None]
         ids = {entry.container_id for entry in suspects}
         self._awaited_since_s = {key: at for key, at in self._awaited_since_s.items() if key in ids}
@@ -62,12 +63,12 @@ class StaleEntries:
         for entry in await self._in_thread(partial(self._without_process, suspects)):
             alive = listed.get(entry.container_id)
             if alive is False or (alive is None and not self._may_come(entry)):
-                await self._let_go(entry)
+                await self._release_one(entry)
 
-    async def _let_go(self, entry: Entry) -> None:
+    async def _release_one(self, entry: Entry) -> None:
         extra = {"container": entry.decision.request.name, "container_id": entry.container_id}
         await self._release(entry)
-        logger.warning("a container is gone without a word", extra=extra)
+        logger.warning("container exited; no stop event received", extra=extra)
         self._controller.counters["oci_gone"] += 1
 
     def _listed(self, suspects: list[Entry]) -> Mapping[str, bool]:

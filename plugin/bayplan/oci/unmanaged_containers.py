@@ -30,7 +30,7 @@ from bayplan.oci.storage import USERDATA, Started, read_storage, started
 logger = logging.getLogger(__name__)
 
 PODMAN: Final = "libpod"
-"""podman's word for itself in its containers' annotations."""
+"""podman's name for itself in its containers' annotations."""
 
 _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
@@ -67,8 +67,8 @@ class UnmanagedContainers:
         self._has_nri = True
         """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
 
-    async def look(self) -> None:
-        """Look once, and enter what runs without a record."""
+    async def enter_found(self) -> None:
+        """Look once, and enter the containers that run without a record."""
         controller = self._controller
         known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
         engines = await self._engines({one.engine for one in known.values() if one is not None})
@@ -93,7 +93,7 @@ class UnmanagedContainers:
         controller.placements.amend(transaction, with_process(entry, arrival.origin))
         if before.container.pid:
             extra = {"container": entry.decision.request.name, "container_id": container.id}
-            logger.warning("container was started again without us; what was decided holds", extra=extra)
+            logger.warning("container was restarted without bayplan; its decision still applies", extra=extra)
         return True
 
     async def _engines(self, recorded: Collection[str]) -> frozenset[str]:

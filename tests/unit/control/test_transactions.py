@@ -123,12 +123,12 @@ def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_what_decisions_depend_on_is_not_to_be_had_without_a_turn(tmp_path: Path) -> None:
+def test_what_decisions_depend_on_changes_in_an_open_transaction_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
             async with one.controller.transaction() as transaction:
                 pass
-            with pytest.raises(AssertionError, match="the turn is over"):
+            with pytest.raises(AssertionError, match="the transaction has ended"):
                 transaction.accept(ledger=Ledger())
             for name in ("ledger", "engine", "machine", "policy"):
                 with pytest.raises(AttributeError):
@@ -149,7 +149,7 @@ def test_a_change_that_fails_harms_nobody_elses_turn(
             await one.controller.create_container(GUARANTEED, memory("a"))
 
     run(scenario)
-    assert "a change was not made" in caplog.messages
+    assert "scheduled change failed" in caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["creation that moves", "resize"])

@@ -106,7 +106,7 @@ class Bench:
 async def begin(one: Bench) -> None:
     """What the daemon does at its start."""
     recorder = one.controller.recorder
-    await one.hardware.begin(await recorder.held_memory(), recorder.learned)
+    await one.hardware.begin(await recorder.held_memory(), recorder.record_learned)
 
 
 def shorts(ledger: Ledger) -> set[str]:

@@ -56,7 +56,7 @@ def test_a_hooks_container_is_released_with_its_last_process(tmp_path: Path) -> 
             node.make_cgroup(PATH)
             node.make_process(42, PATH)
             await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
-            look = stale_entries(one, node, Clock()).look
+            look = stale_entries(one, node, Clock()).release_ended
             await look()
             assert set(one.controller.ledger.entries) == {"x"}
             # Its first process is gone, but one that it left in the same cgroup is not.
@@ -79,7 +79,7 @@ def test_what_is_gone_is_released_also_when_that_cannot_be_recorded(tmp_path: Pa
         async with controlled(tmp_path / "state", nri=None) as one:
             await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
             with full_disk(one.controller.recorder):
-                await stale_entries(one, node, Clock()).look()
+                await stale_entries(one, node, Clock()).release_ended()
             assert one.controller.ledger.entries == {}
             assert one.controller.counters["oci_gone"] == 1
 
@@ -92,7 +92,7 @@ def test_another_process_with_its_pid_does_not_keep_it(tmp_path: Path) -> None:
         async with controlled(tmp_path / "state", nri=None) as one:
             node.make_process(42, "/elsewhere", start_ticks=2000)
             await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
-            await stale_entries(one, node, Clock()).look()
+            await stale_entries(one, node, Clock()).release_ended()
             assert one.controller.ledger.entries == {}
 
     asyncio.run(scenario())
@@ -103,7 +103,7 @@ def test_a_rewritten_spec_has_time_to_become_a_container_and_none_after_that(tmp
         node, clock = OciNode(tmp_path / "root"), Clock()
         async with controlled(tmp_path / "state", nri=None) as one:
             await entered(one, Form.PRECREATE)
-            look = stale_entries(one, node, clock).look
+            look = stale_entries(one, node, clock).release_ended
             for _ in range(2):
                 await look()
                 assert set(one.controller.ledger.entries) == {"x"}
@@ -132,7 +132,7 @@ def test_a_bundle_that_is_gone_becomes_no_container(tmp_path: Path) -> None:
             bundle = tmp_path / "bundle"
             bundle.mkdir()
             await entered(one, Form.WRAPPER, bundle=str(bundle))
-            look = stale_entries(one, OciNode(tmp_path / "root"), Clock()).look
+            look = stale_entries(one, OciNode(tmp_path / "root"), Clock()).release_ended
             await look()
             assert set(one.controller.ledger.entries) == {"x"}
             bundle.rmdir()
@@ -146,7 +146,7 @@ def test_what_came_over_nri_is_not_looked_for(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path / "state") as one:
             await one.controller.create_container(OWNER, container("x", OWNER, milli_cpus=1000))
-            await stale_entries(one, OciNode(tmp_path / "root"), Clock()).look()
+            await stale_entries(one, OciNode(tmp_path / "root"), Clock()).release_ended()
             assert set(one.controller.ledger.entries) == {"x"}
 
     asyncio.run(scenario())
@@ -157,7 +157,7 @@ def test_crio_knows_better_what_it_made(tmp_path: Path) -> None:
         listing = {"x": True}
         async with controlled(tmp_path / "state", nri=None) as one:
             node = OciNode(tmp_path / "root")
-            look = stale_entries(one, node, Clock(), lambda: listing).look
+            look = stale_entries(one, node, Clock(), lambda: listing).release_ended
             # The process of a container that CRI-O lists is in a place that we cannot see.
             await entered(one, Form.HOOK, pid=42, start_ticks=1000, engine=CRIO)
             await look()
@@ -186,7 +186,7 @@ def test_crio_is_asked_only_about_its_own(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with controlled(tmp_path / "state", nri=None) as one:
-            look = stale_entries(one, OciNode(tmp_path / "root"), Clock(), listing).look
+            look = stale_entries(one, OciNode(tmp_path / "root"), Clock(), listing).release_ended
             await entered(one, Form.PRECREATE, engine="libpod")
             await look()
             assert asked == []

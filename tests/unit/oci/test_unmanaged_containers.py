@@ -46,7 +46,7 @@ def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_pat
             await one.controller.create_container(owner, exclusive)
             held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
             started(node)
-            look = unmanaged(one, node).look
+            look = unmanaged(one, node).enter_found
             await look()
             assert set(one.controller.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
             one.controller.counters["oci_createRuntime"] += 1
@@ -113,8 +113,8 @@ def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNode], A
         async with controlled(tmp_path / "state", nri=None) as one:
             one.controller.counters["oci_create"] += 1
             looking = unmanaged(one, node)
-            await looking.look()
-            await looking.look()
+            await looking.enter_found()
+            await looking.enter_found()
             assert one.controller.ledger.entries == {}
 
     asyncio.run(scenario())
@@ -127,9 +127,9 @@ def test_one_that_was_passed_over_is_looked_at_again_with_its_next_process(tmp_p
         async with controlled(tmp_path / "state", nri=None) as one:
             one.controller.counters["oci_create"] += 1
             looking = unmanaged(one, node)
-            await looking.look()
+            await looking.enter_found()
             started(node, pid=43)
-            await looking.look()
+            await looking.enter_found()
             assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())
@@ -141,10 +141,10 @@ def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> Non
         started(node)
         async with controlled(tmp_path / "state") as one:
             one.controller.counters["oci_create"] += 1
-            await unmanaged(one, node).look()
+            await unmanaged(one, node).enter_found()
             assert one.controller.ledger.entries == {}
             one.controller.disconnected("for good")
-            await unmanaged(one, node).look()
+            await unmanaged(one, node).enter_found()
             assert set(one.controller.ledger.entries) == {ID}
             one.controller.connected(runtime("0.12.0"))
 
@@ -164,15 +164,15 @@ def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_but_nri_
         (node.root / "etc/crio").mkdir(parents=True)
         async with controlled(tmp_path / "state") as one:
             looking = unmanaged(one, node)
-            await looking.look()
+            await looking.enter_found()
             one.controller.disconnected("for now")
-            await looking.look()
+            await looking.enter_found()
             one.controller.connected(runtime("0.12.0"))
-            await looking.look()
+            await looking.enter_found()
             one.controller.disconnected("for good")
-            await looking.look()
+            await looking.enter_found()
             assert one.controller.ledger.entries == {}
-            await looking.look()
+            await looking.enter_found()
             assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())

@@ -95,8 +95,8 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             node.create(cgroups_path, child=child, **in_pod)
             node.created()
             looking = unmanaged(one, node)
-            await looking.look()
-            await looking.look()
+            await looking.enter_found()
+            await looking.enter_found()
             entry = one.controller.ledger.entries[ID]
             assert (entry.decision.outcome, entry.notified_cpus) == (Outcome.ADOPTED, CpuSet(range(8)) - held)
             origin = entry.origin
@@ -112,7 +112,7 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
                 await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
 
             node.end(42)
-            await StaleEntries(one.controller, node.hierarchy, here, release, dict).look()
+            await StaleEntries(one.controller, node.hierarchy, here, release, dict).release_ended()
             assert set(one.controller.ledger.entries) == {"x"}
             assert one.controller.known.unmanaged == {}
 
@@ -143,7 +143,7 @@ def test_the_storage_is_where_podman_has_it(tmp_path: Path, settle: Callable[[Po
         node.create()
         node.created()
         async with controlled(tmp_path / "state", nri=None) as one:
-            await unmanaged(one, node).look()
+            await unmanaged(one, node).enter_found()
             assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())
@@ -211,8 +211,8 @@ def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[PodmanNode]
         made(node)
         async with controlled(tmp_path / "state", nri=None) as one:
             looking = unmanaged(one, node)
-            await looking.look()
-            await looking.look()
+            await looking.enter_found()
+            await looking.enter_found()
             assert one.controller.ledger.entries == {}
 
     asyncio.run(scenario())
@@ -228,10 +228,10 @@ def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again
                 if written is not None:
                     node.created()
                     node.pidfile(ID).write_text(written)
-                await looking.look()
+                await looking.enter_found()
                 assert one.controller.ledger.entries == {}
             node.created(4242)
-            await looking.look()
+            await looking.enter_found()
             assert set(one.controller.ledger.entries) == {ID}
 
     asyncio.run(scenario())
@@ -250,12 +250,14 @@ def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_p
                 await one.ask("createRuntime", told)
                 return found
 
-            await UnmanagedContainers(controller, node.hierarchy, slowly, one.around.verify_soon).look()
+            await UnmanagedContainers(
+                controller, node.hierarchy, slowly, one.around.verify_soon
+            ).enter_found()
             assert one.entries[ID].decision.outcome is Outcome.PLACED
             assert controller.known.unmanaged == {}
 
             await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
-            await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).look()
+            await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
             assert one.entries[ID].decision.outcome is Outcome.ADOPTED
             await one.ask("createRuntime", told)
             assert one.entries[ID].decision.outcome is Outcome.PLACED
@@ -273,16 +275,16 @@ def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: P
             node.created()
             decided = one.entries[ID]
             looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
-            await looking.look()
+            await looking.enter_found()
             assert one.entries[ID] is decided
 
             node.end(42)
             node.create(pid=77)
-            await looking.look()
+            await looking.enter_found()
             assert one.entries[ID] is decided  # podman has not said yet which process it is
             node.created(77)
-            await looking.look()
-            await looking.look()
+            await looking.enter_found()
+            await looking.enter_found()
             entry = one.entries[ID]
             assert entry.decision == decided.decision
             assert entry.origin is not None
@@ -314,7 +316,7 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
             node.created()
             controller = one.around.controller
             looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
-            await looking.look()
+            await looking.enter_found()
             origin = one.entries[ID].origin
             assert origin is not None
             assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
