@@ -96,7 +96,7 @@ class Scenario:
         assert mems(self.world, "flexible") == NodeSet([0, 1])
         self.world.runtime.stop(id_of("mover"))
         await self._finish()
-        self.world.life.begin(self.world.life.use_freed())
+        self.world.life.begin(self.world.life.use_freed_memory())
         await self._finish()
         assert mems(self.world, "flexible") == NodeSet([0])
 

@@ -73,7 +73,7 @@ class Narrowing:
             await asyncio.sleep(pause_s)
             due.clear()
             try:
-                returned = await self.use_freed()
+                returned = await self.use_freed_memory()
             except Exception:
                 # Placing containers does not depend on it.
                 logger.exception("freed memory could not be used for waiting containers")
@@ -86,7 +86,7 @@ class Narrowing:
         """Begin no further step of what is being moved; it stays where it is."""
         self._stopping.set()
 
-    async def use_freed(self) -> bool:
+    async def use_freed_memory(self) -> bool:
         """Complete short promises, then return the containers that can go back to fewer nodes, one after the
         other; whether any did."""
         async with self._controller.transaction() as transaction:

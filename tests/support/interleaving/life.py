@@ -150,10 +150,10 @@ class Life:
         self.verification_due = False
         await self.verifier.verify(at_once=at_once)
 
-    async def use_freed(self) -> None:
+    async def use_freed_memory(self) -> None:
         """Bring back who can go back."""
         self.narrowing_due = False
-        await self.narrowing.use_freed()
+        await self.narrowing.use_freed_memory()
 
     async def do(self, work: Callable[[], Result]) -> Result:
         """What may block is a step of its own."""

@@ -53,7 +53,7 @@ class Schedule:
             (1, self.fill_disk),
             (2, self.deadline),
             (2, self.verify),
-            (1, self.use_freed),
+            (1, self.use_freed_memory),
             (1, self.kill),
         ]
 
@@ -167,11 +167,11 @@ class Schedule:
         life = self.world.life
         life.begin(life.verify(at_once=life.verification_due))
 
-    def use_freed(self) -> None:
+    def use_freed_memory(self) -> None:
         """Who became wider goes back, if there is room and its pages can be moved."""
         life = self.world.life
         life.obstacle = self._choice.choice(["", "", "its pages cannot be moved"])
-        life.begin(life.use_freed())
+        life.begin(life.use_freed_memory())
 
     async def kill(self) -> None:
         """The daemon is killed, and starts again."""

@@ -196,7 +196,7 @@ class World:
         await self._drain()
         self.clock.advance(RETRY_S)
         await self._drain()
-        for work in (self.life.stale_entries.release_ended, self.life.use_freed):
+        for work in (self.life.stale_entries.release_ended, self.life.use_freed_memory):
             self.life.begin(work())
             await self._drain()
         for _ in range(2):

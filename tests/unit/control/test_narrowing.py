@@ -126,11 +126,11 @@ def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:
         async with around(tmp_path) as it:
             controller = it.one.controller
             await widened(it.one)
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert (it.pages.calls, it.mems) == ([], "0-1")
             await controller.stop_container(LATE_POD, LATE)
             assert it.recorded == {"flexible": "0-1"}
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.pages.calls == [(42, NodeSet([1]), NodeSet([0]))]
             assert it.pages.held == {
                 "inactive_anon": {0: 500 * MIB, 1: 0},
@@ -159,7 +159,7 @@ def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -
             await widened(it.one)
             await controller.stop_container(LATE_POD, LATE)
             it.pages.room_bytes = 50 * MIB
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
             decision = controller.ledger.entries["flexible"].decision
             assert decision.reasons[-1].text == (
@@ -175,7 +175,7 @@ def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -
             running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
             assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
             assert it.one.narrowing_due.is_set()
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
 
     run(scenario)
@@ -205,7 +205,7 @@ def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
             it.one.accept(ledger=controller.ledger.with_entry(there))
             it.node.make_cgroup("/kubepods/podflexible/second")
             it.pages.room_bytes = 0
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {"flexible": "0-1", "second": "1"}
             assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
 
@@ -220,7 +220,7 @@ def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
             await controller.stop_container(LATE_POD, LATE)
             it.meanwhile.append(lambda: controller.create_container(LATE_POD, LATE))
             before = it.one.verifications
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             # The kernel was told; verification tells it otherwise again.
             assert it.recorded == {"flexible": "0-1", "late": "0"}
             assert it.one.verifications > before
@@ -237,14 +237,14 @@ def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_path: Pat
             await controller.stop_container(LATE_POD, LATE)
             larger = Resources(memory_limit_bytes=1200 * MIB)
             it.meanwhile.append(lambda: controller.update_container(FLEXIBLE_POD, FLEXIBLE, larger))
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {"flexible": "0-1"}
             it.node.shown(PATH, "cpuset.mems")
             smaller = Resources(memory_limit_bytes=500 * MIB)
             await controller.update_container(FLEXIBLE_POD, FLEXIBLE, smaller)
             (it.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
             it.meanwhile.append(lambda: controller.stop_container(FLEXIBLE_POD, FLEXIBLE))
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {}
 
     run(scenario)
@@ -257,7 +257,7 @@ def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
             await widened(it.one)
             await controller.stop_container(LATE_POD, LATE)
             (it.node.directory(PATH) / "memory.numa_stat").unlink()
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {"flexible": "0-1"}
             assert it.codes()[-1] == "stays-wide"
             assert "memory.numa_stat: there is no such file" in str(
@@ -265,7 +265,7 @@ def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
             )
             # A container without a cgroup is about to be released: nothing is said of it.
             it.node.end(42)
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert controller.counters["returns_failed"] == 1
 
     run(scenario)
@@ -286,7 +286,7 @@ def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
             it.meanwhile.append(full)
             before = it.one.verifications
             with pytest.raises(StateError):
-                await it.narrowing.use_freed()
+                await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
             # Verification lets the kernel have what is recorded.
             assert it.one.verifications > before
@@ -305,7 +305,7 @@ def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: P
             controller.known.add_recorded(controller.ledger.entries)
             await controller.create_container(LATE_POD, LATE)
             await controller.stop_container(LATE_POD, LATE)
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
                 "0",
                 {"flexible": "0"},
@@ -326,13 +326,13 @@ def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
             grown = Resources(memory_limit_bytes=1000 * MIB)
             updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
             assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {"flexible": "0-1", "other": "0"}
             larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
             it.one.narrowing_due.clear()
             await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
             assert it.one.narrowing_due.is_set()
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded["flexible"]) == ("0", "0")
 
     run(scenario)
@@ -349,7 +349,7 @@ def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> No
             assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
             # More memory came.
             it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
         async with controlled(tmp_path / "state") as one:
             decision = one.controller.ledger.entries["c"].decision
             assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
@@ -368,7 +368,7 @@ def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> 
             assert it.recorded == {"free": "0-1"}
             it.one.accept(machine(3, cpu_less={8: GIB}))
             before = it.one.verifications
-            await it.narrowing.use_freed()
+            await it.narrowing.use_freed_memory()
             assert it.recorded == {"free": "0-2"}
             assert it.one.verifications > before
             updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
@@ -391,7 +391,7 @@ def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
                 BOUNDS,
             )
             narrowing.stop()
-            await narrowing.use_freed()
+            await narrowing.use_freed_memory()
             assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
 
     run(scenario)
