@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.control.session_handler import SessionHandler
 from bayplan.control.verify import Verifier
 from bayplan.nri import Identity, Session
 from bayplan.placement.adjustment import cpus_for
@@ -67,9 +66,8 @@ class World:
             kernel = self.tree.node.hierarchy
             self.cpusets = around.on(kernel)
             self.verifier = Verifier(kernel, self.cpusets, around.expectations, here)
-            handler = SessionHandler(around.controller, around.verify_soon)
             endpoint = MemoryEndpoint(self.runtime.accept)
-            session = Session(handler, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
+            session = Session(around.controller, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
             running = asyncio.create_task(session.run())
             try:
                 await self.runtime.synchronized()

@@ -9,7 +9,6 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.narrowing import Narrowing
-from bayplan.control.session_handler import SessionHandler
 from bayplan.host.cgroup_paths import container_path
 from bayplan.host.evacuation import Bounds, evacuate
 from bayplan.nri import Identity, Session, UnixSocket
@@ -78,10 +77,9 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
             return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=kernel.pages.migrate)
 
         narrowing = Narrowing(controller, kernel.node.hierarchy, here, done.set, Bounds(30, GIB), moved)
-        handler = SessionHandler(controller, one.verify_soon)
         endpoint = UnixSocket(str(directory / "nri.sock"))
         identity = Identity("bayplan", "90")
-        session = Session(handler, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
+        session = Session(controller, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
         tasks = [
             asyncio.create_task(session.run()),
             asyncio.create_task(narrowing.follow(one.narrowing_due, pause_s=0)),

@@ -13,7 +13,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
-from bayplan.control.notified import KNOWN_SINCE, SyncCpusets
+from bayplan.control.notified import KNOWN_SINCE, SyncCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Basis, Transaction, Transactions
@@ -31,24 +31,17 @@ from bayplan.state import entries_in
 
 logger = logging.getLogger(__name__)
 
-_EVENTS = frozenset(
-    {
-        Event.CREATE_CONTAINER,
-        *KNOWN_SINCE,
-        Event.UPDATE_CONTAINER,
-        Event.POST_UPDATE_CONTAINER,
-        Event.STOP_CONTAINER,
-        Event.REMOVE_CONTAINER,
-        Event.RUN_POD_SANDBOX,
-        Event.STOP_POD_SANDBOX,
-        Event.REMOVE_POD_SANDBOX,
-    }
-)
-
-
-_REPLIES = frozenset(
-    {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
-)
+_EVENTS = KNOWN_SINCE | {
+    Event.CREATE_CONTAINER,
+    Event.UPDATE_CONTAINER,
+    Event.POST_UPDATE_CONTAINER,
+    Event.STOP_CONTAINER,
+    Event.REMOVE_CONTAINER,
+    Event.RUN_POD_SANDBOX,
+    Event.STOP_POD_SANDBOX,
+    Event.REMOVE_POD_SANDBOX,
+}
+_REPLIES = {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
 """The events whose answers have updates."""
 
 
@@ -178,7 +171,9 @@ class Controller:
         return _EVENTS
 
     def connected(self, runtime: Runtime) -> None:
-        """The runtime accepted us."""
+        """The runtime accepted us. What it read from its own directory for plugins is not ours to apply."""
+        if runtime.config.strip():
+            logger.warning("the runtime's file for this plugin is not read; keys belong into /etc/bayplan")
         self.placements.runtime = runtime
         self.counters["connections"] += 1
 
@@ -193,7 +188,7 @@ class Controller:
             updates = self._synchronize(transaction, {pod.id: pod for pod in pods}, containers)
             await self.before_promises()
         await self.wait_written()
-        return updates
+        return self._for_runtime(updates, {container.id for container in containers})
 
     def _synchronize(
         self, transaction: Transaction, pods: Mapping[str, Pod], containers: Sequence[Container]
@@ -234,7 +229,8 @@ class Controller:
             PlacementError: a strict policy does not allow any placement that is left.
         """
         async with self.transaction() as transaction:
-            return await self.placements.place(transaction, pod, container)
+            adjustment, updates = await self.placements.place(transaction, pod, container)
+        return adjustment, self._for_runtime(updates)
 
     async def update_container(
         self, pod: Pod, container: Container, resources: Resources
@@ -251,14 +247,21 @@ class Controller:
         if not self.ledger.exclusive_cpus <= before:
             # It runs already: others must have left its new exclusive CPUs before it is answered.
             await self._sync_cpusets()
-        return updates
+        return self._for_runtime(updates, {container.id})
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002 - NRI's
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
         async with self.transaction() as transaction:
             updates = self.placements.release(transaction, container.id, replied=True)
         await self.wait_written()
-        return updates
+        return self._for_runtime(updates)
+
+    def _for_runtime(self, updates: Sequence[Update], listed: Collection[str] = ()) -> Sequence[Update]:
+        """The *updates* that the runtime can carry out; the others are written to the kernel."""
+        own = updates_over_nri(updates, self.ledger, listed)
+        if len(own) < len(updates):
+            self._verify_soon()
+        return own
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Every other event. Its answer has no updates; what is due is written to the kernel."""

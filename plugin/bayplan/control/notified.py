@@ -5,7 +5,7 @@ updates that are under way. Changed by `placements` and the controller only.
 """
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from bayplan.model.ledger import Ledger
@@ -100,3 +100,18 @@ class Notifications:
     def update_completed(self, container_id: str) -> CpuSet | None:
         """The CPUs that a container has after the runtime carried out that answer; None if it had none."""
         return self._updating.pop(container_id, None)
+
+
+def updates_over_nri(
+    updates: Sequence[Update], ledger: Ledger, listed: Collection[str] = ()
+) -> Sequence[Update]:
+    """The *updates* of containers that came over NRI, and of those that the runtime *listed*. A runtime knows
+    nothing of others, which came by hook or wrapper."""
+    entries = ledger.entries
+    return [
+        one
+        for one in updates
+        if one.container_id in listed
+        or (entry := entries.get(one.container_id)) is None
+        or entry.origin is None
+    ]

@@ -26,7 +26,6 @@ from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
-from bayplan.control.session_handler import SessionHandler
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
@@ -164,8 +163,7 @@ class Daemon:
             UnixSocket(str(self.settings.nri_socket)),
         )
         timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
-        handler = SessionHandler(self.controller, self._verify_now.set)
-        self.session = Session(handler, identity, endpoint, timeouts=timeouts)
+        self.session = Session(self.controller, identity, endpoint, timeouts=timeouts)
         for remark in self._remarks():
             logger.warning(remark)
         logger.info(

@@ -13,7 +13,6 @@ from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.recorder import Recorder
-from bayplan.control.session_handler import SessionHandler
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
@@ -85,8 +84,7 @@ class Life:
         )
         self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
         self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
-        self._handler = SessionHandler(controller, self.verify_soon)
-        self._queue = RequestQueue(self._handler, clock, Timeouts(answer_s=DEADLINE_S))
+        self._queue = RequestQueue(controller, clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
         """Read the disk, and accept the runtime's connection."""
@@ -98,7 +96,7 @@ class Life:
             await asyncio.sleep(0)
         restoring.result()
         self.thread.quick = False
-        self._handler.connected(runtime("0.12.0"))
+        self.controller.connected(runtime("0.12.0"))
 
     async def kill(self) -> None:
         """End it where it is: nothing of what is under way reaches disk, kernel or runtime any more."""

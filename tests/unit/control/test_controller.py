@@ -58,7 +58,7 @@ def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
                 Update("s", cpuset_cpus=CpuSet(range(8)))
             ]
             assert recorded(tmp_path) == {"s"}
-            assert await one.controller.stop_container(GUARANTEED, exclusive) == ()
+            assert await one.controller.stop_container(GUARANTEED, exclusive) == []
 
     run(scenario)
 
@@ -75,9 +75,9 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
             spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
             listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
-            assert await one.controller.synchronize([GUARANTEED], [listed]) == ()
+            assert await one.controller.synchronize([GUARANTEED], [listed]) == []
             assert one.controller.known.unmanaged == {}
-            assert await one.controller.synchronize([], []) == ()
+            assert await one.controller.synchronize([], []) == []
             assert recorded(tmp_path) == set()
 
     run(before)
@@ -134,7 +134,7 @@ def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
             await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
             assert one.controller.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
             grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
-            assert await one.controller.update_container(GUARANTEED, grown, Resources()) == ()
+            assert await one.controller.update_container(GUARANTEED, grown, Resources()) == []
 
     run(scenario)
 
@@ -147,7 +147,7 @@ def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> 
             updates = await one.controller.update_container(
                 GUARANTEED, small, Resources(memory_limit_bytes=GIB + MIB)
             )
-            assert updates == (Update("x", cpuset_mems=NodeSet([0, 1])),)
+            assert updates == [Update("x", cpuset_mems=NodeSet([0, 1]))]
 
     run(scenario)
 
@@ -163,10 +163,10 @@ def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> 
             updates = await one.controller.update_container(
                 GUARANTEED, small, Resources(memory_limit_bytes=GIB // 2)
             )
-            assert updates == (
+            assert updates == [
                 Update("full", cpuset_cpus=CpuSet([0, 1, 2, 3, 6, 7])),
                 Update("x", cpuset_cpus=CpuSet([4, 5]), cpuset_mems=NodeSet([1])),
-            )
+            ]
             wanted = {each.container.id: each.update for each in one.expectations()}
             assert wanted["x"].cpuset_cpus == CpuSet([4, 5])
         async with controlled(tmp_path) as one:
@@ -391,10 +391,10 @@ def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> Non
         async with controlled(tmp_path) as one:
             stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
             updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
-            assert updates == (Update("n", cpuset_cpus=CpuSet(range(8))),)
+            assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
             assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
             told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
-            assert await one.controller.synchronize([BEST_EFFORT], [told]) == ()
+            assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
             assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
             await one.controller.stop_container(BEST_EFFORT, told)
             assert one.controller.known.unmanaged == {}

@@ -169,7 +169,7 @@ def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
                 _running(shared, cpus=[0, 1, 2]),
                 _running(late, cpus=[0, 1, 2]),
             ]
-            assert await one.synchronize([GUARANTEED, BEST_EFFORT], listed) == ()
+            assert await one.synchronize([GUARANTEED, BEST_EFFORT], listed) == []
             requests = {key: entry.decision.request for key, entry in one.ledger.entries.items()}
             assert {str(request.pinned_cpus) for request in requests.values()} == {"3", "0-2"}
             (said,) = snapshot_of(one, 0, ()).problems

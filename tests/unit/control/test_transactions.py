@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.session_handler import SessionHandler
 from bayplan.control.transactions import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError, StateError
@@ -157,29 +156,28 @@ def test_what_is_cancelled_while_its_commit_is_queued_is_undone_whole(tmp_path: 
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
             controller = one.controller
-            handler = SessionHandler(controller, one.verify_soon)
             first = memory("a")
-            await handler.create_container(GUARANTEED, first)
+            await controller.create_container(GUARANTEED, first)
             before = controller.ledger
             stall = Stall(one)
             if kind == "resize":
                 larger = replace(first.resources, memory_limit_bytes=900 * MIB)
-                late = asyncio.create_task(handler.update_container(GUARANTEED, first, larger))
+                late = asyncio.create_task(controller.update_container(GUARANTEED, first, larger))
             else:
-                late = asyncio.create_task(handler.create_container(BOUND, LATE))
+                late = asyncio.create_task(controller.create_container(BOUND, LATE))
             await until(controller._transactions._lock.locked)
             await asyncio.sleep(0)
             late.cancel()
             await asyncio.gather(late, return_exceptions=True)
             assert late.cancelled()
             event = Event.UPDATE_CONTAINER if kind == "resize" else Event.CREATE_CONTAINER
-            handler.missed(event, "a" if kind == "resize" else "late", "late")
+            controller.missed(event, "a" if kind == "resize" else "late", "late")
             assert controller.ledger is before
             stall.end()
             await agree(one)
             assert one.verifications
             if kind != "resize":
-                await handler.create_container(BOUND, LATE)
+                await controller.create_container(BOUND, LATE)
                 assert controller.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
                 await agree(one)
 

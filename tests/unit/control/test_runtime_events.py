@@ -1,4 +1,4 @@
-"""Turns at the controller: the session's events and other writers, and who hears of which update."""
+"""NRI events and other writers take turns at the controller, and which updates a reply has."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.session_handler import SessionHandler
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import ContainerState, Update
@@ -31,14 +30,13 @@ def run(scenario: Any) -> None:
 def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
             await announced(one.controller, BEST_EFFORT, SHARED, origin)
             listed = container("l", BEST_EFFORT)
             await begun(one.controller, BEST_EFFORT, listed)
             assert one.verifications == 0
 
-            _, updates = await handler.create_container(GUARANTEED, EXCLUSIVE)
+            _, updates = await one.controller.create_container(GUARANTEED, EXCLUSIVE)
 
             assert updates == [Update("l", cpuset_cpus=CpuSet.parse("0,3-7"))]
             assert one.verifications == 1
@@ -53,17 +51,16 @@ def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_
 ) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, one.verify_soon)
             await announced(
                 one.controller, GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
             )
-            await handler.create_container(BEST_EFFORT, SHARED)
-            assert await handler.synchronize([], []) == []
+            await one.controller.create_container(BEST_EFFORT, SHARED)
+            assert await one.controller.synchronize([], []) == []
             assert set(one.controller.ledger.entries) == {"x"}
             assert set(one.controller.known.containers) == {"x"}
             assert one.controller.known.oom_score_adj == {"x": -997}
             stopped = replace(EXCLUSIVE, state=ContainerState.STOPPED)
-            assert await handler.synchronize([GUARANTEED], [stopped]) == []
+            assert await one.controller.synchronize([GUARANTEED], [stopped]) == []
             assert one.controller.ledger.entries == {}
 
     run(scenario())
@@ -90,14 +87,13 @@ def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> N
 def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, one.verify_soon)
-            await handler.create_container(GUARANTEED, EXCLUSIVE)
+            await one.controller.create_container(GUARANTEED, EXCLUSIVE)
             async with one.controller.transaction():
-                handler.missed(Event.CREATE_CONTAINER, "x", "late")
+                one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
                 assert "x" in one.controller.ledger.entries
             assert one.controller.ledger.entries == {}
-            await handler.create_container(GUARANTEED, EXCLUSIVE)
-            handler.missed(Event.CREATE_CONTAINER, "x", "late")
+            await one.controller.create_container(GUARANTEED, EXCLUSIVE)
+            one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
             assert one.controller.ledger.entries == {}
         store = Store.open(tmp_path)
         assert store.entries() == []
@@ -109,12 +105,11 @@ def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> 
 def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            handler = SessionHandler(one.controller, one.verify_soon)
             origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
             await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
-            handler.missed(Event.CREATE_CONTAINER, "x", "late")
+            one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
             assert set(one.controller.ledger.entries) == {"x"}
-            handler.missed(Event.STOP_CONTAINER, "x", "late")
+            one.controller.missed(Event.STOP_CONTAINER, "x", "late")
             assert one.controller.ledger.entries == {}
 
     run(scenario())
@@ -126,8 +121,7 @@ def test_what_the_runtime_has_for_us_in_its_own_directory_is_not_passed_over_sil
 ) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path, nri=None) as one:
-            handler = SessionHandler(one.controller, one.verify_soon)
-            handler.connected(replace(runtime("0.12.0"), config=config))
+            one.controller.connected(replace(runtime("0.12.0"), config=config))
 
     asyncio.run(scenario())
     assert len([record for record in caplog.records if "/etc/bayplan" in record.message]) == said
