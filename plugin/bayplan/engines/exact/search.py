@@ -84,9 +84,12 @@ class _Search:
         counts most, crossed sets, cannot get better than 0. If all pairs that fit cross sets, triples are
         looked at, and so on up to the widest that the policy allows; a triple that crosses none wins then.
 
-        Where a width has too many sets, the proof that nothing fits on any width is made once, for the last
-        one (`_proof_of_any`). The set that it finds is only taken where nothing narrower was found.
+        What fits on some nodes fits on more. So nothing fits where all allowed nodes together have no room;
+        and where a width has too many sets, the proof that nothing fits on any width is made once, for the
+        last one (`_proof_of_any`). The set that it finds is only taken where nothing narrower was found.
         """
+        if not self._fits_on_all(area):
+            return None
         fits_on_last_width = self._look_by_width(area)
         if not self.fitting and fits_on_last_width:
             self._look_at([fits_on_last_width])
@@ -96,6 +99,12 @@ class _Search:
             self._look_at(self._clean_around(area))
         self.fitting.sort()
         return _found(self.question, self.fitting, self.obstacles)
+
+    def _fits_on_all(self, area: Area) -> bool:
+        question, before = self.question, self.question.counted.steps
+        fits = question.plausible(area.allowed) and question.counted.fits(area.allowed, question.amounts)
+        question.budget.spent += question.counted.steps - before
+        return fits
 
     def _look_by_width(self, area: Area) -> int:
         """Look at the sets of each width in turn, until one crosses none or too much was spent.
@@ -129,14 +138,11 @@ class _Search:
         return fits_on_last_width or 0
 
     def _proof_of_any(self, area: Area) -> int:
-        """A set of the last width that fits, 0 if there is none: what fits on fewer nodes fits on more, so
-        that one proof does for all widths."""
-        question, width = self.question, _last_width(area)
-        if not question.plausible(area.allowed) or not question.counted.fits(area.allowed, question.amounts):
-            return 0
+        """A set of the last width that fits, 0 if there is none."""
+        width = _last_width(area)
         if width == area.allowed.bit_count():
             return area.allowed
-        return Branching(question, area.allowed, area.core, width).any_set(at_all=True)
+        return Branching(self.question, area.allowed, area.core, width).any_set(at_all=True)
 
     def _branch(self, area: Area, width: int) -> None:
         """Look for what is better than all that was found, among the sets of *width* nodes."""
