@@ -44,10 +44,10 @@ class Cpus:
         taken.add(self._reserved)
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
 
-    def most_on(self, ground: NodeSet, width: int) -> int:
-        """The most CPUs that *width* nodes of *ground* can give on an empty machine."""
+    def most_on(self, nodes: NodeSet, width: int) -> int:
+        """The most CPUs that *width* nodes of *nodes* can give on an empty machine."""
         counts = Counter(node for cpu, node in self._node_of.items() if cpu != self._reserved)
-        return sum(sorted((counts[node] for node in ground), reverse=True)[:width])
+        return sum(sorted((counts[node] for node in nodes), reverse=True)[:width])
 
     def check_owners(self, ledger: Ledger, aligned: Collection[str]) -> None:
         """Every CPU has one owner and is not reserved, and those who were *aligned* (by their ids) still have

@@ -1,4 +1,4 @@
-"""The promises of the `exact` engine held against brute force: every subset of the nodes, and every CPU,
+"""The promises of the `exact` engine compared with brute force: every subset of the nodes, and every CPU,
 after every operation.
 
 Nothing here knows flows or cuts: what fits is counted anew by `support.subsets`, and CPUs one by one.
@@ -7,7 +7,7 @@ Used by the property tests with small runs, and by tests/bench/oracle.py with a 
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.sets import NodeSet
+from support.exact_allowed import allowed_sets, amounts_of, is_required
 from support.exact_cpus import Cpus
 from support.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
 from support.exact_errors import (
@@ -194,9 +195,12 @@ class Trial:
         self.counts[decision.outcome.value] += 1
         self.counts["moves"] += len(decision.moves)
         self.counts["overlapping"] += decision.placement.overlapping
-        asked = _amounts(request)
-        by_ground = [list(masks) for masks in self._allowed(request)]
-        allowed = [mask for masks in by_ground for mask in masks]
+        asked = amounts_of(request)
+        by_candidates = [
+            list(masks)
+            for masks in allowed_sets(request, self.machine, self.policy.topology, self.capacity, self.cpus)
+        ]
+        allowed = [mask for masks in by_candidates for mask in masks]
         # A search that was given up says so, and then what it says of all sets is not held against it.
         given_up = any(reason.code == SEARCH_ENDED for reason in decision.reasons)
         self.counts["given up"] += given_up
@@ -215,7 +219,7 @@ class Trial:
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
         elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED and not given_up:
-            self._check_choice(request, claim, asked, by_ground)
+            self._check_choice(request, claim, asked, by_candidates)
         for move in decision.moves:
             moved = self.ledger.entries[move.container_id].decision.placement.claim
             if moved is None or not moved.flexible or not moved.nodes <= move.after:
@@ -250,7 +254,7 @@ class Trial:
         """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
         return self._has_cpus(request, mask) and all(
             room(slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), mask) >= amount
-            for resource, amount in _amounts(request).items()
+            for resource, amount in amounts_of(request).items()
         )
 
     def _check_refusal(
@@ -266,7 +270,7 @@ class Trial:
             if request.exclusive_cpus <= len(own_cpus):
                 raise BrokenPromiseError(WRONG_REFUSAL, f"{request} asks for no more than it had")
         strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
-        if not strict and not _required(request):
+        if not strict and not is_required(request):
             raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
         # Nobody is moved about where promises cannot be kept as it is.
         widened = not any(self.unmet.values())
@@ -288,9 +292,9 @@ class Trial:
             )
 
     def _check_choice(
-        self, request: Request, claim: Claim, asked: Mapping[str, int], by_ground: list[list[int]]
+        self, request: Request, claim: Claim, asked: Mapping[str, int], by_candidates: list[list[int]]
     ) -> None:
-        """No set that fits, on the first ground that has one, crosses fewer, is narrower or nearer."""
+        """No set that fits, of the first candidate nodes with one, crosses fewer, is narrower or nearer."""
         rooms = {
             resource: rooms_by_subset(
                 slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), self.ids
@@ -305,7 +309,7 @@ class Trial:
                 if self._has_cpus(request, mask)
                 and all(rooms[resource][mask] >= amount for resource, amount in asked.items())
             ]
-            for masks in by_ground
+            for masks in by_candidates
         ]
         first = next((masks for masks in fitting if masks), None)
         if first is None:
@@ -340,56 +344,6 @@ class Trial:
                 if claim is not None and room(slack, claim.nodes.mask):
                     raise BrokenPromiseError(WRONG_REFUSAL, f"{claim} could be promised more {resource}")
 
-    def _allowed(self, request: Request) -> Iterator[Iterator[int]]:
-        """Every set that the request may be claimed on, by the rules for operators: for each ground in the
-        order of trying."""
-        grounds = [self.machine.ordinary_nodes]
-        exactly = False
-        if request.nodes is not None:
-            exactly = True
-            grounds = [request.nodes.nodes, *([] if request.nodes.required else grounds)]
-        elif request.tier is not None:
-            tier = NodeSet(node.id for node in self.machine.nodes if node.tier == request.tier.tier)
-            grounds = [tier & self.machine.memory_nodes, *([] if request.tier.required else grounds)]
-        for ground in grounds:
-            wished = ground is grounds[0] and (request.nodes is not None or request.tier is not None)
-            if request.qos is QosClass.GUARANTEED or wished:
-                yield self._sets_on(ground, self._widest(request, ground), exactly=exactly and wished)
-            else:
-                yield iter([ground.mask])
-
-    def _sets_on(self, ground: NodeSet, widest: int, *, exactly: bool) -> Iterator[int]:
-        """The sets of at most *widest* nodes of *ground*; only all of it if it was named and may be had."""
-        if exactly and len(ground) <= widest:
-            yield ground.mask
-            return
-        mask = ground.mask
-        while mask:
-            if mask.bit_count() <= widest:
-                yield mask
-            mask = (mask - 1) & ground.mask
-
-    def _widest(self, request: Request, ground: NodeSet) -> int:
-        if self.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE:
-            return 1
-        if self.policy.topology is not TopologyPolicy.RESTRICTED:
-            return len(ground)
-        for width in range(1, len(ground) + 1):
-            if (
-                all(
-                    sum(
-                        sorted((self._capacity(resource).get(node, 0) for node in ground), reverse=True)[
-                            :width
-                        ]
-                    )
-                    >= amount
-                    for resource, amount in _amounts(request).items()
-                )
-                and self.cpus.most_on(ground, width) >= request.exclusive_cpus
-            ):
-                return width
-        return len(ground)
-
     def _capacity(self, resource: str) -> dict[int, int]:
         return self.capacity.get(resource, {})
 
@@ -402,12 +356,3 @@ class Trial:
             wide = self.machine.ordinary_nodes if widened and claim.flexible else NodeSet()
             found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
         return found
-
-
-def _amounts(request: Request) -> dict[str, int]:
-    amounts = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
-    return {resource: amount for resource, amount in amounts.items() if amount}
-
-
-def _required(request: Request) -> bool:
-    return any(wish is not None and wish.required for wish in (request.nodes, request.tier))
