@@ -27,8 +27,8 @@ def allowed_sets(
     capacity: Mapping[str, Mapping[int, int]],
     cpus: Cpus,
 ) -> Iterator[Iterator[int]]:
-    """The sets, as masks: for each choice of candidate nodes in the order of trying. *capacity* is in bytes by
-    resource and node."""
+    """The sets, as masks: for each choice of candidate nodes in the order of trying. *capacity* is by
+    resource and node, in bytes."""
     options = [machine.ordinary_nodes]
     if request.nodes is not None:
         options = [request.nodes.nodes, *([] if request.nodes.required else options)]

@@ -130,11 +130,11 @@ class Trial:
     def depart(self, container_id: str) -> None:
         """A container goes, and others go back to where they were."""
         self.ledger = self.ledger.without(container_id)
-        claims = self.engine.topped_up(self.machine, self.policy, self.ledger)
+        claims = self.engine.completed_claims(self.machine, self.policy, self.ledger)
         self.ledger = self.ledger.with_claims(claims)
         self.counts["topped up"] += len(claims)
         self._check_short_claims()
-        for move in self.engine.returns(self.machine, self.policy, self.ledger):
+        for move in self.engine.moves_back(self.machine, self.policy, self.ledger):
             entry = self.ledger.entries[move.container_id]
             if move.after != entry.decision.placement.original_nodes:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")

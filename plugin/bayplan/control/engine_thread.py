@@ -39,5 +39,5 @@ class EngineThread:
         if self._in_thread is None or len(machine.nodes) <= _FEW_NODES:
             return decide(engine)
         if self._engines is None or self._engines[0] is not engine:
-            self._engines = engine, engine.another()
+            self._engines = engine, engine.separate_copy()
         return await self._in_thread(partial(decide, self._engines[1]))

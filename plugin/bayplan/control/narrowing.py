@@ -185,7 +185,7 @@ class Narrowing:
 
 
 def _possible(basis: Basis, staying: Collection[str]) -> tuple[Move, ...]:
-    return basis.engine.returns(basis.machine, basis.policy, basis.ledger, staying)
+    return basis.engine.moves_back(basis.machine, basis.policy, basis.ledger, staying)
 
 
 def _is_placed_as(entry: Entry, ledger: Ledger) -> bool:

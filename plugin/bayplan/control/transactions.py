@@ -99,7 +99,7 @@ class Transaction:
             basis.ledger if ledger is None else ledger,
         )
         if engine is not None:
-            after = after._replace(ledger=engine.restored(after.machine, after.policy, after.ledger))
+            after = after._replace(ledger=engine.converted(after.machine, after.policy, after.ledger))
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - they are one
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class Engine(Protocol):
         """The engine's name in the configuration."""
         ...
 
-    def another(self) -> "Engine":
+    def separate_copy(self) -> "Engine":
         """An engine that answers the same and shares nothing with this one, for another thread."""
         ...
 
@@ -55,24 +55,28 @@ class Engine(Protocol):
         *mems*, None for all nodes. Nothing is changed about it: the placement binds it to nothing."""
         ...
 
-    def returns(
+    def moves_back(
         self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
     ) -> tuple[Move, ...]:
         """A few of the containers that once became wider, for others or for more memory, and for which there
         is room again on the nodes they were placed on; without those whose ids are in *staying*."""
         ...
 
-    def opened(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Mapping[str, Placement]:
+    def widened_placements(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Placement]:
         """What becomes of containers that may use all ordinary memory, where there is more of it than when
         they were placed: their placements, by container id."""
         ...
 
-    def topped_up(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Mapping[str, Claim]:
+    def completed_claims(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Claim]:
         """The claims of containers that were promised less than they asked for and can be promised more, now
         that somebody is gone, by container id."""
         ...
 
-    def restored(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
+    def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
         """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
         ...
 

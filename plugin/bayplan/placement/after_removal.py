@@ -25,7 +25,7 @@ def after_removal(
     left, _ = with_opened_nodes(machine, policy, engine, left)
     left, promised = with_topped_up_claims(machine, policy, engine, left)
     found, tried = list[Move](), set[str]()
-    while moves := engine.returns(machine, policy, left, tried):
+    while moves := engine.moves_back(machine, policy, left, tried):
         left = left.moved(moves)
         found += moves
         tried |= {move.container_id for move in moves}
@@ -37,7 +37,7 @@ def with_opened_nodes(
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
     these as well."""
-    placements = engine.opened(machine, policy, ledger)
+    placements = engine.widened_placements(machine, policy, ledger)
     for container_id, placement in placements.items():
         entry = ledger.entries[container_id]
         decision = replace(entry.decision, placement=placement)
@@ -49,7 +49,7 @@ def with_topped_up_claims(
     machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
-    claims = engine.topped_up(machine, policy, left)
+    claims = engine.completed_claims(machine, policy, left)
     return left.with_claims(claims), tuple(sorted(claims))
 
 

@@ -102,7 +102,7 @@ def reconcile(
     agreed = Ledger.of([*unlisted, *(entry for entry, _ in compared)])
     if recovered:
         # They may have been written while another engine decided.
-        agreed = engine.restored(machine, policy, agreed)
+        agreed = engine.converted(machine, policy, agreed)
     agreed, found = _with_adopted(machine, policy, engine, agreed, pods, observed, cpusets)
     agreed = _with_retained(ledger, gone, agreed, pods)
     candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]

@@ -32,7 +32,7 @@ class Waiting(ExactEngine):
         super().__init__()
         self.goes_on, self.begun = threading.Event(), threading.Event()
 
-    def another(self) -> "Waiting":
+    def separate_copy(self) -> "Waiting":
         return self
 
     def decide(
@@ -95,7 +95,7 @@ def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, thread: Wor
 
 def test_another_engine_answers_the_same() -> None:
     for engine in (ExactEngine(max_steps=100), KubeletEngine()):
-        twin = engine.another()
+        twin = engine.separate_copy()
         assert twin is not engine
         for size in (1, 20, 70):
             one = container("c", GUARANTEED, memory_bytes=size * 200 * MIB, milli_cpus=500)

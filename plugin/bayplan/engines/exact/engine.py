@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_nodes, without
 from bayplan.engines.exact.confined import Confinement
-from bayplan.engines.exact.moves import returns
+from bayplan.engines.exact.moves import moves_back
 from bayplan.engines.exact.resources import ResourceFlows, claims_by_id, shortage
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
-from bayplan.engines.exact.unconfined import everywhere, open_mems, opened, topped_up
+from bayplan.engines.exact.unconfined import completed_claims, everywhere, open_mems, widened_placements
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
@@ -54,8 +54,8 @@ class ExactEngine:
         self._flows: ResourceFlows | None = None
         self._topology: NodeTopology | None = None
 
-    def another(self) -> "ExactEngine":
-        """See `Engine.another`."""
+    def separate_copy(self) -> "ExactEngine":
+        """See `Engine.separate_copy`."""
         return ExactEngine(self.scope, max_combinations=self._max_combinations, max_steps=self._max_steps)
 
     def decide(
@@ -103,35 +103,35 @@ class ExactEngine:
         booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
         return Placement(booked_bytes=booked, claim=claim)
 
-    def returns(
+    def moves_back(
         self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
     ) -> tuple[Move, ...]:
-        """See `Engine.returns`."""
+        """See `Engine.moves_back`."""
         if not any(entry.decision.placement.original_nodes for entry in ledger.entries.values()):
             return ()
-        return returns(self._followed(machine, policy, ledger), ledger, staying)
+        return moves_back(self._followed(machine, policy, ledger), ledger, staying)
 
-    def opened(
+    def widened_placements(
         self,
         machine: Machine,
         policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
         ledger: Ledger,
     ) -> dict[str, Placement]:
-        """See `Engine.opened`."""
-        return opened(machine, ledger)
+        """See `Engine.widened_placements`."""
+        return widened_placements(machine, ledger)
 
-    def topped_up(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
-        """See `Engine.topped_up`: in the order of the ids."""
+    def completed_claims(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
+        """See `Engine.completed_claims`: in the order of the ids."""
         short = [(key, claim) for key, claim in claims_by_id(ledger) if claim.short_bytes]
-        return topped_up(self._followed(machine, policy, ledger).copy(), short) if short else {}
+        return completed_claims(self._followed(machine, policy, ledger).copy(), short) if short else {}
 
-    def restored(
+    def converted(
         self,
         machine: Machine,
         policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
         ledger: Ledger,
     ) -> Ledger:
-        """See `Engine.restored`: whoever has no claim yet gets the one that the rules give."""
+        """See `Engine.converted`: whoever has no claim yet gets the one that the rules give."""
         entries = ledger.entries.values()
         if all(entry.decision.placement.claim is not None for entry in entries):
             return ledger

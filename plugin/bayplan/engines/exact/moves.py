@@ -196,7 +196,7 @@ def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tupl
     return tuple(found)
 
 
-def returns(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
+def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
     """The first few of the containers that became wider and for which there is room again where they were
     placed, without those *staying*. Who lacks a part of its promise has better prospects on more nodes."""
     trial, found = None, []

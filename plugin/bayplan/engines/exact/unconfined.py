@@ -47,7 +47,7 @@ def short(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Pla
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
 
 
-def topped_up(flows: ResourceFlows, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
+def completed_claims(flows: ResourceFlows, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
     """Those of the *short* claims for which there is room by now, with what can be promised of the rest.
     *flows* are changed."""
     found = {}
@@ -65,7 +65,7 @@ def topped_up(flows: ResourceFlows, short: Iterable[tuple[str, Claim]]) -> dict[
     return found
 
 
-def opened(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
+def widened_placements(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
     """The placements of those that are confined to no set, on all ordinary nodes that *machine* has now; only
     those that had fewer, and none that lost some."""
     nodes, found = machine.ordinary_nodes, {}

@@ -54,8 +54,8 @@ class KubeletEngine:
         self.managers = managers or ManagerOptions()
         self._prepared: PreparedManagers | None = None
 
-    def another(self) -> "KubeletEngine":
-        """See `Engine.another`."""
+    def separate_copy(self) -> "KubeletEngine":
+        """See `Engine.separate_copy`."""
         return KubeletEngine(self.managers)
 
     def decide(
@@ -102,36 +102,36 @@ class KubeletEngine:
             booked_bytes=book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
         )
 
-    def returns(
+    def moves_back(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
         policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
         staying: Collection[str] = (),  # noqa: ARG002 - the signature is the interface's
     ) -> tuple[Move, ...]:
-        """See `Engine.returns`: kubelet moves nobody."""
+        """See `Engine.moves_back`: kubelet moves nobody."""
         return ()
 
-    def opened(
+    def widened_placements(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
         policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Placement]:
-        """See `Engine.opened`: those that kubelet does not confine have nothing on any node."""
+        """See `Engine.widened_placements`: those that kubelet does not confine have nothing on any node."""
         return {}
 
-    def topped_up(
+    def completed_claims(
         self,
         machine: Machine,  # noqa: ARG002 - the engines have one shape
         policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
     ) -> Mapping[str, Claim]:
-        """See `Engine.topped_up`: kubelet promises all or nothing."""
+        """See `Engine.completed_claims`: kubelet promises all or nothing."""
         return {}
 
-    def restored(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
-        """See `Engine.restored`."""
+    def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
+        """See `Engine.converted`."""
         return settled_by_node(machine, policy, ledger) if ledger.claimed_bytes else ledger
 
 

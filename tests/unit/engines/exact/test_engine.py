@@ -235,9 +235,9 @@ def test_a_flexible_container_moves_over_and_back() -> None:
         "0",
         "0",
     )
-    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
     node.ledger = node.ledger.without("late")
-    back = ENGINE.returns(node.machine, node.policy, node.ledger)
+    back = ENGINE.moves_back(node.machine, node.policy, node.ledger)
     assert [(move.container_id, str(move.after)) for move in back] == [("flexible", "0")]
     node.ledger = node.ledger.moved(back)
     assert node.ledger.entries["flexible"].decision.placement.original_nodes is None
@@ -270,7 +270,7 @@ def test_no_more_containers_move_than_needed_and_never_too_many() -> None:
     one = node.decide(wish("first", 1000 * MIB, "0"))
     assert [move.container_id for move in one.moves] == ["large"]
     node.ledger = node.ledger.without("first").moved(
-        ENGINE.returns(node.machine, node.policy, node.ledger.without("first"))
+        ENGINE.moves_back(node.machine, node.policy, node.ledger.without("first"))
     )
     several = node.decide(wish("second", 2150 * MIB, "0"))
     assert [move.container_id for move in several.moves][:2] == ["large", "larger"]

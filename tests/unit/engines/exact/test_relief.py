@@ -72,12 +72,12 @@ def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:
     )
     widest = resized(2500 * MIB, wider)
     assert (str(widest.placement.mems), str(widest.placement.original_nodes)) == ("0-2", "0")
-    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
     smaller = resized(300 * MIB, widest)
     assert (codes(smaller), str(smaller.placement.mems)) == (["kept"], "0-2")
-    (move,) = ENGINE.returns(node.machine, node.policy, node.ledger)
+    (move,) = ENGINE.moves_back(node.machine, node.policy, node.ledger)
     assert (move.container_id, str(move.before), str(move.after)) == ("grown", "0-2", "0")
-    assert ENGINE.returns(node.machine, node.policy, node.ledger, {"grown"}) == ()
+    assert ENGINE.moves_back(node.machine, node.policy, node.ledger, {"grown"}) == ()
 
 
 def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
@@ -86,7 +86,7 @@ def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
     claim = Claim(NodeSet([0, 1]), {"memory": 600 * MIB}, short_bytes={"memory": MIB})
     placement = replace(decision.placement, mems=claim.nodes, claim=claim, original_nodes=NodeSet([0]))
     node.ledger = node.ledger.with_entry(Entry(replace(decision, placement=placement)))
-    assert ENGINE.returns(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
 
 
 def burstable(name: str, size: int) -> Request:
@@ -145,7 +145,7 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
     node.decide(asking("flexible", 600 * MIB))
     node.decide(replace(asking("late", 900 * MIB), nodes=NodeWish(NodeSet([0]), required=True)))
     ledger = node.ledger.without("late")
-    (move,) = ENGINE.returns(node.machine, node.policy, ledger)
+    (move,) = ENGINE.moves_back(node.machine, node.policy, ledger)
     assert ledger.entries["flexible"].decision.reasons[-1].text == (
         "moved over for others from node 0 to node 0-1; goes back when there is room"
     )

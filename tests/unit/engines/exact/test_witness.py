@@ -47,7 +47,7 @@ def test_the_share_of_one_is_its_part_of_the_whole_and_order_plays_no_part(seed:
 def test_a_ledger_of_kubelets_becomes_claims_and_claims_become_bookings() -> None:
     kubelet, exact = KubeletEngine(), ExactEngine()
     booked = placed(kubelet, placed(kubelet, Ledger(), "small", 600 * MIB), "other", 700 * MIB)
-    ours = exact.restored(MACHINE, POLICY, booked)
+    ours = exact.converted(MACHINE, POLICY, booked)
     assert not ours.booked_bytes
     small = ours.entries["small"].decision.placement
     assert small.claim is not None
@@ -56,11 +56,11 @@ def test_a_ledger_of_kubelets_becomes_claims_and_claims_become_bookings() -> Non
     assert not shortages(MACHINE, POLICY, ours)
     more = placed(exact, ours, "more", 500 * MIB)
 
-    back = kubelet.restored(MACHINE, POLICY, more)
+    back = kubelet.converted(MACHINE, POLICY, more)
     assert not back.claimed_bytes
     assert back == settled_by_node(MACHINE, POLICY, more)
     sums = by_node(witness(MACHINE, POLICY, more).values())
     assert {node: dict(row) for node, row in back.booked_bytes.items()} == sums
     assert sum(row["memory"] for row in sums.values()) == 1800 * MIB
     assert all(row["memory"] <= GIB for row in sums.values())
-    assert kubelet.restored(MACHINE, POLICY, back) is back
+    assert kubelet.converted(MACHINE, POLICY, back) is back
