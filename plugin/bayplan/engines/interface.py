@@ -73,7 +73,7 @@ class Engine(Protocol):
         self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
     ) -> Mapping[str, Claim]:
         """The claims of containers that were promised less than they asked for and can be promised more, now
-        that somebody is gone, by container id."""
+        that a container is gone, by container id."""
         ...
 
     def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
@@ -104,7 +104,7 @@ def allocatable_bytes(machine: Machine, policy: PlacementPolicy) -> dict[int, di
 
 
 def free_bytes(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, dict[str, int]]:
-    """Allocatable bytes that nobody was promised by node: node id -> resource -> bytes, never below 0.
+    """Allocatable bytes that are not promised by node: node id -> resource -> bytes, never below 0.
 
     Claims on sets of nodes are not among these promises.
     """

@@ -48,7 +48,7 @@ class Interval(Struct, frozen=True):
 
     @property
     def likely_low_bytes(self) -> int:
-        """The low end to work with where an error harms nobody: right for all ordinary containers."""
+        """The low end to work with where an error does no harm: right for all ordinary containers."""
         return self.low_bytes if self.usual_low_bytes is None else self.usual_low_bytes
 
     @property

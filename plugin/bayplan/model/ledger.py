@@ -218,7 +218,7 @@ class Ledger(Struct, frozen=True):
         self, machine: Machine, withheld: CpuSet = CpuSet(), becoming_exclusive: CpuSet = CpuSet()
     ) -> CpuSet:
         """The CPUs that no container has to itself, without those *withheld* from all of them, and without
-        those *becoming_exclusive*, which somebody is about to have.
+        those *becoming_exclusive*, which a container is about to have.
 
         Never empty, because reserved CPUs never become exclusive: with nothing else left, the withheld ones
         are shared after all, as an empty cpuset.cpus cannot be written.
@@ -264,7 +264,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
 
 
 def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
-    """The ledger in which of the containers of *key* everybody claims what its score proves."""
+    """The ledger in which each of the containers of *key* claims what its score proves."""
     order = ledger.ids_by_score.get(key, ())
     requests = [ledger.entries[one].decision.request for one in order]
     for number, request in enumerate(requests):

@@ -69,8 +69,8 @@ def why_unusable(machine: Machine, request: Request) -> str:
 
 
 def with_owners(machine: Machine, owners: Mapping[int, str]) -> Machine:
-    """*machine* with the memory of some nodes owned as *owners* says (by node; "" for nobody), whatever was
-    found. Nodes that it does not have are passed over: a driver may bring them later."""
+    """*machine* with the memory of some nodes owned as *owners* says (by node; "" for no device), whatever
+    was found. Nodes that it does not have are passed over: a driver may bring them later."""
     if all(node.owner == owners.get(node.id, node.owner) for node in machine.nodes):
         return machine
     nodes = (replace(node, owner=owners.get(node.id, node.owner)) for node in machine.nodes)

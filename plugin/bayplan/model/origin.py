@@ -1,7 +1,7 @@
 """Where a container comes from that no NRI session announced, and what was set for it.
 
-Part of its entry in the ledger: the daemon has nobody to ask for such a container again, so the record alone
-must be enough to check it, to change it and to notice that it is gone.
+Part of its entry in the ledger: the daemon cannot ask a runtime for such a container again, so the record
+alone must be enough to check it, to change it and to notice that it is gone.
 """
 
 import enum

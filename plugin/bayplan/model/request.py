@@ -127,7 +127,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
 
 
 def changed_resources(spec: Resources, change: Resources) -> Resources:
-    """*spec* with the amounts of *change* where it has some; cpusets are nobody's amounts."""
+    """*spec* with the amounts of *change* where it has some; cpusets are no amounts."""
     return replace(
         spec,
         memory_limit_bytes=change.memory_limit_bytes or spec.memory_limit_bytes,

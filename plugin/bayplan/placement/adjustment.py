@@ -1,7 +1,7 @@
 """From a decision to what is rewritten: the container's spec, and the shared CPUs of the others.
 
 Never touches a value that the spec already carries, with one exception: oom_score_adj 0, which runtimes
-write where nobody chose one.
+write where none was chosen.
 """
 
 from collections.abc import Iterable, Mapping

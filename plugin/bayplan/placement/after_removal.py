@@ -1,7 +1,7 @@
-"""What a departure gives to those who stay: promises that were short, and nodes that had to be left.
+"""Room that is free after a container was removed: short claims are topped up, moved containers go back.
 
-Promises come before places: what a container was never promised, it may use all the same. Who goes back to
-its nodes has to bring its pages, which may fail: it stays wide then, and its decision says why.
+Claims are topped up first. A container goes back to its original nodes together with its pages; where these
+cannot be moved it stays on more nodes, and its decision says why.
 """
 
 from msgspec.structs import replace
@@ -17,10 +17,10 @@ from bayplan.model.sentences import nodes_text
 def after_removal(
     machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
-    """What becomes of *left*, the ledger after a departure, where no pages have to be moved.
+    """*left*, the ledger after a removal, with all that follows where no pages have to be moved.
 
     Returns:
-        The ledger, the moves that it came to, and the ids of the containers that are promised more.
+        The ledger, the moves, and the ids of the containers that are promised more.
     """
     left, _ = with_opened_nodes(machine, policy, engine, left)
     left, promised = with_topped_up_claims(machine, policy, engine, left)

@@ -1,4 +1,4 @@
-"""Who else pins containers: kubelet's own managers, recognised by what they set, or somebody unknown.
+"""cpusets that are not ours: set by kubelet's own managers, recognised by what they set, or by others.
 
 kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
 the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed

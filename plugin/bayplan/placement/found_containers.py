@@ -1,8 +1,8 @@
 """Containers that have no record: their entries, made from their own annotation, else from what they run on.
 Nothing about them is moved.
 
-What a container says of itself counts only as far as it runs on it: nobody gets an exclusive CPU that its
-cpuset does not have already. Pure.
+What an annotation says counts only as far as the container runs on it: no container gets an exclusive CPU
+that its cpuset does not have already. Pure.
 """
 
 from collections import Counter
@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpus
-from bayplan.model.decision import Claim, Decision, Outcome, Reason
+from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Container, Pod, Resources
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 def has_annotated_placement(entry: Entry, container: Container) -> bool:
@@ -48,46 +48,66 @@ def updated_from_container(
     *alone* says that no other container has the same cpuset.
 
     What cannot be our doing is left as it was; then it differs from the container, as any other pin does.
+
+    Example: created with 2 CPUs and 1 GiB on node 0 and CPUs 2-3, the container has a quota of 4 CPUs, a
+    limit of 3 GiB, nodes 0-1 and CPUs 2-5 by now. It was resized: CPUs 2-5 are its own if no other container
+    has any of them, its claim is 3 GiB on nodes 0-1, and it goes back to node 0 only if its CPUs are there.
     """
     decision, resources = entry.decision, container.resources
     request, placement = changed_request(decision.request, resources, Resources()), decision.placement
     resized = request != decision.request
-    cpus, mems, claim = resources.cpuset_cpus, resources.cpuset_mems, placement.claim
-    notified, own = entry.notified_cpus, placement.exclusive_cpus
-    if cpus not in (None, own) and request.pinned_cpus is None:
-        wanted = request.exclusive_cpus
-        if wanted == len(cpus) and alone and cpus.isdisjoint(taken | reserved_cpus(machine, policy)):
-            placement, notified = replace(placement, exclusive_cpus=cpus), cpus
-        elif own and not wanted:
-            placement, notified = replace(placement, exclusive_cpus=CpuSet()), cpus
-    if claim is not None and placement.mems is not None and mems not in (None, placement.mems):
-        nodes = mems - (placement.mems - claim.nodes)
-        if nodes and (claim.flexible or resized):
-            original = placement.original_nodes or claim.nodes
-            # As for a resize: nobody returns to nodes that its CPUs are not near.
-            together = placement.exclusive_cpus <= machine.cpus_of(original)
-            returns = original <= nodes and original != nodes and together
-            claim = replace(claim, nodes=nodes)
-            placement = replace(
-                placement,
-                mems=mems,
-                claim=claim,
-                original_nodes=original if returns else None,
-                previous_mems=None,
-            )
+    unavailable = taken | reserved_cpus(machine, policy)
+    own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)
+    if own != placement.exclusive_cpus:
+        entry = replace(entry, notified_cpus=resources.cpuset_cpus)
+        placement = replace(placement, exclusive_cpus=own)
+    if resources.cpuset_mems is not None:
+        placement = _moved_since(machine, placement, resources.cpuset_mems, resized=resized)
     if resized:
-        amounts = engine.adopt(machine, policy, ledger, request, placement.mems)
+        amounts, claim = engine.adopt(machine, policy, ledger, request, placement.mems), placement.claim
         placement = replace(placement, booked_bytes=amounts.booked_bytes)
         if claim is not None and amounts.claim is not None:
             placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
+    return replace(entry, decision=replace(decision, request=request, placement=placement))
+
+
+def _exclusive_cpus_now(
+    request: Request, placement: Placement, cpus: CpuSet | None, unavailable: CpuSet, *, alone: bool
+) -> CpuSet:
+    """The exclusive CPUs of a container whose cpuset is *cpus* now: these, if it asks for as many and no
+    other container can have any of them; none, if it does not ask for any; else those of the record."""
+    own, wanted = placement.exclusive_cpus, request.exclusive_cpus
+    if cpus in (None, own) or request.pinned_cpus is not None:
+        return own
+    if wanted == len(cpus) and alone and cpus.isdisjoint(unavailable):
+        return cpus
+    return own if wanted else CpuSet()
+
+
+def _moved_since(machine: Machine, placement: Placement, mems: NodeSet, *, resized: bool) -> Placement:
+    """*placement* with the nodes *mems* that the container has now, if we can have moved it there."""
+    claim = placement.claim
+    if claim is None or placement.mems in (None, mems):
+        return placement
+    nodes = mems - (placement.mems - claim.nodes)
+    if not nodes or not (claim.flexible or resized):
+        return placement
+    original = placement.original_nodes or claim.nodes
+    # As for a resize: no container goes back to nodes that its CPUs are not on.
+    goes_back = original <= nodes and original != nodes
+    goes_back = goes_back and placement.exclusive_cpus <= machine.cpus_of(original)
     return replace(
-        entry, decision=replace(decision, request=request, placement=placement), notified_cpus=notified
+        placement,
+        mems=mems,
+        claim=replace(claim, nodes=nodes),
+        original_nodes=original if goes_back else None,
+        previous_mems=None,
     )
 
 
 def _grown(machine: Machine, claim: Claim, wanted_bytes: Mapping[str, int]) -> Claim:
-    """*claim* after a resize that nobody knows the answer to. On some nodes only it was promised whole; on
-    all nodes no more is known to be promised than before, and the rest is made up for."""
+    """*claim* after a resize whose decision is lost. On some of the nodes it was promised whole, or it would
+    have been refused; on all nodes no more than before is known to be promised, and the rest is short."""
     if claim.nodes != machine.ordinary_nodes:
         return replace(claim, amounts_bytes=wanted_bytes, short_bytes={})
     sure = {key: min(amount, claim.amounts_bytes.get(key, 0)) for key, amount in wanted_bytes.items()}

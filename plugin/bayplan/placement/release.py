@@ -1,6 +1,6 @@
 """Containers that are given back: from then on they are left as they are, as if they had opted out.
 
-What they use stays accounted, so that nobody else is promised it. Pure.
+What they use stays accounted, so that it is not promised again. Pure.
 """
 
 from typing import Final

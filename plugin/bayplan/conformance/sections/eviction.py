@@ -130,7 +130,7 @@ def _reclaimed(case: Case, folder: Folder) -> None:
 
 
 def _message(case: Case, folder: Folder) -> None:
-    """Where nothing is expected, nobody may be named."""
+    """Where nothing is expected, no pod may be named."""
     del folder
     level = case["podResources"]
     pod = PodSpec(

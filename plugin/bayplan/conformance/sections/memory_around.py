@@ -159,7 +159,7 @@ def _admit_with_init(case: Case, folder: Folder) -> None:
 
 
 def _remove_container(case: Case, folder: Folder) -> None:
-    """``fakeID1`` and ``fakeID2`` are the containers of the only pod; other ids are nobody's."""
+    """``fakeID1`` and ``fakeID2`` are the containers of the only pod; other ids are unknown."""
     del folder
     manager = _around(case)
     number = case["removeContainerID"].removeprefix("fakeID")

@@ -1,4 +1,4 @@
-"""One decision about one new container that nobody pinned.
+"""One decision about one new Guaranteed container without foreign cpusets.
 
 The request becomes a pod of one container, or, under the scope pod, of that container and the rest of its
 pod; the managers admit that pod, and what they gave to the container is its placement.

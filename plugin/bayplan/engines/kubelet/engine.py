@@ -2,7 +2,7 @@
 
 A runtime asks about containers, kubelet admits pods: each request becomes a pod of one container (under the
 scope pod: of that container and the rest of its pod). The managers' state is made from the ledger each time.
-Only Guaranteed containers that nobody pinned take part; for the others the decision is trivial.
+Only Guaranteed containers without foreign cpusets take part; for the others the decision is trivial.
 """
 
 from collections.abc import Collection, Mapping
@@ -109,7 +109,7 @@ class KubeletEngine:
         ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
         staying: Collection[str] = (),  # noqa: ARG002 - the signature is the interface's
     ) -> tuple[Move, ...]:
-        """See `Engine.moves_back`: kubelet moves nobody."""
+        """See `Engine.moves_back`: kubelet moves no container."""
         return ()
 
     def widened_placements(

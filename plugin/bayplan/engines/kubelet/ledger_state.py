@@ -171,8 +171,7 @@ def _blocks(where: NodeSet, placed: Placement) -> Blocks:
 def _bound_to(policy: MemoryManagerPolicy, decision: Decision) -> NodeSet:
     """The set of nodes that a container's memory is counted for as a whole.
 
-    Empty for a container that nobody bound to nodes, or that somebody else bound: it makes no node a member
-    of a group.
+    Empty for a container that is bound to no nodes, or not by us: it makes no node a member of a group.
     """
     placed, request = decision.placement, decision.request
     if placed.mems is not None:

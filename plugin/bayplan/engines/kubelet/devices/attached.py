@@ -1,6 +1,6 @@
 """Devices that a container has already, as the hints of kubelet's Device Manager for them.
 
-The Device Manager chooses devices after the merge; here somebody has chosen, and only the hints are left.
+The Device Manager chooses devices after the merge; here they are chosen already, and only the hints are left.
 Devices of one kind count as one resource: every set that touches them all, of which the smallest are
 preferred. For a single device these are all sets with a node of it, and those of one node.
 """

@@ -207,7 +207,7 @@ class DeviceManager(Struct, frozen=True):
         return choice.taken
 
     def available(self, state: DeviceState, resource: str) -> Devices:
-        """The healthy devices of a resource that nobody has."""
+        """The healthy devices of a resource that are not given away."""
         healthy = (device for device, known in self.devices[resource].items() if known.healthy)
         return Devices(healthy) - state.in_use(resource)
 

@@ -92,7 +92,7 @@ def _apart(nodes: Nodes) -> Iterator[NodeSet]:
 def _regions(nodes: Nodes, wanted: Wanted, preferred: OfSize) -> Iterator[Region]:
     """The sets of unused nodes.
 
-    Only a state that somebody made by hand binds unused nodes to a group. They may then be part of a larger
+    Only a state that was edited by hand binds unused nodes to a group. They may then be part of a larger
     set, but not stand alone.
     """
     unused = {node: memory for node, memory in nodes.items() if memory.assignments <= 0}

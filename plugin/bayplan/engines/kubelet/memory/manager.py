@@ -52,8 +52,8 @@ class MemoryManagerPolicy(enum.Enum):
     """kubelet's Memory Manager policies, by their configuration names.
 
     NONE keeps no state. STATIC binds Guaranteed containers to the nodes that hold their memory. BEST_EFFORT,
-    which kubelet has on Windows only, computes the same hints and keeps the same state, but binds nobody, and
-    refuses nobody for whom there is no room: such a container runs without an entry.
+    which kubelet has on Windows only, computes the same hints and keeps the same state, but binds no
+    container and refuses none for which there is no room: such a container runs without an entry.
     """
 
     NONE = "None"
@@ -168,8 +168,8 @@ class MemoryManager(Struct, frozen=True):
 
     def started(self, pod: PodSpec, container: ContainerSpec) -> "MemoryManager":
         """The manager after a container was started: regular init containers before it have finished, and
-        release what nobody took over. The memory of a container that ended otherwise stays its own until the
-        pod is gone."""
+        release what no other container took over. The memory of a container that ended otherwise stays its
+        own until the pod is gone."""
         manager = self
         for init in pod.init_containers:
             if init.name == container.name:

@@ -13,7 +13,7 @@ from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
 
 
 def check_shared_pool(pod: PodSpec, wanted: Wanted, gates: FeatureGates) -> None:
-    """Make sure that *wanted*, the pod's memory, leaves something for those who share.
+    """Make sure that *wanted*, the pod's memory, leaves something for the containers that share.
 
     Raises:
         EmptyPodSharedPoolError: it does not.

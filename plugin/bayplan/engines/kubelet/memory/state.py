@@ -1,4 +1,4 @@
-"""The Memory Manager's state: what each node has of each resource, and who was promised what.
+"""The Memory Manager's state: what each node has of each resource, and what each container was promised.
 
 Immutable values. Booking and releasing move amounts between a table's ``free`` and ``reserved``; nothing here
 decides where. kubelet binds a node to the set of nodes of the last allocation that touched it, its *group*
@@ -88,7 +88,7 @@ class MemoryState(Struct, frozen=True):
         return self.assignments.get(pod_uid, {}).get(container)
 
     def booked(self) -> Iterator[tuple[str, str, Blocks]]:
-        """Who holds what on the nodes: pod uid, container (empty for a pod as a whole) and blocks."""
+        """What is held on the nodes: pod uid, container (empty for a pod as a whole) and blocks."""
         for pod_uid, containers in self.assignments.items():
             whole = self.pod_blocks.get(pod_uid)
             if whole:
@@ -163,7 +163,7 @@ def _unused(total: int, system_reserved: int, usable: int) -> MemoryTable:
 
 
 def _released(state: MemoryState, blocks: Blocks) -> MemoryState:
-    """The state after *blocks*, which no longer belong to anybody in it, are released, lowest node first."""
+    """The state after *blocks*, which no container has any more, are released, lowest node first."""
     nodes = dict(state.nodes)
     for block in blocks:
         left = block.size_bytes

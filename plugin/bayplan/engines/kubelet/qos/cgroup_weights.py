@@ -1,6 +1,6 @@
 """CPU shares and cgroup v2 weights: the two formulas in use, and kubelet's inverses.
 
-Which one applies depends on who writes: kubelet writes pods and QoS classes by the old one, a runtime of
+Which one applies depends on the writer: kubelet writes pods and QoS classes by the old one, a runtime of
 2025 or later writes containers by the new one, so that one node may show both scales.
 """
 

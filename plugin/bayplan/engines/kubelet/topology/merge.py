@@ -189,7 +189,7 @@ def _preferred_members(
 
 
 class _Intersections:
-    """The best intersection that nobody prefers (step 2 of the module's text)."""
+    """The best intersection where none is preferred (step 2 of the module's text)."""
 
     def __init__(
         self, lists: Sequence[_List], everything: int, distances: Distances | None, budget: Budget
