@@ -23,7 +23,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
-from bayplan.placement.after_removal import with_topped_up_claims
+from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
@@ -105,7 +105,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
 def promised(controller: Controller) -> Promises:
     """What every container was promised, and what is known of it."""
     # What was promised short and was made up for since is made up for again as soon as somebody looks.
-    ledger, _ = with_topped_up_claims(MACHINE, POLICY, controller.engine, controller.ledger)
+    ledger, _ = with_completed_claims(MACHINE, POLICY, controller.engine, controller.ledger)
     return {
         key: {
             "request": entry.decision.request,

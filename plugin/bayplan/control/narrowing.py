@@ -30,8 +30,8 @@ from bayplan.model.sentences import move as move_text
 from bayplan.placement.after_removal import (
     moved_back,
     not_moved_back,
-    with_opened_nodes,
-    with_topped_up_claims,
+    with_completed_claims,
+    with_widened_placements,
 )
 from bayplan.sets import NodeSet
 
@@ -103,8 +103,8 @@ class Narrowing:
         """What moves no pages: opens new nodes to the containers that may use all, and completes promises."""
         controller = self._controller
         machine, policy, engine, ledger = transaction.basis
-        ledger, wider = with_opened_nodes(machine, policy, engine, ledger)
-        ledger, promised = with_topped_up_claims(machine, policy, engine, ledger)
+        ledger, wider = with_widened_placements(machine, policy, engine, ledger)
+        ledger, promised = with_completed_claims(machine, policy, engine, ledger)
         if wider or promised:
             await transaction.commit(ledger)
         if wider:

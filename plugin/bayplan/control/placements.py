@@ -36,7 +36,7 @@ from bayplan.placement.adjustment import (
     resized,
     shared_pool_updates,
 )
-from bayplan.placement.after_removal import with_topped_up_claims
+from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -195,7 +195,7 @@ class Placements:
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(pod_id)  # without NRI no event reports the end of a pod
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
-        left, _ = with_topped_up_claims(machine, policy, engine, left)
+        left, _ = with_completed_claims(machine, policy, engine, left)
         updates = self._accept(transaction, left, replied=replied)
         self.decision_log.released(entry.decision.request.name, container_id)
         self._capacity_freed()

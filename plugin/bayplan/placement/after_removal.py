@@ -1,6 +1,6 @@
-"""Room that is free after a container was removed: short claims are topped up, moved containers go back.
+"""Room that is free after a container was removed: short claims are completed, moved containers go back.
 
-Claims are topped up first. A container goes back to its original nodes together with its pages; where these
+Claims are completed first. A container goes back to its original nodes together with its pages; where these
 cannot be moved it stays on more nodes, and its decision says why.
 """
 
@@ -22,8 +22,8 @@ def after_removal(
     Returns:
         The ledger, the moves, and the ids of the containers that are promised more.
     """
-    left, _ = with_opened_nodes(machine, policy, engine, left)
-    left, promised = with_topped_up_claims(machine, policy, engine, left)
+    left, _ = with_widened_placements(machine, policy, engine, left)
+    left, promised = with_completed_claims(machine, policy, engine, left)
     found, tried = list[Move](), set[str]()
     while moves := engine.moves_back(machine, policy, left, tried):
         left = left.moved(moves)
@@ -32,7 +32,7 @@ def after_removal(
     return left, tuple(found), promised
 
 
-def with_opened_nodes(
+def with_widened_placements(
     machine: Machine, policy: PlacementPolicy, engine: Engine, ledger: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
@@ -45,7 +45,7 @@ def with_opened_nodes(
     return ledger, tuple(sorted(placements))
 
 
-def with_topped_up_claims(
+def with_completed_claims(
     machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
 ) -> tuple[Ledger, tuple[str, ...]]:
     """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
