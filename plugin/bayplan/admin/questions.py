@@ -1,4 +1,5 @@
-"""Questions about decisions: why one was made, and how one would be made. Pure but for who is asked.
+"""Questions about decisions: why one was made, and how one would be made. Pure, except for the calls that get
+the records.
 
 ``explain`` puts together what holds now and what the history has; ``what-if`` rehearses on the ledger of this
 moment with an engine of its own. Neither changes anything.
@@ -127,7 +128,7 @@ def what_if_view(
     snapshot: Snapshot, engine: Engine, ability: MemoryPolicyAbility, manifests: Sequence[object]
 ) -> View:
     """What would become of the pods in *manifests*, created one after the other. What has no pods, such as
-    the Service in the same file, is passed over.
+    the Service in the same file, is left out.
 
     Raises:
         ConfigError: a manifest is wrong, or none has pods.

@@ -1,8 +1,8 @@
 """Gives every managed container back its parent's CPUs and nodes: in the running daemon, or, where none runs,
 by what the state directory says.
 
-The record comes first, so that no verification undoes what is written, then the cgroups. Whoever dies in
-between is made up for by the next release, which writes all of them again.
+The record comes first, so that no verification undoes what is written, then the cgroups. If the program is
+killed in between, the next release writes all of them again.
 """
 
 import logging

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuntimeState(Struct, frozen=True):
-    """The connected container runtime; ``capabilities`` says by name what it can do for us."""
+    """The connected container runtime; ``capabilities`` are those of `bayplan.nri.versions`, by name."""
 
     name: str
     version: str
@@ -48,7 +48,7 @@ class Drifted(Struct, frozen=True):
 
 
 class MemoryReservation(Struct, frozen=True):
-    """How it is known what a node keeps of its memory: what settings come to, and what others than containers
+    """The sources of a node's memory reservation: the settings, and the memory that others than containers
     were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
     is by how much the reservation may rise next, 0 where it does not depend on measurements."""
 

@@ -77,7 +77,7 @@ def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
 
 
 def _connect(connection: socket.socket, socket_path: Path, deadline_s: float) -> None:
-    """Connect; the full queue of a busy daemon says EAGAIN at once, and is waited for."""
+    """Connect; the full queue of a busy daemon gives EAGAIN at once, and is tried again."""
     while True:
         try:
             connection.connect(str(socket_path))

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the daemon says."""
+    """The daemon's answer."""
     fields = {"level": arguments.level} if arguments.level else {}
     return ask(arguments.admin_socket, VERB, **fields)
 

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the daemon says."""
+    """The daemon's answer."""
     return ask(arguments.admin_socket, VERB)
 
 

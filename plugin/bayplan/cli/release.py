@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the daemon says; where none answers, what follows from its state directory."""
+    """The daemon's answer; where none runs, by the records in its state directory."""
     dry_run = not arguments.yes
     try:
         return ask(arguments.admin_socket, VERB, dryRun=dry_run)

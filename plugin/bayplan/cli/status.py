@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the daemon says."""
+    """The daemon's answer."""
     return ask(arguments.admin_socket, VERB)
 
 
@@ -143,12 +143,12 @@ def _mems(container: dict[str, Any]) -> str:
     mems = container["mems"]
     if mems is None:
         return "any"
-    return f"{mems} (not ours)" if container["memsPinnedByOthers"] else str(mems)
+    return f"{mems} (set by others)" if container["memsPinnedByOthers"] else str(mems)
 
 
 def _cpus(container: dict[str, Any]) -> str:
     if container["cpusPinnedByOthers"]:
-        return f"{container['cpus']} (not ours)"
+        return f"{container['cpus']} (set by others)"
     if container["cpus"] is None:
         return "as in its spec"
     return f"{container['cpus'] or 'none'} {'exclusive' if container['cpusExclusive'] else 'shared'}"

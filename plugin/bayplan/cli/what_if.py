@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the daemon says.
+    """The daemon's answer.
 
     Raises:
         ConfigError: a file or a size is wrong, or there is neither.

@@ -1,1 +1,1 @@
-"""What the operator configures: keys, files, flags, kubelet's own files; and the policy that they come to."""
+"""What the operator configures: keys, files, flags, kubelet's own files; and the policy that results."""

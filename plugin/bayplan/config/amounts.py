@@ -1,7 +1,7 @@
 """Readers for amounts of memory and for the reservations that are made of them.
 
-The shapes are KubeletConfiguration's. Whether the machine has such nodes and page sizes is not known here;
-`bayplan.config.reservations` asks that.
+The shapes are KubeletConfiguration's. Whether the machine has such nodes and page sizes is checked in
+`bayplan.config.reservations`.
 """
 
 from collections.abc import Callable, Mapping

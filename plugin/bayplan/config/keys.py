@@ -1,7 +1,7 @@
 """Every key of the configuration, once: its name in files, its flag, its reader, its default and its meaning.
 
-The files' reader, the flags, --help and the test of the documentation all walk this table, so that they can't
-drift apart. Names and shapes are KubeletConfiguration's wherever it has them.
+The reader of files, the flags, --help and the test of the documentation are all made from this table. Names
+and shapes are KubeletConfiguration's wherever it has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -127,12 +127,12 @@ PLACEMENT: Final = (
     Key(
         "returnMaxMove", "return_most_bytes", "return-max-move", "AMOUNT",
         positive_bytes, syntax.text, "64Gi",
-        "who would have to move more memory than this to go back to fewer nodes stays on more",
+        "a container that would have to move more memory than this to go back to fewer nodes stays on more",
     ),
     Key(
         "memoryPressure", "memory_pressure", "memory-pressure", "MODE",
         off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "relieve",
-        "what to do where nodes cannot give what was promised on them: off does not look, observe reports "
+        "what to do where nodes cannot give what was promised on them: off does not check, observe reports "
         "it, relieve reclaims page cache and moves pages of containers that may lie elsewhere",
     ),
     Key(
@@ -274,12 +274,12 @@ CONNECTION: Final = (
     Key(
         "ociDeadline", "oci_deadline_ms", "oci-deadline", "DURATION",
         duration_ms(10, 60_000), syntax.text, "1500ms",
-        "after this time a hook or wrapper is told that there is no decision; less than it waits itself (2s)",
+        "after this time hooks and wrappers are answered that there is no decision; less than they wait (2s)",
     ),
     Key(
         "ociUndecided", "oci_undecided", "oci-undecided", "WHAT",
         one_of({what.value: what for what in Undecided}), syntax.text, "client",
-        "what hooks and wrappers are told when no decision can be made or carried out: client leaves it to "
+        "the answer to hooks and wrappers when no decision can be made or carried out: client leaves it to "
         "their own --on-failure, refuse fails the container, allow starts it unplaced",
     ),
     Key(

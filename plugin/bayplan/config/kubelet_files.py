@@ -1,4 +1,4 @@
-"""kubelet's own files among ours: its file and its drop-ins are one configuration, as they are to kubelet.
+"""kubelet's own files among ours: its file and its drop-ins are one configuration, as in kubelet.
 
 Source of the rules: cmd/kubelet/app/server.go of v1.36.3, loadConfigFile and mergeKubeletConfigurations. A
 drop-in is a JSON merge patch (RFC 7386) on what stands before it: tables are merged, null takes a key away,

@@ -78,7 +78,7 @@ def resolve_policy(
 def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
     """What *machine* does not have of what *settings* name, and what kubelet's engine does not start with.
 
-    Nothing is said that depends on the keys *unread*, for which the settings hold defaults.
+    Problems that depend on the keys *unread*, for which the settings hold defaults, are left out.
     """
     if settings.reserved_memory is not None:
         reserved = (Reservation(node, sizes) for node, sizes in sorted(settings.reserved_memory.items()))
@@ -109,7 +109,7 @@ def wanted_memory_bytes(
     settings: Settings, machine: Machine, learned: Mapping[int, Learned]
 ) -> dict[int, int]:
     """The memory that nodes should keep because of what was measured there, by node: what is held and the
-    node's share of the eviction threshold. kubeReserved and systemReserved are budgets for those who hold it,
+    node's share of the eviction threshold. kubeReserved and systemReserved are budgets for the same memory,
     so they are not added. Empty where measurements don't count: switched off, or with the engine `kubelet`,
     which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left out.
     """

@@ -1,7 +1,6 @@
 """The settings as values: everything the operator can choose, with the defaults.
 
-Nothing here reads or checks: `bayplan.config.keys` says how each field is spelled, and
-`bayplan.config.load` fills it.
+`bayplan.config.keys` has the name and the reader of each field, `bayplan.config.load` reads and checks them.
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ class MemoryPressure(Enum):
 class Settings(Struct, frozen=True):
     """What files and flags say, before it is held against the machine.
 
-    ``reserved_memory`` None means that nothing says which node keeps how much. ``kube_reserved`` and
+    ``reserved_memory`` is None where no source sets it. ``kube_reserved`` and
     ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` fields
     are by signal; only ``eviction_hard`` has an effect, the others are checked. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;

@@ -94,7 +94,7 @@ def files_of(path: Path) -> list[File]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is something to read, or something in the way that reading will name."""
+    """Whether something is there; also something that cannot be read, which reading will report."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

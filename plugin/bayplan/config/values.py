@@ -1,7 +1,8 @@
 """From plain values (what TOML, YAML and flags can hold) to typed ones, with every problem named by its path.
 
 A reader takes a path and a plain value and returns the typed value, or raises InvalidValueError with *all*
-problems at and below that path. Readers of tables are made of readers of their parts."""
+problems at and below that path. Readers of tables are made of readers of their parts.
+"""
 
 import difflib
 import re

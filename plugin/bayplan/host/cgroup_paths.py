@@ -1,4 +1,4 @@
-"""Where a container's cgroup is: from what the runtime says about it, to paths below the cgroup mount.
+"""Where a container's cgroup is: from the runtime's fields to paths below the cgroup mount.
 
 Pure text: nothing is looked up. Both cgroup drivers, containerd's and CRI-O's spelling. Sources: the
 cgroupsPath rules of runc and crun, systemd.slice(5) for the nesting that the names of slices spell out.

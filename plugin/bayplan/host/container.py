@@ -85,10 +85,10 @@ class ContainerCgroup:
     def find(
         cls, hierarchy: Hierarchy, cgroups_path: str, cgroup_parent: str = "", container_id: str = ""
     ) -> Self:
-        """Open the cgroup of a container by what its runtime says; see `cgroup_paths.container_paths`.
+        """Open the cgroup of a container by the fields of its runtime; see `cgroup_paths.container_paths`.
 
         Raises:
-            ParseError: that says no path below the cgroup mount.
+            ParseError: they give no path below the cgroup mount.
             AbsentError: there is no such cgroup (yet, or any more).
         """
         candidates = container_paths(cgroups_path, cgroup_parent, container_id)

@@ -41,7 +41,7 @@ class HostDevices:
         self._cdi.refresh()
 
     def find(self, container: Container) -> Findings:
-        """The hints of everything that the spec of *container* says about devices, each device once.
+        """The hints of all devices that the spec of *container* names, each device once.
 
         A CDI name stands for its device nodes. A directory of device nodes counts as one device that is
         attached to the nodes of all in it. What fails is a problem, never an error.

@@ -1,4 +1,4 @@
-"""A container's memory, moved off the nodes that it is about to leave, before its cpuset.mems says so.
+"""Moves a container's memory off the nodes that it is to leave, before its cpuset.mems is written.
 
 Before, so that a container whose memory does not fit stays where it is. What counts is what
 the kernel cannot give up: page cache stays behind and is reclaimed by whoever needs the node. Everything

@@ -1,8 +1,9 @@
-"""What the kernel and processes outside of containers hold of each node's memory, and will not give back.
+"""The memory of each node that the kernel and processes outside of containers hold and that cannot be
+reclaimed.
 
 That is what is used, without huge pages (their pools are not ordinary memory), page cache and other memory
-that can be reclaimed, free pages that CPUs keep at hand, and the unreclaimable memory of the containers. What
-remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory.
+that can be reclaimed, free pages on the lists of the CPUs, and the unreclaimable memory of the containers.
+What remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory.
 """
 
 import os

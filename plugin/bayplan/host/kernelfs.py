@@ -24,7 +24,7 @@ class AbsentError(HostError):
 
 
 class RefusedError(HostError):
-    """The kernel said no; ``errno`` says how."""
+    """The kernel refused; ``errno`` is its error number."""
 
     def __init__(self, path: str, problem: str, errno: int) -> None:
         super().__init__(path, problem)
@@ -130,7 +130,7 @@ def garbage(path: str, found: str, expected: str) -> HostError:
 
 
 def refusal(path: str, problem: str, error: OSError) -> HostError:
-    """The error of ours for an error of the kernel's."""
+    """The HostError for an OSError."""
     number = error.errno or errno.EIO
     if number in _GONE:
         return AbsentError(path, f"{problem}: it is not there ({os.strerror(number)})")

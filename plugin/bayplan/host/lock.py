@@ -1,7 +1,7 @@
-"""One instance per state directory: an advisory lock that the kernel gives back when its holder dies.
+"""One instance per state directory: an advisory lock that the kernel releases when its holder ends.
 
 The lock is on the directory itself: a lock *file* could be deleted while it is held, and a second instance
-would lock its successor. A file in the directory names the holder, for people; it proves nothing.
+would lock its successor. A file in the directory names the holder, for people only.
 """
 
 import errno

@@ -2,7 +2,8 @@
 
 The only importer of pyroute2, in the functions that need it: it costs 160 ms and 21 MiB. What a hotplug event
 says is never used: it only causes sysfs to be read. The kernel sends no event when huge page pools are
-resized."""
+resized.
+"""
 
 import asyncio
 import logging
@@ -19,7 +20,7 @@ from bayplan.host.network_namespace import socket_in
 
 SUBSYSTEMS: Final = frozenset({"cpu", "memory", "memory_tiering", "node"})
 UNKNOWN: Final = "unknown"
-"""The reason where events may have been lost: listening has just begun, or the queue ran over."""
+"""The reason where events may have been lost: listening has just begun, or the queue overflowed."""
 
 SETTLE_S: Final = 0.25
 """One DIMM causes an event for each of its 128 MiB blocks; they are reported as one."""

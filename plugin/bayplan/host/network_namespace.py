@@ -2,7 +2,8 @@
 
 For each socket a thread is started, enters the namespace, opens the socket and ends. A thread that did not
 end would keep the namespace of a pod that is gone; one that hangs delays no other. All other threads of the
-process stay in their namespace."""
+process stay in their namespace.
+"""
 
 import asyncio
 import contextlib

@@ -47,7 +47,7 @@ def identify(pid: int, root: Path = Path("/")) -> Process:
 
 
 def runs(process: Process, root: Path = Path("/")) -> bool:
-    """Whether *process* is still there, and more than what is left of it until its parent asks for its end.
+    """Whether *process* runs; a zombie does not.
 
     Raises:
         HostError: /proc/PID/stat is garbage.
@@ -113,7 +113,7 @@ def write_oom_score_adj_of_all(
     """Set the oom_score_adj of all processes that *pids* lists, and of those that they start meanwhile.
 
     *pids* is called again until it lists nothing new: a child forked before its parent was written has the
-    old value. A process that ends meanwhile is passed over. Returns those written, ascending.
+    old value. A process that ends meanwhile is left out. Returns those written, ascending.
 
     Raises:
         RefusedError: as `write_oom_score_adj`; those written before keep their new value.

@@ -228,9 +228,9 @@ def _merged(below: Table, above: Table) -> Table:
 
 
 def _appended(known: Any, value: Any) -> Any:
-    """containers.conf has lists that ask to be appended: their last element is ``{append=true}``."""
-    asks = isinstance(value, list) and any(isinstance(one, dict) and one.get("append") for one in value)
-    return [*known, *value] if asks and isinstance(known, list) else value
+    """Lists of containers.conf with an element ``{append=true}`` are appended."""
+    appends = isinstance(value, list) and any(isinstance(one, dict) and one.get("append") for one in value)
+    return [*known, *value] if appends and isinstance(known, list) else value
 
 
 def _table(content: Table, name: str) -> Table:

@@ -1,4 +1,4 @@
-"""What a CRI runtime says exists, asked over its own socket. Blocks; grpc is imported on the first call, as
+"""The containers of a CRI runtime, listed over its own socket. Blocks; grpc is imported on the first call, as
 it costs 70 ms and 18 MiB, and most nodes never need it."""
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""What is wrong with how a node's engines reach bayplan: NRI, OCI hook, precreate, runtime wrapper.
+"""What is wrong with the ways from a node's container engines to bayplan: NRI, OCI hook, precreate, wrapper.
 
-Reads the engines' files (`bayplan.oci.container_engines`), checks programs and sockets, and says what
-is wrong. It changes nothing and connects to nothing; the daemon's own answer is passed in.
+Reads the container engines' files (`bayplan.oci.container_engines`), checks programs and sockets, and says
+what is wrong. It changes nothing and connects to nothing; the daemon's own answer is passed in.
 """
 
 import os
@@ -64,7 +64,7 @@ class Finding(Struct, frozen=True):
 
 
 class DaemonState(Struct, frozen=True):
-    """What a daemon that answers says: the runtime that is connected over NRI, "" for none."""
+    """Of a running daemon: the runtime that is connected over NRI, "" for none."""
 
     nri_runtime: str = ""
 

@@ -24,7 +24,7 @@ _HEADER: Final = re.compile(rb"bayplan-oci/1 ([A-Za-z]{1,16}) ([0-9]{1,9})\n")
 
 
 class Verb(Enum):
-    """What a client asks for. The bodies are described where they are read."""
+    """What a client asks for. `bayplan.oci.request_handler` describes the bodies."""
 
     CREATE_RUNTIME = "createRuntime"
     POSTSTOP = "poststop"

@@ -4,7 +4,8 @@ The hook's values are written to the cgroup without the OCI runtime. The runtime
 manages the cgroups) later writes the values of its own record again: on an update, on a ``daemon-reload``.
 One update by the runtime itself, as soon as the container is created, puts our values into that record. It
 runs in the background and no container waits for it. Where it fails, or somebody else updates the container
-first, the verification restores the values that were overwritten."""
+first, the verification restores the values that were overwritten.
+"""
 
 import asyncio
 import logging

@@ -24,7 +24,7 @@ _CONTAINERS: Final = "*-containers"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Both directories of the storage, as we reach them."""
+    """Both directories of the storage, below our root."""
 
     run_root: Path
     graph_root: Path
@@ -32,7 +32,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A container that got a process: its id, its bundle, and what is said of the process's id."""
+    """A container that was started: its id, its bundle, and the text of the file with its process id."""
 
     container_id: str
     bundle: Path

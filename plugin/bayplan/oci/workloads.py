@@ -65,7 +65,7 @@ def container_engine_of(spec: Spec) -> str:
 
 def id_in_cgroups_path(spec: Spec) -> str | None:
     """The container's id as ``linux.cgroupsPath`` ends with it (``machine.slice:libpod:ID``,
-    ``/libpod_parent/libpod-ID``), for those who get the spec alone; None where it has none."""
+    ``/libpod_parent/libpod-ID``), for where only the spec is known; None where it has none."""
     path = spec.linux.cgroups_path if spec.linux is not None else None
     last = re.split(r"[/:]", path or "")[-1].removesuffix(".scope")
     candidate = last.rpartition("-")[2]

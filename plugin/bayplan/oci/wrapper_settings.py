@@ -1,4 +1,5 @@
-"""The settings of bayplan-runtime as a value, for those who check them; the wrapper itself is a shell's."""
+"""The settings of bayplan-runtime as a value, for checks; the wrapper itself is a shell script and reads them
+itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ MAX_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WrapperSettings:
-    """What the lines ``key = value`` say, and what is wrong with them."""
+    """The texts of the lines ``key = value``, and what is wrong with them."""
 
     said: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()

@@ -1,7 +1,8 @@
 """`bayplan simulate` without its command line: one trace on one machine with one engine or several, compared.
 
 Machine, trace and settings are read from files, the runs are plain values ready for JSON. Engines, policies
-and the rules for reading settings are those of the daemon."""
+and the rules for reading settings are those of the daemon.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

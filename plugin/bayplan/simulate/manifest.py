@@ -3,7 +3,8 @@
 Read are names, annotations, ``resources``, init containers and sidecars, ``overhead``, ``priorityClassName``
 and ``status.qosClass``; the rest of a manifest does not matter for placement. The values are kubelet's own
 (`bayplan.engines.kubelet.qos.cgroup_values`), so that what kubelet loses on the way (the exact memory request
-of a Burstable container) is lost here too."""
+of a Burstable container) is lost here too.
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,8 @@
 """The events of a trace decided by one engine, one after the other, and how good the decisions were.
 
 The decisions are those of the daemon (`bayplan.simulate.rehearsal`). Events have no times. A pod is admitted
-as a whole or not at all."""
+as a whole or not at all.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

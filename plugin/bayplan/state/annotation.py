@@ -2,8 +2,8 @@
 lists what runs (containerd from its metadata, CRI-O from config.json; both keep it through a restart).
 
 Written once, with the answer to the creation: what became of the container later is not in it. A text is
-taken for ours only if it names the container that has it. Whoever else chooses annotations (a pod, an image,
-a CRI client) does so before the runtime has drawn the container's id, which is random: they cannot name it.
+accepted only if it names the container that has it. Others that set annotations (a pod, an image,
+a CRI client) do so before the runtime has chosen the container's random id, so that they cannot name it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,9 @@
-"""Opening the database: connections, and the verdict on a file that was there before.
+"""Opening the database: connections, and the check of a file that was there before.
 
 A fault of the file (damage, a foreign or a later schema) is `UnreadableDatabaseError`; a fault of the disk
 stays the sqlite3.Error or OSError that it is, because setting a good file aside would not help against a full
-disk."""
+disk.
+"""
 
 import logging
 import os
@@ -64,7 +65,7 @@ class UnreadableDatabaseError(Exception):
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """A connection on which every commit waits for the disk; transactions are ours to begin and end."""
+    """A connection on which every commit waits for the disk, without implicit transactions."""
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}",
         uri=True,

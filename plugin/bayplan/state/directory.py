@@ -1,7 +1,8 @@
 """The state directory before anything in it is opened: nobody else may write there, and no file is a link.
 
 Damaged files are set aside (`bayplan.state.aside`). What is checked here is no damage: somebody made it so
-and has to decide, because a good record may be behind the link."""
+and has to decide, because a good record may be behind the link.
+"""
 
 import os
 import stat

@@ -1,7 +1,8 @@
 """The tables of the database, and what in a file's header tells that it has them.
 
 A database with another version of the tables was written by an earlier or a later bayplan; it is set aside
-and never changed."""
+and never changed.
+"""
 
 import sqlite3
 from typing import Final

@@ -1,7 +1,7 @@
 """What one commit changes, written down: documents instead of values, so that committing is SQL alone.
 
-Made where the values are at hand. It takes a processor twice as long to encode them in the thread that
-commits, whose caches have none of them.
+Encoded in the thread that has the values: in the committing thread it takes twice as long, as they are not in
+its processor's caches.
 """
 
 from collections.abc import Iterable

@@ -54,10 +54,10 @@ containerd v2.1.0, NRI 0.8.0
   the annotation bayplan.dev/memory-policy has no effect: that takes NRI 0.12
 counted since start: connections 1, decisions_placed 3
 
-CONTAINER                QOS                   OUTCOME   MEMS          CPUS            MEMORY                   OOM  WHY
-default/job/worker       Burstable (inferred)  degraded  any           0-1,4-7 shared  100Mi..108Mi               -  runs on the shared CPUs
-default/web-0/nginx      Guaranteed            placed    0             2-3 exclusive   1Gi, 4Mi hugepages-2Mi  -997  one node has room for all of it
-kube-system/agent/agent  BestEffort            adopted   1 (not ours)  7 (not ours)    -                          -  -
+CONTAINER                QOS                   OUTCOME   MEMS               CPUS               MEMORY                   OOM  WHY
+default/job/worker       Burstable (inferred)  degraded  any                0-1,4-7 shared     100Mi..108Mi               -  runs on the shared CPUs
+default/web-0/nginx      Guaranteed            placed    0                  2-3 exclusive      1Gi, 4Mi hugepages-2Mi  -997  one node has room for all of it
+kube-system/agent/agent  BestEffort            adopted   1 (set by others)  7 (set by others)  -                          -  -
 
 (inferred): the pod is outside kubelet's cgroup tree, so that its class was inferred from the resources it asks for.
 
