@@ -1,7 +1,7 @@
 """The events of the NRI runtime: each becomes a transaction with a step of `placements`, and a reply.
 
-Order in every handler: decide, commit, answer. What the handlers' contract is (one at a time, late, missed)
-says `bayplan.nri.handler`. No IO but through the recorder and the host calls handed in.
+Order in every handler: decide, commit, answer. `bayplan.nri.handler` has the contract of the handlers (one at
+a time, late, missed). No IO but through the recorder and the host calls given to it.
 """
 
 import logging
@@ -370,7 +370,7 @@ class Controller:
             self._verify_soon()
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
-        """Take back what a lost reply said."""
+        """Undo what a lost reply contained."""
         entry = transaction.basis.ledger.entries.get(container_id)
         ended = event is Event.STOP_CONTAINER
         # Unless it was decided since, on another way.
@@ -384,7 +384,7 @@ class Controller:
     def _missed_news(
         self, transaction: Transaction, event: Event, news: tuple[Pod, Container] | None
     ) -> None:
-        """Take in what a missed event said: the end of a container, or that it exists."""
+        """Apply a missed event: the end of a container, or that it exists."""
         if news is None:
             return
         pod, container = news

@@ -1,8 +1,8 @@
-"""Makes the kernel's cpusets what the ledger says, at once.
+"""Makes the kernel's cpusets what the ledger has, at once.
 
 Whatever CPUs bayplan itself gives a container in the kernel are written here; runtimes write theirs when they
 create a container, or carry out a reply. Each look and each write is made under one lock and goes by the
-ledger of that moment: nothing that was decided earlier can follow something later, whoever else is at it.
+ledger of that moment: an earlier decision is never written after a later one, whichever task writes.
 """
 
 import asyncio
@@ -28,6 +28,9 @@ RESYNC_PAUSE_S: Final = 0.02
 RESYNC_TIME_S: Final = 10.0
 """A runtime makes the cgroup of a container and starts it in less, when many are made at once."""
 
+_NO_STARTS: Final = Starts(None)
+"""Without a socket the wrapper cannot ask before a start."""
+
 
 class Cpusets:
     """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
@@ -38,7 +41,7 @@ class Cpusets:
         hierarchy: Hierarchy,
         expected: Expected,
         in_thread: InThread,
-        starts: Starts = Starts(None),  # noqa: B008 - it has no state without a socket
+        starts: Starts = _NO_STARTS,
     ) -> None:
         self.starts = starts
         self._hierarchy = hierarchy
@@ -54,9 +57,9 @@ class Cpusets:
             self._all_synced.set()
 
     async def follow_starting(self) -> None:
-        """For ever: whenever the CPUs of all were compared, because somebody got some of its own, compare
-        those of containers that did not run yet again and again until they do. A runtime makes their cgroups
-        with the CPUs that it was told earlier, and has processes of its own in there before it says so."""
+        """For ever: whenever the CPUs of all were compared, because a container got exclusive CPUs, compare
+        those of containers that do not run yet repeatedly until they run. A runtime makes their cgroups with
+        the CPUs that it was sent earlier, and has processes of its own in there before its next event."""
         clock = asyncio.get_running_loop().time
         while True:
             await self._all_synced.wait()
@@ -86,8 +89,8 @@ class Cpusets:
                     self._write(one, mems=mems)
 
     def move_memory(self, container_ids: Iterable[str]) -> None:
-        """Write the nodes that those containers should have, until they are what the ledger says, which may
-        change meanwhile. Their memory goes along; that can take long, so that nobody else waits for it.
+        """Write the nodes that those containers should have, until they are what the ledger has, which may
+        change meanwhile. Their memory goes along; that can take long, so that no other write waits for it.
 
         Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
         """

@@ -87,7 +87,7 @@ def _after_the_reply(write: Callable[[], None]) -> None:
 
 
 def _fields(decision: Decision) -> dict[str, object]:
-    """What a log line says of a decision."""
+    """The fields of a log line about a decision."""
     request, placement = decision.request, decision.placement
     return {
         "container": request.name,

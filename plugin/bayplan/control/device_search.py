@@ -1,7 +1,7 @@
 """Where the devices of a container are, found while the runtime waits, for at most the deadline.
 
 Blocking looks run in a thread; interfaces of a pod are looked up when its sandbox starts, once. Whatever
-fails or takes too long is said in the findings and gives no hint: no container is refused for it.
+fails or takes too long is a problem in the findings and gives no hint: no container is refused for it.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class DeviceSearch:
 
 
 async def _logged(owner: str, look: Awaitable[Findings]) -> Findings:
-    """The findings of *look*, whatever happens there, with their problems in the log."""
+    """The findings of *look*, with their problems in the log; if it fails, findings with that problem."""
     try:
         findings = await look
     except HostError as error:

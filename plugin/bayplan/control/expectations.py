@@ -44,7 +44,7 @@ def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
 
 class Expectation(Struct, frozen=True):
     """What one container's cgroup should show; None is not checked. *starting*: it does not run yet, so that
-    its runtime may still be about to write what it was told."""
+    its runtime may still be about to write an earlier update."""
 
     container: Container
     cgroup_parent: str
@@ -69,10 +69,10 @@ class Expectation(Struct, frozen=True):
 
     @property
     def amounts(self) -> Adjustment:
-        """What we set beside the cpusets, where nobody but us can restore it.
+        """What bayplan set beside the cpusets, where only bayplan can restore it.
 
         Of a container that came over NRI that is memory.oom.group alone: runc keeps the rest in its record
-        and in the unit, but does not tell systemd of this one, which was seen back at 0 after an update.
+        and in the unit, but does not pass this one to systemd; it was seen back at 0 after an update.
         """
         if self.origin is not None:
             return self.origin.applied
@@ -80,7 +80,7 @@ class Expectation(Struct, frozen=True):
 
     @property
     def first_process(self) -> proc.Process | None:
-        """The process that oom_score_adj was set for, None where nobody told which it is."""
+        """The process that oom_score_adj was set for, None where it is not known."""
         if self.origin is None or self.origin.container.pid <= 1 or not self.origin.start_ticks:
             return None
         return proc.Process(self.origin.container.pid, self.origin.start_ticks)
@@ -89,7 +89,7 @@ class Expectation(Struct, frozen=True):
         """What the cgroup shows otherwise, and the first process: texts by the name of what differs.
 
         An amount counts only where the kernel's default is back: that is what systemd and runtimes leave when
-        they write their own idea of a container. Another amount is somebody's wish, and it stays.
+        they write their own values again. Another amount was chosen by another program, and it stays.
         """
         pairs: list[tuple[str, object, object]] = [
             ("cpus", found.cpus_effective, self.cpus),

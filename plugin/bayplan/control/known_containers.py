@@ -17,7 +17,7 @@ class KnownContainers(Struct):
 
     ``unmanaged`` maps the ids of containers that were created without a decision to their names,
     ``oom_score_adj`` ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
-    runtime was told by default, when there was no time for a decision.
+    runtime was sent by default, when there was no time for a decision.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -35,17 +35,17 @@ class KnownContainers(Struct):
             self.oom_score_adj[container.id] = carried
 
     def without_default_cpus(self, container: Container) -> Container:
-        """*container* without CPUs that nobody chose: the runtime was told so by default, by us, or by an
-        earlier life of ours that left a note."""
+        """*container* without CPUs that were only a default: of this process, or of an earlier one, which
+        left an annotation."""
         cpus = container.resources.cpuset_cpus
-        noted = _note(container, cpus).items() <= container.annotations.items()
+        noted = _default_annotation(container, cpus).items() <= container.annotations.items()
         ours = cpus is not None and (noted or cpus == self.defaulted.get(container.id))
         return without_cpus(container) if ours else container
 
     def default_adjustment(self, container: Container, cpus: CpuSet) -> Adjustment:
         """The adjustment that gives *container* those *cpus* without a decision."""
         self.defaulted[container.id] = cpus
-        return Adjustment(cpuset_cpus=cpus, annotations=_note(container, cpus))
+        return Adjustment(cpuset_cpus=cpus, annotations=_default_annotation(container, cpus))
 
     def forget(self, container_id: str) -> None:
         """Forget a container, and its pod with its last container."""
@@ -67,8 +67,9 @@ class KnownContainers(Struct):
                 self.oom_score_adj[container_id] = applied
 
 
-def _note(container: Container, cpus: CpuSet | None) -> dict[str, str]:
-    """What says in a container that it was told *cpus* by default; as with decisions, by its own id."""
+def _default_annotation(container: Container, cpus: CpuSet | None) -> dict[str, str]:
+    """The annotation of a container that got *cpus* by default; it has the container's
+    id, as that of a decision has."""
     return {DEFAULT_CPUS_ANNOTATION: f"{container.id} {cpus}"}
 
 

@@ -20,7 +20,7 @@ KNOWN_SINCE: Final = frozenset(
 
 
 class SyncCpusets(Protocol):
-    """Makes the kernel's cpusets what the ledger says, at once; see `bayplan.control.cpusets`."""
+    """Makes the kernel's cpusets what the ledger has, at once; see `bayplan.control.cpusets`."""
 
     async def __call__(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """Those of the named containers, the CPUs of all if none are named."""
@@ -29,7 +29,7 @@ class SyncCpusets(Protocol):
 class Stage(enum.Enum):
     """How far a container is that came over NRI and does not run yet.
 
-    DECIDED: its creation was answered, and no event has said since that the runtime knows it. Updates of it
+    DECIDED: its creation was answered, and no event since shows that the runtime knows it. Updates of it
     are lost: containerd knows a container once it has stored it, CRI-O once the OCI runtime has made it.
     CREATED: the runtime knows it. CRI-O writes updates to its cgroup; containerd only to its spec, from which
     the OCI runtime may have made the cgroup before.

@@ -1,4 +1,4 @@
-"""Notices that somebody else pins containers: counts each pin, and has a sentence for the log once.
+"""Notices that another program pins containers: counts each pin, and has a sentence for the log once.
 
 What a pin is and whose is in `bayplan.placement.foreign_cpusets`; the status derives its own sentence
 from the ledger.
@@ -20,7 +20,7 @@ from bayplan.placement.foreign_cpusets import (
 
 class PinWatch:
     """Counts into *counters*. ``configured`` are the managers of kubelet that its configuration switches on;
-    the log has said so at the start."""
+    the log has that at the start."""
 
     def __init__(self, counters: Counter[str]) -> None:
         self.configured: Collection[KubeletManager] = ()
@@ -37,7 +37,7 @@ class PinWatch:
             if first and manager not in self.configured:
                 yield kubelet_sentence(manager, seen)
         if not managers and self._first("pinned_by_strangers"):
-            yield f"somebody else pins containers (seen in {seen}); that stays as it is"
+            yield f"another program pins containers (seen in {seen}); bayplan leaves them as they are"
 
     def kubelet_pins_cpus(self, ledger: Ledger) -> bool:
         """Whether kubelet's CPU Manager is at work, by its configuration or by what it did."""

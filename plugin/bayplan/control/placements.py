@@ -1,7 +1,7 @@
 """What the creation, the change, the end and the discovery of a container do to the ledger.
 
 Each step is one function from the request to the updates that follow from it: decide, record, answer. A step
-takes the open `Transaction`; whoever brings the event (NRI's controller, the OCI socket) opens it. A step
+takes the open `Transaction`; the receiver of the event (NRI's controller, the OCI socket) opens it. A step
 that fails or is cancelled before its commit leaves the ledger as it was.
 """
 
@@ -226,7 +226,7 @@ class Placements:
         return updates
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
-        """Take back what a lost reply to the NRI runtime said: its updates are due again. *forget*: it was
+        """Undo what a lost reply to the NRI runtime contained: its updates are due again. *forget*: it was
         about a creation or an end, and the container holds nothing."""
         notifications, ledger = self.notifications, transaction.basis.ledger
         ledger = ledger.with_notified_cpus(
@@ -296,7 +296,7 @@ class Placements:
     def _accept(
         self, transaction: Transaction, ledger: Ledger, decided: str | None = None, *, replied: bool
     ) -> Sequence[Update]:
-        """Make *ledger*, which says what has happened, current at once. The rest as for `_commit`."""
+        """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`."""
         shared = transaction.basis._replace(ledger=ledger).shared_cpus
         ledger, updates, nodes_due = self._with_updates(ledger, shared, replied=replied)
         transaction.accept(ledger=ledger, decided=decided)

@@ -139,8 +139,8 @@ class Recorder:
 
     def _submit_checkpoint(self) -> None:
         self._commits = 0
-        said = "checkpoint of the state database failed"
-        self._thread.submit(lambda: self._attempt(self.store.checkpoint, said))
+        message = "checkpoint of the state database failed"
+        self._thread.submit(lambda: self._attempt(self.store.checkpoint, message))
 
     def _attempt(self, work: Callable[[], object], otherwise: str) -> None:
         try:

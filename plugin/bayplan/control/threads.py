@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class InThread(Protocol):
-    """Runs a blocking call where blocking harms nobody."""
+    """Runs a blocking call in a thread, so that the event loop goes on."""
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
         """The result of *work*."""

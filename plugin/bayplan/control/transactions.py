@@ -73,7 +73,7 @@ class Transaction:
         Raises:
             StateError: the disk does not take it.
         """
-        await self._open._commit(ledger, decided)  # noqa: SLF001 - they are one
+        await self._open._commit(ledger, decided)  # noqa: SLF001 - the two classes are one unit
 
     def accept(
         self,
@@ -85,7 +85,7 @@ class Transaction:
         engine: Engine | None = None,
         replace_all: bool = False,
     ) -> None:
-        """Make current what nobody can refuse, and record it as soon as the disk takes it.
+        """Make current what cannot be refused any more, and record it as soon as the disk takes it.
 
         A new *engine* gets the promises in its own form. *replace_all*: the disk is to hold nothing but
         this ledger.
@@ -100,7 +100,7 @@ class Transaction:
         )
         if engine is not None:
             after = after._replace(ledger=engine.converted(after.machine, after.policy, after.ledger))
-        owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - they are one
+        owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - the two classes are one unit
 
     def close(self) -> None:
         """The transaction has ended."""

@@ -2,7 +2,7 @@
 
 Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when
 it is seen twice in a row: right after a reply the runtime may still be carrying it out. Who does not run yet
-is repaired as well, but nobody is suspected of it: its cgroup is just being made.
+is repaired as well, but not reported: its cgroup is just being made.
 """
 
 import logging
@@ -76,7 +76,7 @@ class Verifier:
         """Compare once, and repair what differed the last time too; the drift that was reported.
 
         *at_once* repairs without a second look: updates are due that no reply could carry. Of what it finds
-        only that is drift which the kernel had been seen to have already: somebody undid it.
+        only that is drift which the kernel was seen to have before: another program undid it.
         """
         compared = await self._in_thread(partial(compare, self._hierarchy, self._expected()))
         differing = tuple(one for one in compared if one.differences)
@@ -101,11 +101,11 @@ class Verifier:
         """Log what differs, the first, second, fourth, eighth... time: two managers of one cpuset may
         overwrite each other for ever."""
         for one in drift:
-            said = str(one)
-            self._times[_id(one)][said] += 1
-            times = self._times[_id(one)][said]
+            difference = str(one)
+            self._times[_id(one)][difference] += 1
+            times = self._times[_id(one)][difference]
             if times.bit_count() == 1:
-                extra = {"difference": said, "times": times, "hint": KEEP_HINT}
+                extra = {"difference": difference, "times": times, "hint": KEEP_HINT}
                 logger.warning("the kernel differs from the decision", extra=extra)
 
     def _still_expected(self, due: Iterable[Drift]) -> list[Drift]:

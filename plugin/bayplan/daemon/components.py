@@ -69,9 +69,9 @@ class Daemon:
         self.started_us = time.time_ns() // 1000
         self.hierarchy = Hierarchy.detect()
         self.host_thread = WorkThread("host")
-        # Apart, because a creation waits for it: a verification of 250 containers takes 20 ms.
+        # Separate, because a creation waits for it: a verification of 250 containers takes 20 ms.
         self.device_thread = WorkThread("devices")
-        # Apart as well: to move the memory of one process can take many seconds.
+        # Separate as well: to move the memory of one process can take many seconds.
         self.page_thread = WorkThread("pages")
         # And a start of a container waits for this.
         self.cpuset_thread = WorkThread("cpusets")
@@ -154,7 +154,7 @@ class Daemon:
             self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
         )
         if self.controller.known.containers:
-            # What came without NRI has nobody who says what became of it meanwhile.
+            # No runtime will list the containers that came without NRI: look what became of them.
             self._verify_now.set()
             self.narrowing_due.set()
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
@@ -185,7 +185,7 @@ class Daemon:
         await self.session.run()
 
     async def end_on_signal(self) -> None:
-        """Answer what was asked, then leave, when told to stop."""
+        """Answer the requests that have arrived, then end, when a signal asks for it."""
         await self._stop_now.wait()
         await self.session.close()
 
@@ -293,7 +293,7 @@ class Daemon:
             logger.exception("stale entries and unmanaged containers could not be looked for")
 
     async def _next_verification(self) -> bool:
-        """Wait for it; whether somebody asked for it."""
+        """Wait for it; whether it was asked for, and is not only due."""
         try:
             async with asyncio.timeout(VERIFY_INTERVAL_S):
                 await self._verify_now.wait()

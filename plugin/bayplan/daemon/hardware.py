@@ -237,7 +237,7 @@ class Hardware:
             return None
         known, connections = controller.known, controller.counters["connections"]
         if connections != self._connections:
-            # A runtime that connects again brings containers that looked like somebody else's before.
+            # Containers of a runtime that connects again were measured as memory outside of containers.
             self._afresh = self._afresh or self._connections > 0
             self._connections = connections
         if not controller.ledger.entries.keys() <= known.containers.keys():

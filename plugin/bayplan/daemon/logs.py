@@ -25,7 +25,7 @@ QUEUED_LINES: Final = 10_000
 
 REPEAT_WINDOW_S: Final = 60.0
 REPEAT_BURST: Final = 5
-"""So many equal warnings pass in a window; the next one after it says how many were left out."""
+"""So many equal warnings pass in a window; the next one after it has the number of those left out."""
 
 _REMEMBERED_REPEATS: Final = 1000
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -137,10 +137,10 @@ class QueueingHandler(logging.Handler):
             with self._counting:
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                lost = "%d log lines were dropped: nobody read them in time"
+                lost = "%d log lines were dropped: they were not read in time"
                 record = logging.LogRecord(__name__, logging.ERROR, "", 0, lost, (dropped,), None)
                 line = f"{line}\n{self.format(record)}"
-            # Nobody is left to be told if stderr is gone.
+            # There is no other place to report that stderr is gone.
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line + "\n")
                 self._stream.flush()

@@ -18,7 +18,7 @@ _US_PER_S: Final = 1_000_000
 
 
 class Notifier:
-    """Talks to the service manager at *address* (NOTIFY_SOCKET); None talks to nobody.
+    """Notifies the service manager at *address* (NOTIFY_SOCKET); with None it does nothing.
 
     ``watchdog_interval_s`` is how often `watchdog` should be called, half of what systemd allows; None when
     it does not watch this process.

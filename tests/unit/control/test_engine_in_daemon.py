@@ -129,7 +129,8 @@ def test_pins_of_others_are_kept_and_said(tmp_path: Path, caplog: pytest.LogCapt
 
     run(scenario)
     assert _said(caplog) == [
-        "somebody else pins containers (seen in a spec that already carried a cpuset); that stays as it is"
+        "another program pins containers (seen in a spec that already carried a cpuset); "
+        "bayplan leaves them as they are"
     ]
 
 
