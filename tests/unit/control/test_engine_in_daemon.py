@@ -128,10 +128,10 @@ def test_pins_of_others_are_kept_and_said(tmp_path: Path, caplog: pytest.LogCapt
             assert snapshot_of(one, 0, ()).problems == ()
 
     run(scenario)
-    assert _said(caplog) == [
-        "another program pins containers (seen in a spec that already carried a cpuset); "
-        "bayplan leaves them as they are"
-    ]
+    sentence = (
+        "another program pins containers (seen in a spec that already carried a cpuset); bayplan leaves"
+    )
+    assert _said(caplog) == [f"{sentence} them as they are"]
 
 
 def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
