@@ -29,7 +29,7 @@ from bayplan.cli import (
 from bayplan.cli.render import Block, show
 from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
 from bayplan.printable import printable_lines
-from bayplan.streams import CommandLineParser, make_writable, write_answer, write_error
+from bayplan.standard_streams import CommandLineParser, make_writable, write_answer, write_error
 
 
 class Verb(Protocol):

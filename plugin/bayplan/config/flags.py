@@ -12,7 +12,7 @@ from typing import Final
 from bayplan import __version__
 from bayplan.config.keys import GROUPS, KEYS, Key
 from bayplan.config.syntax import switch
-from bayplan.streams import CommandLineParser
+from bayplan.standard_streams import CommandLineParser
 
 _DESCRIPTION: Final = """\
 Decides which NUMA nodes hold each container's memory and which CPUs run it, and has the container runtime

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bayplan.conformance.sections import Folder, MismatchError, Section, modules
-from bayplan.streams import CommandLineParser
+from bayplan.standard_streams import CommandLineParser
 
 SHOWN_FAILURES = 3
 """Failures of one section that are printed in full; the rest are only counted."""

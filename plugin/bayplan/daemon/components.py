@@ -41,7 +41,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.mempolicy import has_weighted_interleave
+from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers

@@ -22,7 +22,7 @@ from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines
 from bayplan.quantity import format_bytes
-from bayplan.streams import make_writable, write_answer, write_error
+from bayplan.standard_streams import make_writable, write_answer, write_error
 
 logger = logging.getLogger(__name__)
 

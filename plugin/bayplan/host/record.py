@@ -15,7 +15,7 @@ from typing import Final
 
 from bayplan.errors import BayplanError, HostError, ParseError, excerpt
 from bayplan.host.kernelfs import read_optional, read_text
-from bayplan.streams import CommandLineParser
+from bayplan.standard_streams import CommandLineParser
 
 COMMENT: Final = "#"
 COLON: Final = "%3A"

@@ -74,6 +74,11 @@ def read_hugepages(node_ids: Iterable[int], root: Path = Path("/")) -> dict[int,
     return {node: _hugepages(str(base / f"node{node}/hugepages")) for node in node_ids}
 
 
+def has_weighted_interleave(root: Path = Path("/")) -> bool:
+    """Whether the kernel has the NUMA memory policy that interleaves by weight (Linux 6.9)."""
+    return (root / "sys/kernel/mm/mempolicy/weighted_interleave").is_dir()
+
+
 def _online(base: str) -> tuple[str | None, str | None]:
     return read_optional(f"{base}/node/online"), read_optional(f"{base}/cpu/online")
 
