@@ -19,10 +19,10 @@ route it otherwise. How it is spread over the nodes at the moment is the *witnes
 
 **Which set.** What a container is confined to is the best set that fits, by the order of `criteria`: first
 the fewest claimed sets that it crosses, since the kernel fills nodes by first touch and knows no limit per
-node, so that sets that cross each other are kept by luck alone; then the fewest nodes, the least distance,
-and so on. The `search` goes from narrow to wide. Up to 1000 sets of a width are looked at one by one, which
-is all of them on machines of up to 12 nodes. Of more, good ones are looked at, and branch and bound finds
-what these miss, or proves that there is nothing: what fits, what crosses fewer, what is nearer.
+node, so that nothing makes it keep the parts of sets that cross each other apart; then the fewest nodes, the
+least distance, and so on. The `search` goes from narrow to wide. Up to 1000 sets of a width are looked at one
+by one, which is all of them on machines of up to 12 nodes. Of more, good ones are looked at, and branch and
+bound finds what these miss, or proves that there is nothing: what fits, what crosses fewer, what is nearer.
 
 **When nothing fits.** Where the policy is strict or a wish required, other containers become wider for the
 request (`moves`), and only if that does not help it is refused. Otherwise it is promised as much as there is.

@@ -35,13 +35,13 @@ SEARCH_ENDED: Final = "search-ended"
 """Code of the reason that a search was given up before every set of nodes was ruled out."""
 
 MAX_TARGETS: Final = 16
-"""For how many sets of nodes moves are worked out, and how many are held against each other in a refusal."""
+"""For how many sets of nodes moves are worked out, and how many are compared in a refusal."""
 
 _STEPS_OF_A_TARGET: Final = 6
 _SETS_OF_A_REFUSAL: Final = 3000
-"""So many sets with promises are gone through for the cuts of a refusal."""
+"""So many claimed sets are read for the cuts of a refusal."""
 _MAX_SETS_OF_A_REFUSAL: Final = 1000
-"""Of so many sets that the policy allows those are looked for that lack least."""
+"""Of so many sets that the policy allows the least lacking ones are compared."""
 
 
 class Attempt(Struct, frozen=True):

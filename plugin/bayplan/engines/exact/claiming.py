@@ -65,13 +65,13 @@ def is_bounded(request: Request) -> bool:
 
 
 def is_confined(request: Request) -> bool:
-    """Whether the container is to stay on a set of its own, or is kept on one by somebody else."""
+    """Whether the container is bound to a set by its claim, its wishes or a pinned cpuset.mems."""
     wishes = request.nodes is not None or request.tier is not None
     return is_bounded(request) or wishes or request.pinned_mems is not None
 
 
 def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
-    """Whether the container may get other nodes later, for the sake of somebody else."""
+    """Whether the container may get more nodes later, to make room for another one."""
     return not (
         request.opted_out
         or request.pinned_mems is not None
@@ -85,7 +85,7 @@ def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
 def wished_nodes(machine: Machine, request: Request) -> CandidateNodes | None:
     """The nodes that the request's wishes leave; None if it has none.
 
-    They are empty where the machine has no such nodes, or only those of somebody else's device.
+    They are empty where the machine has no such nodes, or only those of devices of other containers.
     """
     if request.nodes is None and request.tier is None:
         return None

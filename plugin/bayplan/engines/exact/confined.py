@@ -37,11 +37,11 @@ from bayplan.engines.exact.claiming import (
 from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import crosses
-from bayplan.engines.exact.moves import Room, measured, movers_of, moves_to, with_all_wider
+from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
 from bayplan.engines.exact.resources import Amounts, ResourceFlows
 from bayplan.engines.exact.search import Area, Found, search
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.exact.unconfined import everywhere, open_mems, short
+from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
@@ -97,23 +97,23 @@ class Confinement:
             return kept
         wished = wished_nodes(self.machine, self.request)
         if wished is None and not is_bounded(self.request):
-            return self._with_cpus_only(everywhere(self.flows, self.ledger, self.request))
-        options = [*self._of_pod(), *([wished] if wished is not None else [])]
+            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
+        options = [*self._nodes_of_pod(), *([wished] if wished is not None else [])]
         if is_bounded(self.request) and not any(candidates.required for candidates in options):
             options.append(CandidateNodes(self.machine.ordinary_nodes, required=self.strict))
         passed_over: list[Attempt] = []
         for candidates in options:
             attempt = self._attempt(candidates, self.cpus, self._asked_together(candidates))
-            decision = self._tried(attempt)
+            decision = self._best_set(attempt)
             if decision is None and not self.strict and attempt.question.amounts != self.amounts:
                 self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
                 attempt = self._attempt(candidates, self.cpus, self.amounts)
-                decision = self._tried(attempt)
+                decision = self._best_set(attempt)
             if decision is None and candidates.required:
                 decision = (
                     self._with_moves(attempt)
-                    or self._after_all([*passed_over, *self._where_it_is()])
-                    or self._kept(apart=True)
+                    or self._with_moves_elsewhere([*passed_over, *self._attempts_where_it_is()])
+                    or self._kept(cpus_elsewhere=True)
                     or refused(attempt, self.ledger, self.request, self.current)
                 )
             if decision is not None:
@@ -123,14 +123,14 @@ class Confinement:
             passed_over.append(attempt)
         if is_bounded(self.request):
             return self._second_best()
-        return self._with_cpus_only(everywhere(self.flows, self.ledger, self.request))
+        return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
 
-    def _kept(self, *, apart: bool = False) -> Decision | None:
+    def _kept(self, *, cpus_elsewhere: bool = False) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
         was promised (its nodes may have lost memory since, as long as there is some).
 
-        Its CPUs have to be there too. With *apart* those that it has elsewhere do, if it asks for no more of
-        anything: that is never refused.
+        Its CPUs have to be there too. With *cpus_elsewhere* they are not, and are kept if the container asks
+        for no more of anything: that is never refused.
         """
         current = self.current
         if current is None or current.claim is None:
@@ -139,17 +139,17 @@ class Confinement:
         no_more = (
             not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
         )
-        if not no_more and (apart or not self.flows.fits(nodes.mask, self.amounts)):
+        if not no_more and (cpus_elsewhere or not self.flows.fits(nodes.mask, self.amounts)):
             return None
         cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
         if (lacking and self.strict) or (cpus != self.exclusive.own and not is_confined(self.request)):
             return None
-        if apart != bool(self.cpus and self.exclusive.away_from(nodes, cpus)) or (
-            apart and len(cpus) > len(self.exclusive.own)
+        if cpus_elsewhere != bool(self.cpus and self.exclusive.away_from(nodes, cpus)) or (
+            cpus_elsewhere and len(cpus) > len(self.exclusive.own)
         ):
             return None
         notes = [Reason("kept", f"fits where it is, on node {nodes}")]
-        if apart:
+        if cpus_elsewhere:
             notes.append(
                 Reason("apart", f"its CPUs {cpus} are not on node {nodes}, and no others are free there")
             )
@@ -163,7 +163,7 @@ class Confinement:
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, tuple(notes))
 
-    def _of_pod(self) -> Iterator[CandidateNodes]:
+    def _nodes_of_pod(self) -> Iterator[CandidateNodes]:
         """Under the scope pod the nodes that an earlier container of the pod was placed on."""
         if not self.by_pod:
             return
@@ -211,7 +211,7 @@ class Confinement:
             widest = len(candidates.nodes)
         return Attempt(candidates, Area(candidates.nodes.mask, widest, exactly=exactly), question)
 
-    def _tried(self, attempt: Attempt) -> Decision | None:
+    def _best_set(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt, for a running container among those that keep most of its place."""
         if not attempt.area.allowed:
             return None
@@ -266,7 +266,7 @@ class Confinement:
 
     def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
         """*placement* with what it has on each node, and the main node as memory policy where its set crosses
-        others: the kernel fills nodes by first touch, so it should not start on somebody else's part."""
+        others: the kernel fills nodes by first touch, and should not start on another container's part."""
         claim = placement.claim
         if claim is None or placement.mems is None:
             return placement
@@ -287,9 +287,9 @@ class Confinement:
         movers = movers_of(self.flows, self.ledger)
         if not movers:
             return None
-        room = Room(self.topology, self.flows, movers, budget)
+        room = RoomSearch(self.topology, self.flows, movers, budget)
         best = None
-        relaxed = with_all_wider(self.flows, movers)
+        relaxed = with_all_widened(self.flows, movers)
         for nodes in islice(attempt.reachable(relaxed, budget), MAX_TARGETS):
             sets = room.make(nodes, amounts)
             if sets and (best is None or len(sets) < len(best[1])):
@@ -313,14 +313,14 @@ class Confinement:
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
 
-    def _where_it_is(self) -> list[Attempt]:
+    def _attempts_where_it_is(self) -> list[Attempt]:
         """A running container on the nodes that it has, however many a new one would be allowed."""
         if self.current is None or self.current.claim is None:
             return []
         candidates = CandidateNodes(self.current.claim.nodes, exactly=True, of_pod=True)
         return [self._attempt(candidates, self.cpus, self.amounts)]
 
-    def _after_all(self, passed_over: Iterable[Attempt]) -> Decision | None:
+    def _with_moves_elsewhere(self, passed_over: Iterable[Attempt]) -> Decision | None:
         """On nodes that were only preferred, or where the container is already, if others become wider:
         rather that than a refusal."""
         notes, self.notes = self.notes, []
@@ -342,7 +342,7 @@ class Confinement:
         asked = amounts_text(self.amounts, self.cpus)
         note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")
         self.notes.append(note)
-        decision = self._tried(relaxed)
+        decision = self._best_set(relaxed)
         if decision is not None:
             return decision
         self.notes.remove(note)
@@ -351,7 +351,7 @@ class Confinement:
         placement = replace(
             self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
         )
-        decision = short(self.flows, self.ledger, self.request, placement)
+        decision = place_in_part(self.flows, self.ledger, self.request, placement)
         notes = (*self.notes, *([lacking] if lacking is not None else []))
         if self.cpus and self.exclusive.away_from(nodes, cpus):
             notes = (*notes, note)

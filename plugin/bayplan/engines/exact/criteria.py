@@ -1,7 +1,7 @@
 """By what sets of nodes are compared: one named function each, in the order of `CRITERIA`, smaller is better.
 
-The kernel fills nodes by first touch and knows no limit per node. Promises on sets that cross each other are
-therefore kept by nothing but luck, and sets that are nested or disjoint come before everything else.
+The kernel fills nodes by first touch and knows no limit per node. Nothing makes it keep promises on sets that
+cross each other, so that sets that are nested or disjoint come before everything else.
 """
 
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
 from bayplan.engines.exact.resources import ResourceFlows, claims_by_id, shortage
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
-from bayplan.engines.exact.unconfined import completed_claims, everywhere, open_mems, widened_placements
+from bayplan.engines.exact.unconfined import completed_claims, open_mems, place_unconfined, widened_placements
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
@@ -81,7 +81,7 @@ class ExactEngine:
                 cpus_apart = policy.topology is TopologyPolicy.NONE
                 decision = _with_original_nodes(topology, decision, current, cpus_apart=cpus_apart)
         else:
-            decision = everywhere(flows, ledger, request)
+            decision = place_unconfined(flows, ledger, request)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
@@ -131,7 +131,7 @@ class ExactEngine:
         policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
         ledger: Ledger,
     ) -> Ledger:
-        """See `Engine.converted`: whoever has no claim yet gets the one that the rules give."""
+        """See `Engine.converted`: a container without a claim gets the one that the rules give."""
         entries = ledger.entries.values()
         if all(entry.decision.placement.claim is not None for entry in entries):
             return ledger
@@ -157,8 +157,8 @@ class ExactEngine:
 def _left_alone(
     flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
 ) -> Decision:
-    """Keep what somebody else set, or all of it where the container opted out, and claim what it uses: in
-    full, whether or not it fits, so that nobody else is promised it."""
+    """Keep pinned values, or all of them where the container opted out, and claim what it uses: in full,
+    whether or not it fits, so that no other container is promised it."""
     kept = current or Placement()
     own = None if request.pinned_mems is not None or request.opted_out else kept.claim
     nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)
@@ -186,7 +186,7 @@ def _with_original_nodes(
     topology: NodeTopology, decision: Decision, current: Placement, *, cpus_apart: bool
 ) -> Decision:
     """*decision* with the nodes that a container which became wider goes back to when there is room again:
-    none if its CPUs would be left behind, unless they may be apart anyway."""
+    none if its CPUs would be left behind, unless they may be elsewhere anyway."""
     placement = decision.placement
     claim, before = placement.claim, current.claim
     if claim is None or before is None:

@@ -13,7 +13,7 @@ from bayplan.sets import CpuSet, NodeSet
 
 class ExclusiveCpus:
     """The CPUs that one container may have. ``own`` are those that it has already, if it runs; ``free`` are
-    these and all that nobody has."""
+    these and all that no container has."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Making room: which flexible containers get more nodes, so that a request fits that would not fit otherwise.
 
-A container only ever gets wider: its pages stay until the kernel or somebody else moves them, and what it was
-promised stays promised. Nobody is moved who was pinned, required nodes or a tier, was placed under a strict
-policy or has a memory policy. As few as suffice, the smallest first; none if it takes more than `MAX_MOVES`.
+A container only ever gets wider: its pages stay until the kernel or the daemon moves them, and what it was
+promised stays promised. Containers that are pinned, require nodes or a tier, were placed under a strict
+policy or have a memory policy are not moved. As few as suffice, the smallest first; none if it takes more
+than `MAX_MOVES`.
 """
 
 from bisect import bisect_left
@@ -26,7 +27,7 @@ from bayplan.sets import NodeSet
 MAX_MOVES: Final = 16
 """How many containers one decision may move: each is an update in the reply that the runtime waits for."""
 MAX_RETURNS: Final = 4
-"""How many containers are told at once that they can go back: the witness of each is worked out."""
+"""How many containers are moved back at once: the witness of each is computed."""
 
 
 _STEPS_OF_A_TRIAL: Final = 40
@@ -47,7 +48,7 @@ class Mover(Struct, frozen=True):
         return sum(self.claim.amounts_bytes.values())
 
 
-def with_all_wider(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceFlows:
+def with_all_widened(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceFlows:
     """The flows as if all *movers* were as wide as possible: what does not fit there, no moves make room
     for."""
     leaving = {(resource, mover.claim.nodes) for mover in movers for resource in mover.claim.amounts_bytes}
@@ -70,7 +71,7 @@ def with_all_wider(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceFlo
     return loose
 
 
-class Room:
+class RoomSearch:
     """What it takes to make room on one set or another, for one decision. *flows* are those of the ledger
     that the *movers* are of; *budget* bounds what is tried."""
 
@@ -106,7 +107,7 @@ class Room:
         return self.budget.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
 
     def _in_the_way(self, nodes: int, amounts: Amounts) -> list[Mover]:
-        """The movers within the minimum cut, which grows as they are thought to be wider; none if even with
+        """The movers within the minimum cut, which grows as they are taken to be wider; none if even with
         all of them wider the request does not fit."""
         candidates = {mover.entry.container_id: mover for mover in self.movers}
         relaxed, movers = self.flows.copy(), list[Mover]()
@@ -198,7 +199,8 @@ def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tupl
 
 def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
     """The first few of the containers that became wider and for which there is room again where they were
-    placed, without those *staying*. Who lacks a part of its promise has better prospects on more nodes."""
+    placed, without those *staying*. A container that lacks a part of its promise
+    stays wide: on more nodes it is more likely to get it."""
     trial, found = None, []
     for container_id, entry in sorted(ledger.entries.items()):
         placement, claim = entry.decision.placement, claim_of(entry)
@@ -223,7 +225,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
 
 
 def movers_of(flows: ResourceFlows, ledger: Ledger) -> list[Mover]:
-    """Everybody who may become wider, by id."""
+    """All containers that may become wider, by id."""
     everywhere, found = flows.machine.ordinary_nodes, []
     for _, entry in sorted(ledger.entries.items()):
         claim = claim_of(entry)

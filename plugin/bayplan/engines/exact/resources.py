@@ -182,7 +182,7 @@ def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut, asked_bytes: int) -
 
 
 def claim_of(entry: Entry) -> Claim | None:
-    """The claim of a container that has one that could move over."""
+    """The claim of a container, None if it claims nothing."""
     claim = entry.decision.placement.claim
     return claim if claim is not None and claim.amounts_bytes else None
 

@@ -30,7 +30,7 @@ _FEW_CROSSING: Final = 16
 _STEPS_OF_A_RANK: Final = 6
 """What it costs to grow a set."""
 _FEW: Final = 64
-"""So many sets are looked at for a runner-up that nobody needs."""
+"""Up to so many sets of the next width are looked at, for a runner-up to show."""
 
 
 class Area(Struct, frozen=True):

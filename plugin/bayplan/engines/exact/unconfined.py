@@ -1,7 +1,7 @@
 """Containers that are confined to no set, and claims that could not be promised in full.
 
-Never refused: their use is not bounded by their claim anyway, so that a refusal would protect nobody. What
-could not be promised is said, with the minimum cut.
+Never refused: their use is not bounded by their claim, so that a refusal would protect no other container.
+The decision says what could not be promised, with the minimum cut.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from bayplan.model.memory_kinds import device_nodes
 from bayplan.sets import NodeSet
 
 
-def everywhere(flows: ResourceFlows, ledger: Ledger, request: Request) -> Decision:
+def place_unconfined(flows: ResourceFlows, ledger: Ledger, request: Request) -> Decision:
     """The decision about a container without a set of its own."""
     machine, amounts = flows.machine, claimed_amounts(request)
     nodes = machine.ordinary_nodes
@@ -30,10 +30,10 @@ def everywhere(flows: ResourceFlows, ledger: Ledger, request: Request) -> Decisi
     if flows.fits(nodes.mask, amounts):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
-    return short(flows, ledger, request, placement)
+    return place_in_part(flows, ledger, request, placement)
 
 
-def short(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Placement) -> Decision:
+def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Placement) -> Decision:
     """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
     claim = placement.claim
     assert claim is not None
