@@ -13,8 +13,8 @@ Intersections without the product. Choose one element of each list: a mask, "any
 masks and the grounds of the chosen regions have in common is a *base*. Each region of ground G can leave out
 further nodes E, as long as G without E is in the region; the intersection is the base without all those E.
 Regions are monotone. So the intersections M of that choice are the sets whose remainder, base without M, the
-regions can share out among them (`Split`; with one region it suffices that M, with the ground outside of the
-base, holds enough: `Members`). And with M every larger set inside the base is an intersection too, so that a
+regions can share out among them (`LeftOut`; with one region it suffices that M, with the ground outside of
+the base, holds enough: `Members`). And with M every larger set inside the base is an intersection too, so that a
 base gives all sizes from some smallest one up to its own: step 2 needs only a search of size B; without a hit
 there, every base lies below B or begins above it. Of choices with equal bases only those with most regions
 count, since a region never has to leave anything out.
@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, OfSize, Region, Touching, bits
-from bayplan.engines.kubelet.topology.node_rules import Budget, Members, Rule, Split
+from bayplan.engines.kubelet.topology.node_rules import Budget, LeftOut, Members, Rule
 from bayplan.engines.kubelet.topology.node_search import Candidate, fewest, least
 from bayplan.sets import NodeSet
 
@@ -277,7 +277,7 @@ class _Intersections:
             if len(regions) == 1:
                 yield Members.within(base, regions[0])
             elif regions:
-                yield Split(base, regions, self._budget)
+                yield LeftOut(base, regions, self._budget)
 
 
 def _wanted(lists: Sequence[_List], budget: Budget) -> int:

@@ -1,16 +1,17 @@
 """Which sets of nodes a search for an answer of the merge may return.
 
 A rule says of a partial choice whether it can still succeed. `Members`: the set itself lies in regions.
-`Split`: the nodes left out can be shared out among several regions. Two demands of one region, or two regions
-of a Split, make this a knapsack problem; the bounds are then no longer exact before the last node is chosen.
+`LeftOut`: the nodes left out can be shared out among several regions. Two demands of one region, or two
+regions of a LeftOut, make this a knapsack problem; the bounds are then no longer exact before the last node
+is chosen.
 """
 
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final, Protocol
 
+from bayplan.engines.kubelet.topology.demand_bounds import DemandBounds, together
 from bayplan.engines.kubelet.topology.hints import Region, Touching, bits
-from bayplan.engines.kubelet.topology.scales import Scale, together
 
 ALWAYS_EXACT: Final = 8
 """Up to so many nodes (kubelet's default limit) no search is ever cut short."""
@@ -47,7 +48,7 @@ class Rule(Protocol):
     base: int
     must: int
 
-    def hopeful(self, chosen: int, below: int, picks: int) -> bool:
+    def can_succeed(self, chosen: int, below: int, picks: int) -> bool:
         """Whether *chosen* with *picks* more nodes out of *below* could obey the rule; with no picks left
         the answer is exact. Every node of the base in neither is left out."""
 
@@ -55,7 +56,7 @@ class Rule(Protocol):
 class Members:
     """The sets that lie in all of some regions, and touch the wanted number of blocks."""
 
-    __slots__ = ("_scales", "_touching", "base", "must")
+    __slots__ = ("_bounds", "_touching", "base", "must")
 
     def __init__(self, regions: Sequence[Region], touching: Sequence[Touching] = (), must: int = 0) -> None:
         base = -1
@@ -67,7 +68,7 @@ class Members:
         demands = [demand for region in regions for demand in region.demands]
         if len(demands) > 1:
             demands.insert(0, together(demands))
-        self._scales = [Scale(demand, base) for demand in demands]
+        self._bounds = [DemandBounds(demand, base) for demand in demands]
         self._touching = [([block.mask for block in rule.blocks], rule.count) for rule in touching]
 
     @classmethod
@@ -78,20 +79,20 @@ class Members:
         rest = region.ground.mask & ~base
         self.base = base
         self.must &= base
-        self._scales = [Scale(demand, base, rest) for demand in region.demands]
+        self._bounds = [DemandBounds(demand, base, rest) for demand in region.demands]
         return self
 
-    def hopeful(self, chosen: int, below: int, picks: int) -> bool:
+    def can_succeed(self, chosen: int, below: int, picks: int) -> bool:
         """See `Rule`."""
         for blocks, count in self._touching:
             touched = sum(1 for block in blocks if block & chosen)
             more = sum(1 for block in blocks if block & below and not block & chosen) if picks else 0
             if not touched <= count <= touched + min(more, picks):
                 return False
-        return all(scale.reaches(chosen, below, picks) for scale in self._scales)
+        return all(bound.reaches(chosen, below, picks) for bound in self._bounds)
 
 
-class Split:
+class LeftOut:
     """The sets M whose remainder (base without M) several regions can leave out between them.
 
     Each region may leave out its own share of the remainder, as long as its demands are met by the rest of
@@ -107,12 +108,12 @@ class Split:
         self._budget = budget
         self._musts = [region.must.mask & base for region in regions]
         self._regions = [
-            [Scale(demand, base, region.ground.mask & ~base) for demand in region.demands]
+            [DemandBounds(demand, base, region.ground.mask & ~base) for demand in region.demands]
             for region in regions
         ]
         self._known: dict[tuple[int, int], bool] = {}
 
-    def hopeful(self, chosen: int, below: int, picks: int) -> bool:
+    def can_succeed(self, chosen: int, below: int, picks: int) -> bool:
         """See `Rule`."""
         kept = chosen | below if picks else chosen
         return self._shared_out(self.base & ~kept, 0)
@@ -133,7 +134,7 @@ class Split:
         return self._known[key]
 
     def _can_leave(self, out: int, region: int) -> bool:
-        return not out & self._musts[region] and all(scale.can_spare(out) for scale in self._regions[region])
+        return not out & self._musts[region] and all(bound.can_spare(out) for bound in self._regions[region])
 
     def _enough(self, out: int, first: int) -> bool:
         """Whether every node can be left out by some region, and all of them by count: bounds only."""
@@ -142,7 +143,7 @@ class Split:
         for region in range(first, len(self._regions)):
             alone = [node for node in bits(out) if self._can_leave(1 << node, region)]
             reachable |= sum(1 << node for node in alone)
-            count += min((scale.most(alone) for scale in self._regions[region]), default=len(alone))
+            count += min((bound.most(alone) for bound in self._regions[region]), default=len(alone))
         return reachable == out and count >= out.bit_count()
 
     def _shares(self, out: int, region: int) -> Iterator[int]:
@@ -155,11 +156,11 @@ class Split:
                 continue
             if not any(self._can_leave(bit, other) for other in later):
                 bound |= bit
-            elif all(scale.costs_nothing(node) for scale in self._regions[region]):
+            elif all(bound.costs_nothing(node) for bound in self._regions[region]):
                 free |= bit
             else:
                 choice.append(node)
-        choice.sort(key=lambda node: sum(scale.weights[node] for scale in self._regions[region]))
+        choice.sort(key=lambda node: sum(bound.weights[node] for bound in self._regions[region]))
         if self._can_leave(free | bound, region):
             yield from self._grow(free | bound, choice, 0, region, [])
 

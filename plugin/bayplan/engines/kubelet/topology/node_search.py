@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import accumulate
 
+from bayplan.engines.kubelet.topology.demand_bounds import DemandBounds, together
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Region, bits
 from bayplan.engines.kubelet.topology.node_rules import Budget, Members, Rule
-from bayplan.engines.kubelet.topology.scales import Scale, together
 
 Candidate = tuple[int, int]
 """A set found by a search: the total of its distances (0 if they don't matter) and its mask. The smaller of
@@ -25,7 +25,7 @@ def least(
     """The least set of *size* nodes that obeys *rule*, if it is less than *best*; otherwise *best*."""
     if not 0 < size <= rule.base.bit_count() or rule.must.bit_count() > size:
         return best
-    if not rule.hopeful(0, rule.base, size):
+    if not rule.can_succeed(0, rule.base, size):
         return best
     if distances is None:
         narrowest = _Narrowest(rule, budget, best)
@@ -46,14 +46,14 @@ def fewest(region: Region, budget: Budget) -> int:
     if not region:
         return 0
     must, base = region.must.mask, region.ground.mask
-    scales = [Scale(demand, base) for demand in region.demands]
-    lower = max(1, must.bit_count(), *(scale.fewest(must) for scale in scales), 0)
-    if len(scales) == 1 and not scales[0].shared:
+    bounds = [DemandBounds(demand, base) for demand in region.demands]
+    lower = max(1, must.bit_count(), *(bound.fewest(must) for bound in bounds), 0)
+    if len(bounds) == 1 and not bounds[0].shared:
         return lower
-    weights = Scale(together(region.demands), base).weights
+    weights = DemandBounds(together(region.demands), base).weights
     taken = must
     for node in sorted(bits(base & ~must), key=lambda node: -weights[node]):
-        if taken and all(scale.reaches(taken, 0, 0) for scale in scales):
+        if taken and all(bound.reaches(taken, 0, 0) for bound in bounds):
             break
         taken |= 1 << node
     upper = taken.bit_count()
@@ -83,7 +83,7 @@ class _Search:
         return (
             bool(missing & ~below)
             or missing.bit_count() > picks
-            or not self.rule.hopeful(taken, below, picks)
+            or not self.rule.can_succeed(taken, below, picks)
         )
 
 

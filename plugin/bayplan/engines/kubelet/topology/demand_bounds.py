@@ -1,4 +1,4 @@
-"""Demands weighed over the nodes of a base: what some of them hold, could hold, or can spare.
+"""Bounds on demands over the nodes of a base: what some of them hold, could hold, or can spare.
 
 Works on bare masks for speed. Every bound is exact for one demand without shared amounts.
 """
@@ -11,7 +11,7 @@ from bayplan.engines.kubelet.topology.hints import Demand, bits
 from bayplan.sets import NodeSet
 
 
-class Scale:
+class DemandBounds:
     """One demand over the nodes of ``base``, once what lies outside of it (``rest``) has been counted.
 
     ``weights`` maps the base's nodes to their amounts, ``shared`` lists (nodes, amount) that count once, and
