@@ -14,10 +14,10 @@ masks and the grounds of the chosen regions have in common is a *base*. Each reg
 further nodes E, as long as G without E is in the region; the intersection is the base without all those E.
 Regions are monotone. So the intersections M of that choice are the sets whose remainder, base without M, the
 regions can share out among them (`LeftOut`; with one region it suffices that M, with the ground outside of
-the base, holds enough: `Members`). And with M every larger set inside the base is an intersection too, so that a
-base gives all sizes from some smallest one up to its own: step 2 needs only a search of size B; without a hit
-there, every base lies below B or begins above it. Of choices with equal bases only those with most regions
-count, since a region never has to leave anything out.
+the base, holds enough: `Members`). And with M every larger set inside the base is an intersection too, so
+that a base gives all sizes from some smallest one up to its own: step 2 needs only a search of size B;
+without a hit there, every base lies below B or begins above it. Of choices with equal bases only those with
+most regions count, since a region never has to leave anything out.
 
 Cost: polynomial in nodes and providers when every region has one additive demand and few masks are listed one
 by one. See `bayplan.engines.kubelet.topology.node_rules` for the bound in all other cases.
