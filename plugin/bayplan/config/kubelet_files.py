@@ -12,7 +12,7 @@ from bayplan.config.keys import FEATURE_GATES, KEYS
 from bayplan.config.sources import KUBELETS_KIND, Document, Source
 from bayplan.config.values import show
 from bayplan.errors import Problem
-from bayplan.placement.foreign_cpusets import KubeletManager
+from bayplan.placement.foreign_cpusets import PinningManager
 
 _API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 _HARD: Final = "evictionHard"
@@ -26,9 +26,9 @@ DEFAULT_EVICTION_HARD: Final[Mapping[str, object]] = {
 }
 """pkg/kubelet/eviction/defaults_linux.go."""
 
-_PINNING: Final[Mapping[tuple[str, str], KubeletManager]] = {
-    ("cpuManagerPolicy", "static"): KubeletManager.CPU,
-    ("memoryManagerPolicy", "Static"): KubeletManager.MEMORY,
+_PINNING: Final[Mapping[tuple[str, str], PinningManager]] = {
+    ("cpuManagerPolicy", "static"): PinningManager.CPU,
+    ("memoryManagerPolicy", "Static"): PinningManager.MEMORY,
 }
 _RESERVED_TWICE: Final = ("reservedSystemCPUs", "systemReservedCgroup", "kubeReservedCgroup")
 

@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
-from bayplan.placement.foreign_cpusets import KubeletManager, kubelet_sentence
+from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 
@@ -103,7 +103,7 @@ class Settings(Struct, frozen=True):
     log_format: str = "auto"
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
-    kubelet_managers: Mapping[KubeletManager, str] = field(default_factory=dict)
+    kubelet_managers: Mapping[PinningManager, str] = field(default_factory=dict)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from bayplan.config.values import InvalidValueError, invalid, items, show, unreadable
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text
-from bayplan.placement.foreign_cpusets import KubeletManager
+from bayplan.placement.foreign_cpusets import PinningManager
 
 MAX_CONFIG_BYTES: Final = MIB
 KUBELETS_KIND: Final = "KubeletConfiguration"
@@ -61,7 +61,7 @@ class Source(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     unread: frozenset[str] = frozenset()
     of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
-    pinning: tuple[KubeletManager, ...] = ()
+    pinning: tuple[PinningManager, ...] = ()
 
 
 def files_of(path: Path) -> list[File]:

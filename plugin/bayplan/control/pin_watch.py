@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
 from bayplan.placement.foreign_cpusets import (
-    KubeletManager,
+    PinningManager,
     how_detected,
     is_pinned,
-    kubelet_managers_pinning,
     kubelet_sentence,
+    pinning_managers,
 )
 
 
@@ -23,7 +23,7 @@ class PinWatch:
     the log has that at the start."""
 
     def __init__(self, counters: Counter[str]) -> None:
-        self.configured: Collection[KubeletManager] = ()
+        self.configured: Collection[PinningManager] = ()
         self._counters = counters
 
     def note(self, request: Request) -> Iterator[str]:
@@ -31,7 +31,7 @@ class PinWatch:
         if not is_pinned(request):
             return
         self._counters["pinned_by_others"] += 1
-        seen, managers = how_detected(request).value, kubelet_managers_pinning(request)
+        seen, managers = how_detected(request).value, pinning_managers(request)
         for manager in managers:
             first = self._first(f"pinned_by_kubelet_{manager.name.lower()}_manager")
             if first and manager not in self.configured:
@@ -42,8 +42,8 @@ class PinWatch:
     def kubelet_pins_cpus(self, ledger: Ledger) -> bool:
         """Whether kubelet's CPU Manager is at work, by its configuration or by what it did."""
         requests = (entry.decision.request for entry in ledger.entries.values())
-        return KubeletManager.CPU in self.configured or any(
-            KubeletManager.CPU in kubelet_managers_pinning(request) for request in requests
+        return PinningManager.CPU in self.configured or any(
+            PinningManager.CPU in pinning_managers(request) for request in requests
         )
 
     def _first(self, counter: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from bayplan.model.decision import QosClass, QosSource, Request
 
 
-class KubeletManager(enum.Enum):
+class PinningManager(enum.Enum):
     """The managers of kubelet that pin containers."""
 
     CPU = "CPU Manager"
@@ -36,7 +36,7 @@ def how_detected(request: Request) -> DetectedBy:
     return DetectedBy.UPDATE if request.pinned_by_update else DetectedBy.SPEC
 
 
-def kubelet_managers_pinning(request: Request) -> tuple[KubeletManager, ...]:
+def pinning_managers(request: Request) -> tuple[PinningManager, ...]:
     """The managers of kubelet that a container's pins come from; none if it was somebody else.
 
     Only pods in kubelet's cgroup tree are kubelet's. There the CPU Manager gives as many CPUs as a container
@@ -46,22 +46,22 @@ def kubelet_managers_pinning(request: Request) -> tuple[KubeletManager, ...]:
         return ()
     found = []
     if request.pinned_cpus is not None and request.exclusive_cpus in (0, len(request.pinned_cpus)):
-        found.append(KubeletManager.CPU)
+        found.append(PinningManager.CPU)
     if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
-        found.append(KubeletManager.MEMORY)
+        found.append(PinningManager.MEMORY)
     return tuple(found)
 
 
-def pin_sentences(requests: Iterable[Request], configured: Collection[KubeletManager] = ()) -> Iterator[str]:
+def pin_sentences(requests: Iterable[Request], configured: Collection[PinningManager] = ()) -> Iterator[str]:
     """What to say of the pins of others, one sentence for each manager of kubelet and one for all others.
 
     *requests* are those of the containers that exist, *configured* the managers that kubelet's configuration
     switches on.
     """
     pinned = [request for request in requests if is_pinned(request)]
-    others = sum(not kubelet_managers_pinning(request) for request in pinned)
-    for manager in KubeletManager:
-        its = [request for request in pinned if manager in kubelet_managers_pinning(request)]
+    others = sum(not pinning_managers(request) for request in pinned)
+    for manager in PinningManager:
+        its = [request for request in pinned if manager in pinning_managers(request)]
         seen = {how_detected(request) for request in its}
         if manager in configured:
             seen.add(DetectedBy.CONFIGURATION)
@@ -72,6 +72,6 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[KubeletMan
         yield f"{others} containers are pinned by somebody else; that stays as it is"
 
 
-def kubelet_sentence(manager: KubeletManager, seen: str) -> str:
+def kubelet_sentence(manager: PinningManager, seen: str) -> str:
     """That a manager of kubelet pins containers, and how that was *seen*."""
     return f"kubelet's {manager.value} pins containers itself (seen in {seen}); what it sets stays as it is"

@@ -11,7 +11,7 @@ from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.model.policy import TopologyPolicy
-from bayplan.placement.foreign_cpusets import KubeletManager
+from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -154,7 +154,7 @@ def test_what_pins_is_named_by_the_file_that_says_so(files: Files) -> None:
         "cpuManagerPolicy: static\nmemoryManagerPolicy: Static", a="memoryManagerPolicy: None\nx: 1", b="y: 1"
     )
     settings = load_settings([base, directory])
-    assert settings.kubelet_managers == {KubeletManager.CPU: str(base)}
+    assert settings.kubelet_managers == {PinningManager.CPU: str(base)}
 
 
 def test_problems_are_named_by_the_file_that_is_to_be_changed(files: Files) -> None:

@@ -17,7 +17,7 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ConfigError
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
-from bayplan.placement.foreign_cpusets import KubeletManager
+from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -518,7 +518,7 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.log_level == "debug"
     assert settings.notices == ()
     file = settings.sources[0]
-    assert settings.kubelet_managers == {KubeletManager.CPU: file, KubeletManager.MEMORY: file}
+    assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
     assert settings.remarks == (
         f"kubelet's CPU Manager pins containers itself (seen in {file}); what it sets stays as it is",
         f"kubelet's Memory Manager pins containers itself (seen in {file}); what it sets stays as it is",
@@ -533,7 +533,7 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     assert settings.memory_manager is MemoryManagerPolicy.STATIC
     assert settings.cpu_options == {"full-pcpus-only": "true"}
     assert settings.notices == ()
-    assert list(settings.kubelet_managers) == [KubeletManager.CPU, KubeletManager.MEMORY]
+    assert list(settings.kubelet_managers) == [PinningManager.CPU, PinningManager.MEMORY]
     without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
     bare = load_settings([without, write('engine = "kubelet"')])
     assert (bare.memory_manager, bare.cpu_manager) == (MemoryManagerPolicy.NONE, "none")

@@ -18,7 +18,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Resources
-from bayplan.placement.foreign_cpusets import KubeletManager
+from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
@@ -186,7 +186,7 @@ def test_kubelets_managers_are_named_once_with_every_way_they_were_seen(
 ) -> None:
     async def scenario() -> None:
         async with daemon(tmp_path) as one:
-            one.decision_log.pins.configured = (KubeletManager.CPU,)
+            one.decision_log.pins.configured = (PinningManager.CPU,)
             spec = Resources(MIB, 1024, 100_000, 100_000, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
             for name in ("p", "q"):
                 await one.create_container(GUARANTEED, container(name, GUARANTEED, resources=spec))

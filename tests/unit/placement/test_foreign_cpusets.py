@@ -7,10 +7,10 @@ from bayplan.model.request import changed_request, derive_request
 from bayplan.model.workload import Pod, Resources
 from bayplan.placement.foreign_cpusets import (
     DetectedBy,
-    KubeletManager,
+    PinningManager,
     how_detected,
-    kubelet_managers_pinning,
     pin_sentences,
+    pinning_managers,
 )
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -18,7 +18,7 @@ from support.machines import container, pod
 
 KUBELETS = pod("g", QosClass.GUARANTEED)
 BEST_EFFORT = pod("b", QosClass.BEST_EFFORT)
-CPU, MEMORY = KubeletManager.CPU, KubeletManager.MEMORY
+CPU, MEMORY = PinningManager.CPU, PinningManager.MEMORY
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_kubelets_managers_are_known_by_what_they_set(
     milli: int | None,
     cpus: list[int] | None,
     mems: list[int] | None,
-    expected: tuple[KubeletManager, ...],
+    expected: tuple[PinningManager, ...],
 ) -> None:
     base = container("c", owner, memory_bytes=MIB if milli else None, milli_cpus=milli)
     request = derive_request(owner, base, GIB)
@@ -48,7 +48,7 @@ def test_kubelets_managers_are_known_by_what_they_set(
         cpuset_cpus=CpuSet(cpus) if cpus is not None else None,
         cpuset_mems=NodeSet(mems) if mems is not None else None,
     )
-    assert kubelet_managers_pinning(changed_request(request, base.resources, sets)) == expected
+    assert pinning_managers(changed_request(request, base.resources, sets)) == expected
 
 
 def test_the_first_reconciliation_repeats_what_the_spec_had_and_changes_nothing() -> None:
