@@ -14,7 +14,6 @@ from bayplan.nri.wire import (
     MAX_MESSAGE_BYTES,
     NEED_DATA,
     Connection,
-    ConnectionClosed,
     Refused,
     Request,
     Response,
@@ -64,7 +63,16 @@ class Link(asyncio.Protocol):
             return
         try:
             self.wire.receive_data(data)
-            self._deliver()
+            while (event := self.wire.next_event()) is not NEED_DATA:
+                if isinstance(event, Request | Response):
+                    self._receive(event)
+                elif isinstance(event, Refused):
+                    logger.warning("request refused", extra={"code": event.code.name, "why": event.message})
+                    self._write(event.reply)
+                else:
+                    self.abort("closed by the peer")
+                if self._why:  # whoever received it has ended the connection
+                    return
         except RemoteProtocolError as error:
             self.abort(str(error))
         except Exception:
@@ -109,19 +117,6 @@ class Link(asyncio.Protocol):
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
-
-    def _deliver(self) -> None:
-        while not self._why:
-            event = self.wire.next_event()
-            if event is NEED_DATA:
-                return
-            if isinstance(event, ConnectionClosed):
-                self.abort("closed by the peer")
-            elif isinstance(event, Refused):
-                logger.warning("request refused", extra={"code": event.code.name, "why": event.message})
-                self._write(event.reply)
-            elif isinstance(event, Request | Response):
-                self._receive(event)
 
     def _write(self, reply: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

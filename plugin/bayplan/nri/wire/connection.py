@@ -24,10 +24,9 @@ from bayplan.nri.wire.events import (
     Response,
     Role,
 )
+from bayplan.nri.wire.framing import FrameReader, MessageReader, message
 from bayplan.nri.wire.limits import MAX_BACKLOG_BYTES, MAX_CONSECUTIVE_REFUSALS
-from bayplan.nri.wire.mux import FrameReader
 from bayplan.nri.wire.streams import CalledStreams, Header, MessageType, Ruling, ServedStreams, Verdict
-from bayplan.nri.wire.ttrpc import MessageReader, message
 
 
 class Connection:
@@ -182,7 +181,6 @@ class Connection:
         After each of these nothing has been sent and nothing has changed. Any other exception is a bug.
         """
         if isinstance(event, Response):
-            self._served.check_open(event.stream_id)
             sent = message(self._serving_id, event.stream_id, MessageType.RESPONSE, response_parts(event))
             self._served.close(event.stream_id)
             return sent

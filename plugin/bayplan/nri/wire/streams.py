@@ -112,18 +112,16 @@ class ServedStreams:
         self._unanswered_bytes += header.length
         return _READ
 
-    def check_open(self, stream_id: int) -> None:
-        """Make sure that a response on this stream is owed.
+    def close(self, stream_id: int) -> None:
+        """The request has its answer.
 
         Raises:
-            StreamError: it is not.
+            StreamError: no request waits for one.
         """
-        if stream_id not in self._unanswered:
+        length = self._unanswered.pop(stream_id, None)
+        if length is None:
             raise StreamError(stream_id, "no request waits for this response")
-
-    def close(self, stream_id: int) -> None:
-        """The request has its answer."""
-        self._unanswered_bytes -= self._unanswered.pop(stream_id)
+        self._unanswered_bytes -= length
 
 
 class CalledStreams:
