@@ -191,8 +191,7 @@ def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tupl
     """*moves* with the bytes that the witness of *after* has outside the old nodes."""
     found = []
     for move in moves:
-        spread = share(flows.machine, flows.policy, after, move.container_id)
-        moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in move.before)
+        moved_bytes = _outside_bytes(flows, after, move.container_id, move.before)
         found.append(replace(move, moved_bytes=moved_bytes))
     return tuple(found)
 
@@ -213,8 +212,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
         trial.change(claim, -1)
         if trial.fits(back.nodes.mask, back.amounts_bytes):
             trial.change(back)
-            spread = share(flows.machine, flows.policy, ledger, container_id)
-            moved_bytes = sum(sum(row.values()) for node, row in spread.items() if node not in back.nodes)
+            moved_bytes = _outside_bytes(flows, ledger, container_id, back.nodes)
             name = entry.decision.request.name
             found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
             if len(found) == MAX_RETURNS:
@@ -222,6 +220,12 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
         else:
             trial.change(claim)
     return tuple(found)
+
+
+def _outside_bytes(flows: ResourceFlows, ledger: Ledger, container_id: str, nodes: NodeSet) -> int:
+    """What the witness of *ledger* has of a container outside of *nodes*."""
+    spread = share(flows.machine, flows.policy, ledger, container_id)
+    return sum(sum(row.values()) for node, row in spread.items() if node not in nodes)
 
 
 def movers_of(flows: ResourceFlows, ledger: Ledger) -> list[Mover]:

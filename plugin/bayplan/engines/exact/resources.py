@@ -40,10 +40,7 @@ class ResourceFlows:
 
     def __init__(self, machine: Machine, policy: PlacementPolicy) -> None:
         self.machine, self.policy = machine, policy
-        self.capacity: dict[str, dict[int, int]] = {}
-        for node, amounts in allocatable_bytes(machine, policy).items():
-            for resource, amount_bytes in amounts.items():
-                self.capacity.setdefault(resource, {})[1 << node] = amount_bytes
+        self.capacity = capacity_by_resource(machine, policy)
         self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
         self.by_resource: dict[str, Flow] = {}
         self._totals: dict[NodeSet, Amounts] = {}
@@ -147,6 +144,15 @@ class ResourceFlows:
                 if amount_bytes > left:
                     nodes = NodeSet.of_mask(watched)
                     raise OvercommitError(f"{resource} on nodes {nodes}: {amount_bytes} of {left} bytes left")
+
+
+def capacity_by_resource(machine: Machine, policy: PlacementPolicy) -> dict[str, dict[int, int]]:
+    """What containers may have of each resource, by node as a mask."""
+    capacity: dict[str, dict[int, int]] = {}
+    for node, amounts in allocatable_bytes(machine, policy).items():
+        for resource, amount_bytes in amounts.items():
+            capacity.setdefault(resource, {})[1 << node] = amount_bytes
+    return capacity
 
 
 def totals(ledger: Ledger) -> Totals:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Flow, bits
-from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage, totals
-from bayplan.engines.interface import allocatable_bytes
+from bayplan.engines.exact.resources import Cut, ResourceFlows, capacity_by_resource, shortage, totals
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -103,11 +102,7 @@ def _claims_on(placement: Placement, nodes: NodeSet) -> bool:
 
 def _loads(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Flow]:
     """A flow for each resource, from nothing: narrow sets first, then by ids."""
-    capacity: dict[str, dict[int, int]] = {}
-    for node, amounts in allocatable_bytes(machine, policy).items():
-        for resource, amount_bytes in amounts.items():
-            capacity.setdefault(resource, {})[1 << node] = amount_bytes
-    flows = {resource: Flow(row) for resource, row in capacity.items()}
+    flows = {resource: Flow(row) for resource, row in capacity_by_resource(machine, policy).items()}
     claimed = totals(ledger)
     for nodes in sorted(claimed, key=lambda each: (len(each), each.mask)):
         for resource, amount_bytes in claimed[nodes].items():
