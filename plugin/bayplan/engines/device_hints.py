@@ -1,4 +1,4 @@
-"""What a container's devices say about its nodes: found by the host, corrected by annotations, explained.
+"""The nodes that a container's devices are close to: found by the host, corrected by annotations, explained.
 
 Pure: `bayplan.host` looks at devices, engines use the hints. A hint never invents a node: what points to a
 node that is not online is no hint.
@@ -46,7 +46,7 @@ def looks_at_devices(wishes: Wishes) -> bool:
     return not wishes.opted_out and wishes.replaced_hints is None and ALL not in wishes.ignored_hints
 
 
-def settle(
+def effective_hints(
     findings: Findings, wishes: Wishes, node_ids: NodeSet
 ) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
     """The hints that count on a machine with *node_ids*, and what is to be said about the others. What an
@@ -71,7 +71,7 @@ def settle(
             where = f"{hint.device} is on node {hint.nodes}, which is not online"
             notes.append(Reason(NOT_FOUND, where))
     if ignored:
-        notes.append(Reason(IGNORED, f"ignored by annotation: {listed(ignored)}"))
+        notes.append(Reason(IGNORED, f"ignored by annotation: {hints_text(ignored)}"))
     return (*kept, *wishes.added_hints), tuple(notes)
 
 
@@ -80,23 +80,23 @@ def device_reasons(decision: Decision) -> tuple[Reason, ...]:
     hints, mems = decision.request.hints, decision.placement.mems
     if not hints:
         return ()
-    reasons = [Reason(HINTS, f"its devices: {listed(hints)}")]
+    reasons = [Reason(HINTS, f"its devices: {hints_text(hints)}")]
     if mems is not None:
         far = [hint for hint in hints if hint.nodes.isdisjoint(mems)]
         if far:
-            reasons.append(Reason(ELSEWHERE, f"not on node {mems}: {listed(far)}"))
+            reasons.append(Reason(ELSEWHERE, f"not on node {mems}: {hints_text(far)}"))
     return tuple(reasons)
 
 
-def listed(hints: Iterable[DeviceHint]) -> str:
+def hints_text(hints: Iterable[DeviceHint]) -> str:
     """Devices with their nodes, those on the same nodes together: ``/dev/vdb, net/eth0 on node 1``."""
     by_nodes: dict[NodeSet, list[str]] = {}
     for hint in hints:
         by_nodes.setdefault(hint.nodes, []).append(hint.device)
-    return "; ".join(f"{together(names)} on node {nodes}" for nodes, names in by_nodes.items())
+    return "; ".join(f"{names_text(names)} on node {nodes}" for nodes, names in by_nodes.items())
 
 
-def together(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """Names in a row, of many the first ones."""
     shown = ", ".join(names[:MOST_NAMED])
     return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, settle
+from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
 from bayplan.engines.interface import Engine
 from bayplan.errors import ConfigError
 from bayplan.model.decision import Decision, Outcome, Reason, Request
@@ -56,7 +56,7 @@ def decide_creation(
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
     `read_annotations` returns for it, *findings* are those about its devices."""
     wishes, complaint = annotated
-    hints, notes = settle(findings, wishes, machine.node_ids)
+    hints, notes = effective_hints(findings, wishes, machine.node_ids)
     request = derive_request(
         pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
     )

@@ -2,7 +2,13 @@
 
 import pytest
 
-from bayplan.engines.device_hints import Findings, device_reasons, listed, looks_at_devices, settle
+from bayplan.engines.device_hints import (
+    Findings,
+    device_reasons,
+    effective_hints,
+    hints_text,
+    looks_at_devices,
+)
 from bayplan.errors import ConfigError
 from bayplan.model.decision import (
     Decision,
@@ -83,7 +89,9 @@ def test_nodes_that_the_machine_lacks_are_problems() -> None:
 def test_found_and_added_hints_count_and_the_rest_is_said() -> None:
     offline = DeviceHint("/dev/old", NodeSet([9]))
     findings = Findings((DISK, NIC, offline), ("/dev/odd: cannot be read",))
-    hints, notes = settle(findings, wishes(add_device_hints="fpga=2", ignore_device_hints="net/eth0"), ONLINE)
+    hints, notes = effective_hints(
+        findings, wishes(add_device_hints="fpga=2", ignore_device_hints="net/eth0"), ONLINE
+    )
     assert hints == (DISK, DeviceHint("fpga", NodeSet([2])))
     assert [(note.code, note.text) for note in notes] == [
         ("no-device-hint", "/dev/odd: cannot be read"),
@@ -93,17 +101,17 @@ def test_found_and_added_hints_count_and_the_rest_is_said() -> None:
 
 
 def test_what_an_annotation_says_about_a_device_counts() -> None:
-    hints, notes = settle(Findings((DISK, NIC)), wishes(add_device_hints="/dev/vdb=3"), ONLINE)
+    hints, notes = effective_hints(Findings((DISK, NIC)), wishes(add_device_hints="/dev/vdb=3"), ONLINE)
     assert (hints, notes) == ((NIC, DeviceHint("/dev/vdb", NodeSet([3]))), ())
 
 
 def test_of_many_devices_the_first_ones_are_named() -> None:
     many = [DeviceHint(f"d{number}", NodeSet([0])) for number in range(20)]
-    assert listed(many) == "d0, d1, d2, d3, d4, d5, d6, d7 and 12 more on node 0"
+    assert hints_text(many) == "d0, d1, d2, d3, d4, d5, d6, d7 and 12 more on node 0"
 
 
 def test_hints_keep_to_the_nodes_that_are_online() -> None:
-    hints, notes = settle(Findings((DeviceHint("a", NodeSet([1, 9])),)), Wishes(), ONLINE)
+    hints, notes = effective_hints(Findings((DeviceHint("a", NodeSet([1, 9])),)), Wishes(), ONLINE)
     assert (hints, notes) == ((DeviceHint("a", NodeSet([1])),), ())
 
 
@@ -112,11 +120,11 @@ def test_nobody_looks_at_devices_that_do_not_count() -> None:
     assert looks_at_devices(wishes(ignore_device_hints="/dev/vdb", add_device_hints="a=1"))
     everything = wishes(ignore_device_hints="all", add_device_hints="fpga=2")
     assert not looks_at_devices(everything)
-    assert settle(Findings(), everything, ONLINE)[0] == (DeviceHint("fpga", NodeSet([2])),)
+    assert effective_hints(Findings(), everything, ONLINE)[0] == (DeviceHint("fpga", NodeSet([2])),)
     assert not looks_at_devices(wishes(opt_out="true"))
     replaced = wishes(replace_device_hints="gpu=1")
     assert not looks_at_devices(replaced)
-    assert settle(Findings(), replaced, ONLINE)[0] == (DeviceHint("gpu", NodeSet([1])),)
+    assert effective_hints(Findings(), replaced, ONLINE)[0] == (DeviceHint("gpu", NodeSet([1])),)
 
 
 def test_a_decision_names_devices_and_those_that_are_elsewhere() -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.device_hints import together
+from bayplan.engines.device_hints import names_text
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology.merge import narrowest_size
@@ -37,7 +37,7 @@ class AttachedDevices(Struct, frozen=True):
             if not device.nodes.isdisjoint(self.everything):
                 groups.setdefault(device.kind or device.nodes, []).append(device)
         return {
-            together([device.device for device in group]): _all_of(
+            names_text([device.device for device in group]): _all_of(
                 frozenset(device.nodes for device in group)
             )
             for group in groups.values()

@@ -1,4 +1,4 @@
-"""Room that is there again, or for the first time: who goes back, is promised more, gets more nodes."""
+"""When there is more room: containers that move back, are promised more, or get more nodes."""
 
 from msgspec.structs import replace
 
