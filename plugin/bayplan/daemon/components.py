@@ -143,6 +143,7 @@ class Daemon:
             self.settings.memory_pressure,
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
         )
+        self.controller.placements.live_reasons = self.pressure.reasons
         self.stale_entries = StaleEntries(
             self.controller,
             self.hierarchy,

@@ -22,9 +22,16 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, HeldPages, Watermarks, read_nodes, read_watermarks
+from bayplan.model.decision import Decision, Reason
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.placement.page_owners import container_pages, goal_bytes, outside_pages, start_bytes
+from bayplan.placement.page_owners import (
+    container_pages,
+    goal_bytes,
+    outside_pages,
+    pages_in_the_way,
+    start_bytes,
+)
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
 
 logger = logging.getLogger(__name__)
@@ -92,6 +99,13 @@ class PressureWatch:
             except Exception:
                 # Placing containers does not depend on it.
                 logger.exception("it could not be seen whether nodes can give what was promised")
+
+    def reasons(self, decision: Decision) -> tuple[Reason, ...]:
+        """What there is to say of a decision by what was seen last."""
+        if self.mode is not MemoryPressure.RELIEVE or self.latest is None:
+            return ()
+        reason = pages_in_the_way(self._controller.machine, self.latest, decision)
+        return () if reason is None else (reason,)
 
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""

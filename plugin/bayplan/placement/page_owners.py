@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from bayplan.engines.exact.unconfined import open_mems
-from bayplan.model.decision import MemoryPolicyMode, QosClass, Request
+from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.placement.page_placement import ContainerPages
-from bayplan.quantity import MIB
+from bayplan.model.sentences import nodes_text
+from bayplan.placement.page_placement import ContainerPages, LivePages
+from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet
+
+PAGES_TO_MOVE: Final = "pages-to-move"
+"""Code of the reason that a promise relies on pages that have to be moved first."""
 
 _RANKS: Final = {QosClass.BEST_EFFORT: 0, QosClass.BURSTABLE: 1, QosClass.GUARANTEED: 2}
 _SMALLEST_BAND_BYTES: Final = 32 * MIB
@@ -65,6 +69,32 @@ def outside_pages(
     return ContainerPages(
         path, path, nodes, 0, held_bytes, movable if len(nodes) > 1 else {}, rank, cache_bytes
     )
+
+
+def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> Reason | None:
+    """The reason that says of a container on nodes of its own how much of its promise is not free there yet,
+    because others' pages lie there which may lie elsewhere."""
+    claim = decision.placement.claim
+    if claim is None or machine.ordinary_nodes <= claim.nodes:
+        return None
+    there = [node for node in claim.nodes if node in live.nodes]
+    room_bytes = sum(
+        max(
+            0,
+            live.nodes[node].free_bytes
+            + live.nodes[node].reclaimable_bytes
+            - live.plan.expected_bytes.get(node, 0),
+        )
+        for node in there
+    )
+    lacking_bytes = claim.amounts_bytes.get(MEMORY, 0) - room_bytes
+    others = [one for one in live.containers.values() if not one.nodes <= claim.nodes]
+    movable_bytes = sum(one.movable_bytes.get(node, 0) for one in others for node in there)
+    if min(lacking_bytes, movable_bytes) <= 0:
+        return None
+    amount, where = format_bytes(min(lacking_bytes, movable_bytes)), nodes_text(claim.nodes)
+    text = f"{amount} of what it is promised on {where} are not free yet: pages of others are being moved"
+    return Reason(PAGES_TO_MOVE, text)
 
 
 def stays(entry: Entry) -> bool:

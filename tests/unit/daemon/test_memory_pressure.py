@@ -18,6 +18,7 @@ from bayplan.host.kernelfs import AbsentError
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container, Pod, Resources
+from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.quantity import GIB, MIB
 from support.controllers import Controlled, controlled, here
 from support.live_nodes import LiveNodes
@@ -409,5 +410,30 @@ def test_a_kernel_without_memory_by_node_is_named(tmp_path: Path) -> None:
                 "memory.numa_stat: there is no such file: the kernel has it from 5.10 on"
                 in (it.watch.problems()[0])
             )
+
+    run(scenario)
+
+
+def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.one.controller.placements.live_reasons = it.watch.reasons
+            it.live.hold(BATCH_PATH, {0: 200 * MIB, 1: 500 * MIB})
+            await it.watch.look()
+            owner = pod("late-pod", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
+            late = container("late", owner, memory_bytes=800 * MIB, milli_cpus=500)
+            await it.one.controller.create_container(owner, late)
+            (reason,) = (
+                one
+                for one in it.one.controller.ledger.entries["late"].decision.reasons
+                if one.code == PAGES_TO_MOVE
+            )
+            assert reason.text == (
+                "276Mi of what it is promised on node 1 are not free yet: pages of others are being moved"
+            )
+            # Who may use every node, or finds what it was promised, relies on nothing.
+            for key in ("db", "batch"):
+                reasons = it.one.controller.ledger.entries[key].decision.reasons
+                assert PAGES_TO_MOVE not in [one.code for one in reasons]
 
     run(scenario)
