@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan._proto.ttrpc import ttrpc_pb2
 from bayplan.errors import LocalProtocolError, RemoteProtocolError
 from bayplan.nri.wire import (
     NEED_DATA,
@@ -35,6 +34,7 @@ from bayplan.nri.wire.limits import (
     MAX_UNANSWERED_BYTES,
     MAX_UNANSWERED_REQUESTS,
 )
+from support import ttrpc_messages
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 PAYLOADS = st.binary(max_size=200) | st.integers(0, 20_000).map(bytes)
@@ -204,7 +204,7 @@ def read(reader, body):
 @given(st.binary(max_size=40) | BODIES)
 def test_requests_are_read_as_the_library_reads_them(body):
     try:
-        library = ttrpc_pb2.Request.FromString(body)
+        library = ttrpc_messages.Request.FromString(body)
     except DecodeError:
         with pytest.raises(UndecodableError):
             request_from(1, bytearray(body))
@@ -221,7 +221,7 @@ def test_requests_are_read_as_the_library_reads_them(body):
 @given(st.binary(max_size=40) | BODIES)
 def test_responses_are_read_as_the_library_reads_them(body):
     try:
-        library = ttrpc_pb2.Response.FromString(body)
+        library = ttrpc_messages.Response.FromString(body)
     except DecodeError:
         # We skip the details of a status, and with them what is wrong in there.
         try:
@@ -245,7 +245,7 @@ def call(stream_id, body, length=None):
     return struct.pack(">II", 1, len(message)) + message
 
 
-BIG = ttrpc_pb2.Request(payload=bytes(MAX_MESSAGE_BYTES - 5)).SerializeToString()
+BIG = ttrpc_messages.Request(payload=bytes(MAX_MESSAGE_BYTES - 5)).SerializeToString()
 MANY_FIELDS = b"\x2a\x00" * (MAX_MESSAGE_BYTES // 2)
 FLOODS = {
     # name: (one message with this stream id, how many of them)
@@ -290,7 +290,7 @@ def test_a_flood_does_not_grow_what_is_kept(flood):
 
 def test_what_was_read_is_not_kept_by_a_caller_that_never_drains_to_the_end():
     connection = Connection(Role.PLUGIN)
-    body = ttrpc_pb2.Request(payload=bytes(20_000)).SerializeToString()
+    body = ttrpc_messages.Request(payload=bytes(20_000)).SerializeToString()
     connection.receive_data(call(1, body))
     tracemalloc.start()
     try:

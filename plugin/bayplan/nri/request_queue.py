@@ -142,8 +142,8 @@ class RequestQueue:
     def _begin_next(self) -> None:
         if self._running is None and self._waiting:
             self._running = one = self._waiting.popleft()
-            one.task = asyncio.get_running_loop().create_task(self._decide(one))
-            one.task.add_done_callback(partial(self._ended, one))
+            one.task = asyncio.get_running_loop().create_task(self._decide(one), name="nri-request")
+            one.task.add_done_callback(self._ended)
 
     async def _decide(self, one: _Pending) -> None:
         """Let the handler decide, and answer with its result unless the default was answered meanwhile."""
@@ -180,8 +180,10 @@ class RequestQueue:
             one.cancelled = True
             one.task.cancel()
 
-    def _ended(self, one: _Pending, task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[None]") -> None:
         """The task of the running request has ended; the next one begins after everything about this one."""
+        one = self._running
+        assert one is not None
         stopped = task.cancelled()
         self._end(one, "something that it waited for was cancelled" if stopped else "ended without an answer")
         self._running = None

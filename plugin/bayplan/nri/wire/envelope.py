@@ -1,4 +1,7 @@
-"""The protobuf envelopes of ttRPC (proto/ttrpc/ttrpc.proto), read and written without the protobuf library.
+"""The protobuf envelopes of ttRPC, read and written without the protobuf library.
+
+    Request     1 service, 2 method, 3 payload, 4 timeout_nano, 5 metadata: pairs of 1 key, 2 value
+    Response    1 status: 1 code, 2 message, 3 details; 2 payload
 
 The library would copy the payload twice more and turn 4 MiB of tiny fields into a quarter of a gigabyte of
 objects before we could count them. What is accepted here is what the library accepts, except groups, which

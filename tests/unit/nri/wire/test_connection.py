@@ -2,7 +2,6 @@
 
 import pytest
 
-from bayplan._proto.ttrpc import ttrpc_pb2
 from bayplan.errors import RemoteProtocolError
 from bayplan.nri.wire import (
     MAX_MESSAGE_BYTES,
@@ -33,10 +32,11 @@ from bayplan.nri.wire.limits import (
     MAX_UNANSWERED_BYTES,
     MAX_UNANSWERED_REQUESTS,
 )
+from support import ttrpc_messages
 
 BOTH_ROLES = pytest.mark.parametrize("role", Role)
 SIZES = pytest.mark.parametrize("size", [0, 1, 4000, 4086, 4096, 4097, 9000])
-LARGE = ttrpc_pb2.Request(payload=bytes(MAX_MESSAGE_BYTES - 5)).SerializeToString()
+LARGE = ttrpc_messages.Request(payload=bytes(MAX_MESSAGE_BYTES - 5)).SerializeToString()
 
 
 # ---- Calls and answers -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def check_refusal(raw, event, code):
     assert event.code is code
     head, body = event.reply[:18], event.reply[18:]
     assert head + body == raw.frame(raw.SERVE, raw.message(event.stream_id, raw.RESPONSE, body))
-    reply = ttrpc_pb2.Response.FromString(body)
+    reply = ttrpc_messages.Response.FromString(body)
     assert (reply.status.code, reply.status.message, reply.payload) == (code, event.message, b"")
     return event.message
 

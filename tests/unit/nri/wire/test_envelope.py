@@ -3,7 +3,6 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from bayplan._proto.ttrpc import ttrpc_pb2
 from bayplan.nri.wire import Code, FieldError, Request, Response
 from bayplan.nri.wire.envelope import (
     UndecodableError,
@@ -13,6 +12,7 @@ from bayplan.nri.wire.envelope import (
     response_parts,
 )
 from bayplan.nri.wire.limits import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
+from support import ttrpc_messages
 
 REQUESTS = [
     Request(1, "", ""),
@@ -36,17 +36,17 @@ RESPONSES = [
 
 
 def library_request(request):
-    return ttrpc_pb2.Request(
+    return ttrpc_messages.Request(
         service=request.service,
         method=request.method,
         payload=request.payload,
         timeout_nano=request.timeout_ns,
-        metadata=[ttrpc_pb2.KeyValue(key=key, value=value) for key, value in request.metadata],
+        metadata=[ttrpc_messages.KeyValue(key=key, value=value) for key, value in request.metadata],
     )
 
 
 def library_response(response):
-    message = ttrpc_pb2.Response(payload=response.payload)
+    message = ttrpc_messages.Response(payload=response.payload)
     if response.code:
         message.status.code = response.code
         message.status.message = response.message
@@ -79,27 +79,27 @@ def test_a_message_for_humans_is_made_expressible():
 
 @pytest.mark.parametrize("code", [17, 99, -1, -(1 << 31), (1 << 31) - 1])
 def test_a_code_that_nobody_defined_is_unknown(code):
-    body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=code, message="m")).SerializeToString()
+    body = ttrpc_messages.Response(status=ttrpc_messages.Status(code=code, message="m")).SerializeToString()
     assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN, "m")
 
 
 def test_a_code_is_cut_to_32_bits():
     body = bytes.fromhex("0a06 08 8280808010")
-    assert ttrpc_pb2.Response.FromString(body).status.code == 2
+    assert ttrpc_messages.Response.FromString(body).status.code == 2
     assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN)
     body = bytes.fromhex("0a06 08 8880808010")
     assert response_from(1, bytearray(body)) == Response(1, Code.RESOURCE_EXHAUSTED)
 
 
 def test_a_status_with_code_zero_is_success():
-    body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(), payload=b"p").SerializeToString()
+    body = ttrpc_messages.Response(status=ttrpc_messages.Status(), payload=b"p").SerializeToString()
     assert response_from(1, bytearray(body)) == Response(1, payload=b"p")
 
 
 def test_details_are_skipped():
-    status = ttrpc_pb2.Status(code=2, message="m")
+    status = ttrpc_messages.Status(code=2, message="m")
     status.details.add(type_url="t", value=b"v")
-    body = ttrpc_pb2.Response(status=status).SerializeToString()
+    body = ttrpc_messages.Response(status=status).SerializeToString()
     assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN, "m")
 
 
@@ -121,19 +121,19 @@ UNKNOWN_FIELDS = {
 def test_unknown_fields_are_skipped(name):
     known = b"".join(request_parts(Request(1, "s", "m", b"p", 7, (("k", "v"),))))
     for body in (UNKNOWN_FIELDS[name] + known, known + UNKNOWN_FIELDS[name]):
-        assert ttrpc_pb2.Request.FromString(body).method == "m"
+        assert ttrpc_messages.Request.FromString(body).method == "m"
         assert request_from(1, bytearray(body)) == Request(1, "s", "m", b"p", 7, (("k", "v"),))
 
 
 @pytest.mark.parametrize("body", ["1a0161 0a020802", "0a020802 1001", "0a07 220161 2801 0802"])
 def test_unknown_fields_of_a_response_are_skipped(body):
-    assert ttrpc_pb2.Response.FromString(bytes.fromhex(body)).status.code == 2
+    assert ttrpc_messages.Response.FromString(bytes.fromhex(body)).status.code == 2
     assert response_from(1, bytearray(bytes.fromhex(body))) == Response(1, Code.UNKNOWN)
 
 
 def test_unknown_fields_in_metadata_are_skipped():
     body = bytes.fromhex("2a 09 0a016b 0801 2a00 1200")
-    assert ttrpc_pb2.Request.FromString(body).metadata[0].key == "k"
+    assert ttrpc_messages.Request.FromString(body).metadata[0].key == "k"
     assert request_from(1, bytearray(body)).metadata == (("k", ""),)
 
 
@@ -170,14 +170,14 @@ def test_undecodable_requests(name):
     with pytest.raises(UndecodableError):
         request_from(1, bytearray(UNDECODABLE[name]))
     with pytest.raises(DecodeError):
-        ttrpc_pb2.Request.FromString(UNDECODABLE[name])
+        ttrpc_messages.Request.FromString(UNDECODABLE[name])
 
 
 def test_a_number_is_cut_to_64_bits():
     body = bytes.fromhex("20 ffffffffffffffffff02")
     assert (
         request_from(1, bytearray(body)).timeout_ns
-        == ttrpc_pb2.Request.FromString(body).timeout_nano
+        == ttrpc_messages.Request.FromString(body).timeout_nano
         == (1 << 63) - 1
     )
 
