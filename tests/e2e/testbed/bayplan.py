@@ -162,8 +162,8 @@ class Bayplan:
 
     def _argv(self, flags: tuple[str, ...] | None = None) -> tuple[str, ...]:
         fixed = ("--nri-socket", NRI_SOCKET, "--state-dir", STATE_DIRECTORY, "--admin-socket", ADMIN_SOCKET)
-        # Scenarios count in MiB; a scenario about what is measured, or about pages, says so. Nor are they about a late answer,
-        # which emulation on a busy machine would give.
+        # Scenarios count in MiB; those about what is measured, or about pages, say so. Nor are they about a
+        # late answer, which emulation on a busy machine would give.
         fixed = (*fixed, "--measured-reservation", "false", "--memory-pressure", "off")
         fixed = (*fixed, "--request-deadline", "15s")
         return (DAEMON, "--config", CONFIG, *fixed, *(self._flags if flags is None else flags))
