@@ -24,7 +24,7 @@ from bayplan.engines.exact.flow import bits
 Limit = tuple[int, int]
 """Crossed sets and distance that a set has to beat."""
 
-_STEPS_OF_A_BRANCH: Final = 40
+_STEPS_OF_A_BRANCH: Final = 24
 _SETS_A_STEP: Final = 16
 """What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
 
