@@ -14,12 +14,16 @@ CALM_LIMIT_S = 600.0
 KILLED = "Killed process"
 
 PUT = """
-import sys
+import contextlib, sys
 sys.path.insert(0, "/opt/bayplan/lib")
+from bayplan.errors import HostError
 from bayplan.host.page_migration import migrate_pages
 from bayplan.sets import NodeSet
-for pid, there in zip(sys.argv[1::2], sys.argv[2::2]):
-    migrate_pages(int(pid), NodeSet.parse("0-3"), NodeSet.parse(there))
+# What has no room on its node yet has it once the others are on theirs.
+for tolerated in ((HostError,), ()):
+    for pid, there in zip(sys.argv[1::2], sys.argv[2::2]):
+        with contextlib.suppress(*tolerated):
+            migrate_pages(int(pid), NodeSet.parse("0-3"), NodeSet.parse(there))
 """
 
 
@@ -73,20 +77,30 @@ def crowded(node: Node) -> tuple[list[Running], list[Running]]:
     return owners, others
 
 
-@on(SPLIT_SOCKETS, "2.1")
-def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
-    node.bayplan.start("--memory-pressure", "relieve")
-    node.bayplan.await_synchronized()
-    before = len(kills(node))
-    owners, others = crowded(node)
-    deadline = time.monotonic() + CALM_LIMIT_S
-    while any(
-        one["live"] is None
-        or one["live"]["freeBytes"] + one["live"]["reclaimableBytes"] < one["live"]["outstandingBytes"]
+def short_nodes(node: Node) -> list[object]:
+    """The nodes that cannot give what is outstanding there, or that nobody has looked at yet."""
+    return [
+        one["live"] or one["id"]
         for one in node.bayplan.nodes()["nodes"]
-    ):
-        assert time.monotonic() < deadline, node.bayplan.nodes()
+        if one["live"] is None
+        or one["live"]["freeBytes"] + one["live"]["reclaimableBytes"] < one["live"]["outstandingBytes"]
+    ]
+
+
+def await_calm(node: Node) -> None:
+    """Wait until every node can give what is outstanding there, once it was seen that one could not."""
+    deadline = time.monotonic() + CALM_LIMIT_S
+    while not node.bayplan.status()["counters"].get("memory_at_risk"):
+        assert time.monotonic() < deadline, "nothing was seen to be at risk"
         time.sleep(POLL_S)
+    while short := short_nodes(node):
+        assert time.monotonic() < deadline, short
+        time.sleep(POLL_S)
+
+
+def all_grow(node: Node, owners: list[Running], others: list[Running]) -> None:
+    """Have the owners use what they were promised: nobody is killed, and everybody keeps what is theirs."""
+    before = len(kills(node))
     for owner in owners:
         grow(node, owner, 280)
     assert all(await_held(node, owner, 280) for owner in owners)
@@ -96,6 +110,15 @@ def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
         assert held[place] >= 0.99 * sum(held.values())
     for other, amount in zip(others, (220, 220, 40), strict=True):
         assert sum(node.view(other).anon_bytes().values()) >= amount * MIB
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
+    node.bayplan.start("--memory-pressure", "relieve")
+    node.bayplan.await_synchronized()
+    owners, others = crowded(node)
+    await_calm(node)
+    all_grow(node, owners, others)
     status = node.bayplan.status()
     assert status["counters"]["relieved_bytes"] > 20 * MIB
     assert status["counters"]["memory_at_risk"] >= 1

@@ -198,6 +198,16 @@ def test_who_may_not_be_moved_is_named() -> None:
 
 
 @given(scenes())
+def test_every_outstanding_byte_is_expected_of_a_node(scene: Scene) -> None:
+    made = scene.planned()
+    on_nodes = [one for one in scene.containers if any(node in scene.nodes for node in one.nodes)]
+    assert sum(made.expected_bytes.values()) == sum(one.outstanding_bytes for one in on_nodes)
+    for node, amount in made.expected_bytes.items():
+        alone = (one.outstanding_bytes for one in scene.containers if one.nodes == NodeSet([node]))
+        assert amount >= sum(alone)
+
+
+@given(scenes())
 def test_what_is_reclaimed_is_there_and_is_expected(scene: Scene) -> None:
     made = scene.planned()
     for node, amount in made.reclaim_bytes.items():

@@ -135,7 +135,7 @@ def plan(
     """
     outstanding = _outstanding(containers)
     loads, lacking = _promises(nodes, outstanding, start_bytes)
-    expected = _expected(loads)
+    expected = _expected(loads, lacking)
     calm = Plan(expected_bytes=expected, reclaim_bytes=_to_reclaim(nodes, expected, start_bytes, goal_bytes))
     if not lacking:
         return calm
@@ -305,11 +305,14 @@ def _largest(amounts: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(sorted(amounts, key=lambda name: (-amounts[name], name))[:NAMED])
 
 
-def _expected(loads: Loads) -> dict[int, int]:
-    return {
-        _id(node): sum(amount for claimant, amount in row.items() if not claimant & _PAGES)
-        for node, row in loads.carried.items()
-    }
+def _expected(loads: Loads, lacking: Mapping[int, int]) -> dict[int, int]:
+    """What each node is to give; of what the nodes of a set lack each is to give the same."""
+    found = {_id(node): sum(row.values()) for node, row in loads.carried.items()}
+    for one, amount in lacking.items():
+        there = [node for node in NodeSet.of_mask(one) if node in found]
+        for number, node in enumerate(there):
+            found[node] += amount // len(there) + (number < amount % len(there))
+    return found
 
 
 def _id(node: int) -> int:
