@@ -285,10 +285,14 @@ class World:
 
 
 def _found(before: Ledger, after: Ledger) -> bool:
-    """Whether a container was found running, or is where somebody else put it: what it has, or grows to, is a
-    fact, which may exceed what there is."""
+    """Whether a container was found running, or has CPUs or nodes that somebody else gave it: what it has, or
+    grows to, is a fact, which may exceed what there is."""
     return any(
-        (entry.decision.outcome is Outcome.ADOPTED or entry.decision.request.pinned_mems is not None)
+        (
+            entry.decision.outcome is Outcome.ADOPTED
+            or entry.decision.request.pinned_mems is not None
+            or entry.decision.request.pinned_cpus is not None
+        )
         and before.entries.get(key) is not entry
         for key, entry in after.entries.items()
     )
