@@ -1,6 +1,7 @@
 """One at a time, in order, each answered once and none beyond its deadline, whatever the handler does."""
 
 import asyncio
+from functools import partial
 
 from bayplan.nri import Event, Timeouts
 from bayplan.nri.operations import Operation
@@ -64,6 +65,14 @@ class Node(RecordingHandler):
         self.log.append(f"{container_id} is missed")
 
 
+async def ignore_cancellation(gate: Gate) -> None:
+    """Goes on after it was cancelled, until the gate opens."""
+    try:
+        await gate.wait()
+    except asyncio.CancelledError:
+        await gate.opened.wait()
+
+
 async def test_in_order_and_one_at_a_time():
     node, gate = Node(), Gate()
     node.put("a", gate.wait)
@@ -98,13 +107,7 @@ async def test_the_next_one_does_not_begin_before_a_stubborn_one_has_ended():
     clock, gate = ManualClock(), Gate()
     node = Node(clock)
 
-    async def stubborn() -> None:
-        try:
-            await gate.wait()
-        except asyncio.CancelledError:
-            await gate.opened.wait()
-
-    node.put("a", stubborn)
+    node.put("a", partial(ignore_cancellation, gate))
     await gate.reached.wait()
     clock.advance(1.0)
     node.put("b")
@@ -199,13 +202,7 @@ async def test_a_deadline_after_abandon_changes_nothing():
     clock, gate = ManualClock(), Gate()
     node = Node(clock)
 
-    async def stubborn() -> None:
-        try:
-            await gate.wait()
-        except asyncio.CancelledError:
-            await gate.opened.wait()
-
-    node.put("a", stubborn)
+    node.put("a", partial(ignore_cancellation, gate))
     await gate.reached.wait()
     node.queue.abandon("gone")
     assert clock.armed == 0
