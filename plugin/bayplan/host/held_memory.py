@@ -25,17 +25,12 @@ _CACHE: Final = ("Active(file)", "Inactive(file)")
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
-_OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
+OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
 """Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
-
-_UNRECLAIMABLE: Final = (
-    *_OF_PROCESSES,
-    "kernel_stack",
-    "pagetables",
-    "sec_pagetables",
-    "slab_unreclaimable",
-)
-_LEGACY_UNRECLAIMABLE: Final = ("anon", "unevictable")
+OF_KERNEL: Final = ("kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
+"""What the kernel holds for a container, and no process can take along."""
+_UNRECLAIMABLE: Final = (*OF_PROCESSES, *OF_KERNEL)
+LEGACY_UNRECLAIMABLE: Final = ("anon", "unevictable")
 """cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
 
 _ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
@@ -80,14 +75,14 @@ def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int
 def unreclaimable_bytes(container: NodeBytes, nodes: NodeSet) -> int:
     """What the processes of a container (its memory.numa_stat) have on *nodes* that cannot be reclaimed. Not
     what the kernel holds for it, which no process can take along."""
-    kinds = _OF_PROCESSES if _OF_PROCESSES[0] in container else _LEGACY_UNRECLAIMABLE
+    kinds = OF_PROCESSES if OF_PROCESSES[0] in container else LEGACY_UNRECLAIMABLE
     return sum(container.get(kind, {}).get(node, 0) for kind in kinds for node in nodes)
 
 
 def _unreclaimable_bytes(containers: Iterable[NodeBytes]) -> dict[int, int]:
     total: dict[int, int] = {}
     for stat in containers:
-        kinds = _UNRECLAIMABLE if _UNRECLAIMABLE[0] in stat else _LEGACY_UNRECLAIMABLE
+        kinds = _UNRECLAIMABLE if _UNRECLAIMABLE[0] in stat else LEGACY_UNRECLAIMABLE
         for kind in kinds:
             for node, amount_bytes in stat.get(kind, {}).items():
                 total[node] = total.get(node, 0) + amount_bytes

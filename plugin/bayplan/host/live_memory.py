@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.held_memory import LEGACY_UNRECLAIMABLE, OF_KERNEL, OF_PROCESSES
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
 from bayplan.placement.page_placement import NodeMemory
@@ -26,13 +27,10 @@ _AMOUNT: Final = re.compile(
 )
 _ZONE: Final = re.compile(r"^Node (\d+), zone|^ +(low|high) +(\d+)$", re.MULTILINE)
 
-_OF_PROCESSES: Final = frozenset({"inactive_anon", "active_anon", "unevictable"})
-"""Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
-_OF_KERNEL: Final = frozenset({"kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable"})
-_OF_FILES: Final = frozenset({"inactive_file", "active_file"})
+_OF_FILES: Final = ("inactive_file", "active_file")
 _COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
 _LINE: Final = re.compile(
-    f"^({'|'.join(sorted(_OF_PROCESSES | _OF_KERNEL | _OF_FILES))}){_COLUMNS}", re.MULTILINE
+    f"^({'|'.join(sorted((*OF_PROCESSES, *OF_KERNEL, *_OF_FILES)))}){_COLUMNS}", re.MULTILINE
 )
 _LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
 _NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
@@ -198,9 +196,9 @@ def parse_numa_stat(text: str) -> HeldPages:
         ParseError: lines that there must be are missing or garbled.
     """
     rows = dict(_LINE.findall(text))
-    if not rows.keys() >= _OF_PROCESSES:
+    if not rows.keys() >= set(OF_PROCESSES):
         raise ParseError("memory by node", text, "lines such as 'inactive_anon N0=4096 N1=0'")
-    return HeldPages(_sum(rows, _OF_PROCESSES, 1), _sum(rows, _OF_KERNEL, 1), _sum(rows, _OF_FILES, 1))
+    return HeldPages(_sum(rows, OF_PROCESSES, 1), _sum(rows, OF_KERNEL, 1), _sum(rows, _OF_FILES, 1))
 
 
 def parse_legacy_numa_stat(text: str) -> HeldPages:
@@ -210,7 +208,7 @@ def parse_legacy_numa_stat(text: str) -> HeldPages:
     if "anon" not in rows:
         raise ParseError("memory by node", text, "lines such as 'hierarchical_anon=3 N0=1 N1=2'")
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return HeldPages(_sum(rows, ("anon", "unevictable"), page_bytes), {}, _sum(rows, ("file",), page_bytes))
+    return HeldPages(_sum(rows, LEGACY_UNRECLAIMABLE, page_bytes), {}, _sum(rows, ("file",), page_bytes))
 
 
 def _sum(rows: Mapping[str, str], kinds: Iterable[str], unit_bytes: int) -> dict[int, int]:
