@@ -25,9 +25,8 @@ def test_one_guaranteed_pod_per_node_until_full_then_a_refusal_then_reuse(node: 
         assert set(resident) == {i}
         assert resident[i] >= 300 * MIB
     refusal = node.crictl.refused(guaranteed("one-too-many", 0.5, "600Mi"))
-    assert "TopologyAffinityError: default/one-too-many/main: asks for 600Mi on one node" in refusal
-    assert "600Mi are promised to default/full-" in refusal
-    assert "you asked for 600Mi there" in refusal
+    assert "TopologyAffinityError: default/one-too-many/main: " in refusal
+    assert [fact for fact in ("600Mi", "one node", "default/full-") if fact not in refusal] == []
     node.crictl.remove_sandbox(pods[2].sandbox_id)
     again = node.launch(guaranteed("reuse", 0.5, "600Mi"))
     assert node.view(again).mems_allowed == {2}

@@ -104,6 +104,11 @@ def container_of(pod, *, disk=False):
     return made
 
 
+def hints(controller, container):
+    request = controller.ledger.entries[container.id].decision.request
+    return {hint.device: str(hint.nodes) for hint in request.hints}
+
+
 def reasons(controller, container):
     return {reason.code: reason.text for reason in controller.ledger.entries[container.id].decision.reasons}
 
@@ -124,9 +129,7 @@ async def test_memory_goes_to_the_node_of_a_disk_or_an_interface(flavor, tmp_pat
         assert await place(runtime, pod_with("disk"), disk=True) == "2"
         networked = pod_with("nic", NAMESPACE)
         assert await place(runtime, networked) == "3"
-        assert reasons(controller, container_of(networked))["device-hints"] == (
-            "its devices: net/eth0 on node 3"
-        )
+        assert hints(controller, container_of(networked)) == {"net/eth0": "3"}
     assert runtime.logged == []
 
 
@@ -137,13 +140,13 @@ async def test_the_default_engine_goes_where_the_devices_are(tmp_path):
         assert await place(runtime, pod_with("nic", NAMESPACE)) == "3"
         with pytest.raises(OperationError) as caught:
             await place(runtime, pod_with("apart", NAMESPACE), disk=True)
-        assert "its devices: /dev/disk on node 2; net/eth0 on node 3" in str(caught.value)
+        assert all(one in str(caught.value) for one in ("/dev/disk", "net/eth0"))
         controller.schedule(lambda turn: turn.accept(policy=BEST_EFFORT))
         apart = pod_with("apart", NAMESPACE)
         mems = await place(runtime, apart, disk=True)
         assert mems in {"2", "3"}
-        far = "net/eth0 on node 3" if mems == "2" else "/dev/disk on node 2"
-        assert reasons(controller, container_of(apart))["devices-elsewhere"] == f"not on node {mems}: {far}"
+        far = "net/eth0" if mems == "2" else "/dev/disk"
+        assert far in reasons(controller, container_of(apart))["devices-elsewhere"]
 
 
 async def test_a_pod_is_asked_for_its_interfaces_once_and_forgotten_when_it_is_gone(tmp_path):
@@ -171,21 +174,17 @@ async def test_devices_apart_refuse_and_annotations_undo_it(tmp_path):
         with pytest.raises(OperationError) as caught:
             await place(runtime, pod_with("apart", NAMESPACE), disk=True)
         assert "TopologyAffinityError: default/apart/main" in str(caught.value)
-        assert "its devices: /dev/disk on node 2; net/eth0 on node 3" in str(caught.value)
+        assert all(one in str(caught.value) for one in ("/dev/disk", "net/eth0"))
         chosen = pod_with("chosen", NAMESPACE, ignore_device_hints="/dev/disk")
         assert await place(runtime, chosen, disk=True) == "3"
-        assert reasons(controller, container_of(chosen))["device-hints-ignored"] == (
-            "ignored by annotation: /dev/disk on node 2"
-        )
+        assert "/dev/disk" in reasons(controller, container_of(chosen))["device-hints-ignored"]
+        assert hints(controller, container_of(chosen)) == {"net/eth0": "3"}
         assert await place(runtime, pod_with("none", NAMESPACE, ignore_device_hints="all"), disk=True) == "0"
         assert await place(runtime, pod_with("other", replace_device_hints="gpu=1"), disk=True) == "1"
         assert await place(runtime, pod_with("added", add_device_hints="gpu=1")) == "1"
         wrong = pod_with("wrong", add_device_hints="gpu=7")
         assert await place(runtime, wrong) == "0"
-        assert (
-            "gpu=7', expected nodes of this machine: 0-3"
-            in reasons(controller, container_of(wrong))["wrong-annotation"]
-        )
+        assert "gpu=7" in reasons(controller, container_of(wrong))["wrong-annotation"]
 
 
 async def test_what_cannot_be_found_out_is_said_and_refuses_nobody(tmp_path):
@@ -201,10 +200,7 @@ async def test_what_cannot_be_found_out_is_said_and_refuses_nobody(tmp_path):
             for reason in controller.ledger.entries[made.id].decision.reasons
             if reason.code == "no-device-hint"
         ]
-    assert said == [
-        "vendor.com/gpu=0: /etc/cdi and /var/run/cdi: no CDI spec there names vendor.com/gpu=0",
-        "/run/netns/gone: cannot be entered",
-    ]
+    assert [text.split(":")[0] for text in said] == ["vendor.com/gpu=0", "/run/netns/gone"]
 
 
 async def test_status_and_nodes_show_the_hints(tmp_path):

@@ -92,17 +92,17 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     """The refusal of *request* after its last *attempt*: what could never fit, else the minimum cut of the
     set that lacks least, among the widest ones, within which all the others are."""
     candidates, question, lacking = attempt.candidates, attempt.question, None
-    text = _what_and_where(attempt, request)
+    reasons = [Reason("no-room", _what_and_where(attempt, request))]
     most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed))))
     many = islice(attempt.targets(widest_first=True), _MAX_SETS_OF_A_REFUSAL)
     targets = nlargest(most, many, key=partial(_likelihood, question))
-    never = too_large(question, attempt.area) if candidates.nodes else ""
+    never = _too_large(question, attempt.area) if candidates.nodes else ""
     if not candidates.nodes:
-        text = f"{candidates.why}, {candidates.obstacle}"
+        reasons = [Reason("no-such-nodes", f"{candidates.why}, {candidates.obstacle}")]
     elif never:
-        text = f"{text}; {never}"
+        reasons.append(Reason("too-large", never))
     elif not targets:
-        text = f"{text}; {cpus_text(question, attempt.area)}"
+        reasons.append(_cpus_or_devices(question, attempt.area))
     else:
         lacking = max(
             (found for nodes in targets if (found := _lacking(question, ledger, nodes, question.amounts))),
@@ -110,10 +110,9 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
             default=None,
         )
     if lacking is not None:
-        text = f"{text}; {lacking.sentence()}"
+        reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
-        text = f"{text}; it keeps what it has"
-    reasons = [Reason("no-room", text)]
+        reasons.append(Reason("unchanged", "it keeps what it has"))
     if question.budget.ended:
         reasons.append(unproven_refusal(question.budget))
     return Decision(request, Outcome.REFUSED, reasons=tuple(reasons), shortage=lacking)
@@ -192,7 +191,7 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
     return " and ".join(parts) or "nothing"
 
 
-def too_large(question: Question, area: Area) -> str:
+def _too_large(question: Question, area: Area) -> str:
     """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
     allowed, topology, flows = NodeSet.of_mask(area.allowed), question.topology, question.flows
     for resource, amount_bytes in question.amounts.items():
@@ -220,11 +219,11 @@ def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
     return f"{largest} that large: {names} {verb} the most, {held}"
 
 
-def cpus_text(question: Question, area: Area) -> str:
-    """Why no set of *area* has the CPUs and devices."""
-    if question.cpus:
-        free = ", ".join(
-            f"{question.cpus_on(node)} on node {node.bit_length() - 1}" for node in bits(area.allowed)
-        )
-        return f"free CPUs: {free}"
-    return "its devices are not together on so few nodes"
+def _cpus_or_devices(question: Question, area: Area) -> Reason:
+    """Why no set of *area* will do, whatever the memory."""
+    if not question.cpus:
+        return Reason("devices-apart", "its devices are not together on so few nodes")
+    free = ", ".join(
+        f"{question.cpus_on(node)} on node {node.bit_length() - 1}" for node in bits(area.allowed)
+    )
+    return Reason("cpus-taken", f"free CPUs: {free}")
