@@ -21,7 +21,7 @@ from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFile
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, IdSet, NodeSet
@@ -36,6 +36,13 @@ _UNIFIED_KEYS: Final = {
     "memory.oom.group": "memory_oom_group",
 }
 """The keys of an OCI spec's ``unified`` that this program writes, and the attributes of UnifiedFiles."""
+
+_POSSIBLE: Final = {
+    b"cpuset.cpus": "sys/devices/system/cpu/possible",
+    b"cpuset.mems": "sys/devices/system/node/possible",
+}
+_ONLY_NODE: Final = "0"
+"""Of a kernel without NUMA, which has no list of nodes."""
 
 _MONITOR: Final = "-conmon-"
 """In the names of the cgroups that CRI-O and podman make for the processes that watch their containers."""
@@ -242,14 +249,17 @@ class ContainerCgroup:
             self.write_unified(key, value)
 
     def inherit(self, *, cpus: bool, mems: bool) -> None:
-        """Use all that the parent cgroup may use: nothing written on cgroup v2, the parent's sets on v1."""
+        """Use all that the parent cgroup may use: on v1 its sets; on cgroup v2 all possible CPUs and nodes,
+        of which the kernel takes those that the parent has. It refuses an empty cpuset while processes are
+        in the cgroup (cpuset.c, validate_change())."""
         self._refuse_if_protected()
         names = [name for name, wanted in ((b"cpuset.cpus", cpus), (b"cpuset.mems", mems)) if wanted]
         try:
             if self._hierarchy.unified:
-                for files in self._cpusets:
-                    for name in names:
-                        files.directory.write(name, "\n")
+                for name in names:
+                    possible = read_optional(str(self._hierarchy.root / _POSSIBLE[name])) or _ONLY_NODE
+                    for files in self._cpusets:
+                        files.directory.write(name, possible)
                 return
             own = self._cpusets[-1].directory
             with Directory.open(posixpath.dirname(own.path)) as parent:

@@ -19,6 +19,7 @@ from bayplan.model.sentences import memory_text
 from bayplan.model.wishes import Wishes, read_wishes
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
+from bayplan.placement.release import RELEASED
 from bayplan.quantity import format_bytes
 
 WRONG_ANNOTATION: Final = "wrong-annotation"
@@ -92,7 +93,9 @@ def decide_change(
     if current.mems is not None and placement.mems is None and request.pinned_mems is None:
         # An empty cpuset means "unchanged" in an update: "all nodes" needs a value.
         placement = replace(placement, mems=machine.memory_nodes)
-    return replace(decision, placement=placement)
+    # What was given back stays so: a later release has to know it, because the change may narrow it again.
+    released = () if RELEASED not in old.reasons else (RELEASED,)
+    return replace(decision, placement=placement, reasons=(*decision.reasons, *released))
 
 
 def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:

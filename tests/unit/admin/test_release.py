@@ -14,6 +14,7 @@ from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.lock import DirectoryLock
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.workload import Resources
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
@@ -24,6 +25,7 @@ from support.snapshots import make_snapshot
 FIRST, SECOND, FREE = "a" * 64, "b" * 64, "c" * 64
 OWNER, OTHERS = pod("g", QosClass.GUARANTEED), pod("b", QosClass.BEST_EFFORT)
 OPTED_OUT = pod("free", QosClass.BEST_EFFORT, {"bayplan.dev/opt-out": "true"})
+POSSIBLE = {"cpu": "0-7\n", "node": "0-3\n"}
 FILES = {"cpuset.cpus": "0-1\n", "cpuset.mems": "0\n", "cgroup.procs": ""}
 
 
@@ -39,6 +41,9 @@ def hierarchy(tmp_path: Path) -> Hierarchy:
         (base / name).mkdir(parents=True)
         for file, text in FILES.items():
             (base / name / file).write_text(text)
+    for kind, ids in POSSIBLE.items():
+        (tmp_path / "sys/devices/system" / kind).mkdir(parents=True)
+        (tmp_path / "sys/devices/system" / kind / "possible").write_text(ids)
     mounts = dict.fromkeys((CPUSET, MEMORY), str(base))
     return Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"}, tmp_path)
 
@@ -57,7 +62,7 @@ async def place(one: Controlled) -> None:
 
 
 CONTAINER, MONITOR = f"kubepods.slice/crio-{FIRST}.scope", f"kubepods.slice/crio-conmon-{FIRST}.scope"
-INHERITED, AS_WRITTEN = ("\n", "\n"), ("0-1\n", "0\n")
+INHERITED, AS_WRITTEN = (POSSIBLE["cpu"], POSSIBLE["node"]), ("0-1\n", "0\n")
 
 
 def assert_given_back(one: Controlled) -> None:
@@ -96,6 +101,14 @@ def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
             adjustment, updates = await one.controller.create_container(OWNER, later)
             assert adjustment.cpuset_cpus == CpuSet([1, 2])
             assert list(updates) == []
+            # A runtime that repeats its own record with a resize narrows the container again.
+            await one.controller.update_container(
+                OWNER,
+                container(FIRST, OWNER, memory_bytes=100 * MIB, milli_cpus=2000),
+                Resources(memory_limit_bytes=150 * MIB),
+            )
+            planned = await release(make_snapshot(), {})
+            assert FIRST in [each["id"] for each in planned["containers"]]
         async with controlled(tmp_path / "state", PlacementPolicy()) as again:
             assert again.controller.ledger.exclusive_cpus == CpuSet([1, 2])
             assert again.controller.ledger.entries[FIRST].decision.request.opted_out
