@@ -35,7 +35,7 @@ async def test_a_stuck_handler_costs_a_second_and_not_the_connection(tmp_path):
         answer = await creation
         assert answer.adjust.linux.resources.cpu.cpus == "0-1"
         assert len(runtime.plugins) == 1
-    assert runtime.dropped == ["closed by the peer"]
+    assert len(runtime.dropped) == 1
     assert [event for event, _, _ in handler.misses] == [Event.CREATE_CONTAINER]
     await runtime.stop()
 
@@ -60,7 +60,7 @@ async def test_a_plugin_that_is_dropped_for_being_late_comes_back(tmp_path):
     assert handler.heard[2:7] == [
         "create main",
         "missed CREATE_CONTAINER",
-        "disconnected: closed by the peer",
+        "disconnected",
         "connected to containerd",
         "synchronize 1 1",
     ]

@@ -66,7 +66,7 @@ async def test_a_containers_life(flavor, tmp_path):
         "STOP_POD_SANDBOX web",
         "REMOVE_CONTAINER main",
         "REMOVE_POD_SANDBOX web",
-        "disconnected: we end the session",
+        "disconnected",
     ]
     assert runtime.logged == []
     await runtime.stop()
@@ -189,9 +189,7 @@ class TestFailOpen:
         handler.on_create = refuse
         async with serving(handler, UnixSocket(str(path))):
             await runtime.synchronized()
-            with pytest.raises(
-                OperationError, match="TopologyAffinityError: default/web/main: node 1 is full"
-            ):
+            with pytest.raises(OperationError, match="TopologyAffinityError: default/web/main: "):
                 await runtime.create_container(POD, container("main"))
             assert runtime.containers == {}
             await runtime.run_pod(make_pod("next"))

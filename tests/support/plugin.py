@@ -17,13 +17,15 @@ UNHURRIED = Timeouts(answer_s=60.0)
 class RecordingHandler:
     """Assign the ``on_...`` attributes to change what it answers.
 
-    ``heard`` is what it was told, in words, in order; ``begun`` and ``ended`` count coroutines; ``overlaps``
-    counts how often one began before the last one ended, which must never happen.
+    ``heard`` is what it was told, in words, in order; ``ends`` is why each connection ended; ``begun`` and
+    ``ended`` count coroutines; ``overlaps`` counts how often one began before the last one ended, which must
+    never happen.
     """
 
     def __init__(self) -> None:
         self.wanted = frozenset(Event) - {Event.SYNCHRONIZE}
         self.heard: list[str] = []
+        self.ends: list[str] = []
         self.misses: list[tuple[Event, str, str]] = []
         self.runtimes: list[Runtime] = []
         self.pods: Sequence[Pod] = ()
@@ -60,7 +62,8 @@ class RecordingHandler:
 
     def disconnected(self, why: str) -> None:
         """Remember the reason."""
-        self.heard.append(f"disconnected: {why}")
+        self.heard.append("disconnected")
+        self.ends.append(why)
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """Remember what there is."""

@@ -126,7 +126,7 @@ class TestEndsInEveryPhase:
             await self.back_again(endpoint, clock)
         assert handler.heard[:3] == [
             "connected to containerd",
-            "disconnected: closed by the peer",
+            "disconnected",
             "connected to containerd",
         ]
 
@@ -154,7 +154,7 @@ class TestEndsInEveryPhase:
             puppet.link.abort("")
             await self.back_again(endpoint, clock)
         assert handler.overlaps == 0
-        assert handler.misses == [(Event.SYNCHRONIZE, "", "the connection ended")]
+        assert [one[:2] for one in handler.misses] == [(Event.SYNCHRONIZE, "")]
 
     async def test_while_it_decides(self):
         endpoint, handler, clock, gate = PuppetEndpoint(), RecordingHandler(), ManualClock(), Gate()
@@ -173,7 +173,7 @@ class TestEndsInEveryPhase:
             "stop main",
             "missed CREATE_CONTAINER",
             "missed STOP_CONTAINER",
-            "disconnected: closed by the peer",
+            "disconnected",
             "connected to containerd",
         ]
 
@@ -185,7 +185,7 @@ class TestEndsInEveryPhase:
             puppet.transport.write(bytes.fromhex("00000001 00000020 000000"))
             puppet.link.abort("")
             await self.back_again(endpoint, clock)
-        assert "disconnected: peer closed the connection inside a message" in handler.heard
+        assert "inside a message" in handler.ends[0]
 
     async def test_with_garbage(self):
         endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
@@ -204,7 +204,7 @@ class TestEndsInEveryPhase:
             assert await puppet.call("Shutdown") == Response(5)
             await puppet.ended
             await self.back_again(endpoint, clock)
-        assert "disconnected: the runtime shuts down" in handler.heard
+        assert handler.ends[0] == "the runtime shuts down"
 
     async def test_on_request(self):
         endpoint, handler, clock = PuppetEndpoint(), RecordingHandler(), ManualClock()
@@ -213,7 +213,7 @@ class TestEndsInEveryPhase:
             await puppet.take_in()
             session.reconnect("the ledger looks wrong")
             await self.back_again(endpoint, clock)
-        assert "disconnected: the ledger looks wrong" in handler.heard
+        assert handler.ends[0] == "the ledger looks wrong"
 
 
 async def test_a_decision_that_ends_its_own_connection_is_missed():
@@ -230,7 +230,7 @@ async def test_a_decision_that_ends_its_own_connection_is_missed():
         puppet.call("CreateContainer", CREATE_ANYTHING)
         await puppet.ended
         await clock.until_armed(FIRST_DELAY_S)
-    assert handler.misses == [(Event.CREATE_CONTAINER, "c1", "the connection ended before the answer")]
+    assert [one[:2] for one in handler.misses] == [(Event.CREATE_CONTAINER, "c1")]
 
 
 class TestRegistrationFails:
@@ -242,10 +242,7 @@ class TestRegistrationFails:
             puppet.link.send(Response(request.stream_id, Code.UNKNOWN, "invalid plugin name"))
             await puppet.ended
             await clock.until_armed(FIRST_DELAY_S)
-        assert any(
-            getattr(record, "why", "") == "registration refused: UNKNOWN: invalid plugin name"
-            for record in caplog.records
-        )
+        assert any("UNKNOWN: invalid plugin name" in getattr(record, "why", "") for record in caplog.records)
 
     async def test_no_reply_is_waited_for_longer_than_other_plugins_may_take(self):
         endpoint, clock = PuppetEndpoint(), ManualClock()
@@ -361,9 +358,9 @@ class TestSynchronizeFails:
             puppet = await endpoint.puppets.get()
             await puppet.take_in()
             await puppet.call("CreateContainer", CREATE_ANYTHING)
-        assert [why for _, _, why in handler.misses] == [
-            "failed: ZeroDivisionError: ",
-            "not synchronized with the runtime",
+        assert [one[:2] for one in handler.misses] == [
+            (Event.SYNCHRONIZE, ""),
+            (Event.CREATE_CONTAINER, "c1"),
         ]
         assert handler.heard[-2] == "create main"
 
@@ -476,7 +473,7 @@ class TestClose:
             await closing
             await puppet.ended
         assert handler.misses == []
-        assert handler.heard[-1] == "disconnected: we end the session"
+        assert handler.heard[-1] == "disconnected"
 
     async def test_between_two_attempts(self):
         endpoint, clock = PuppetEndpoint(), ManualClock()

@@ -336,49 +336,45 @@ def _not_alone(node: OciNode) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("announce", "words"),
+    ("announce", "named"),
     [
-        (_pid(1), "found the pid 1, expected one above 1"),
-        (_pid(0), "found the pid 0"),
-        (_pid(-5), "found the pid -5"),
-        (_pid(None), "found the pid 0"),
+        *((_pid(pid), f"state of container {ID}: ") for pid in (1, 0, -5, None)),
         (_pid(999), "proc/999"),
-        (_in_cgroup("/"), "it is the root of the hierarchy"),
-        (_in_cgroup("/init.scope"), "the system's first process"),
-        (_in_cgroup(OWN_CGROUP), "this process is in it"),
-        (_in_cgroup("/system.slice"), "this process is in it"),
-        (_in_cgroup("/system.slice/sshd.service"), f"is not the container's, which is {SYSTEMD}"),
-        (_in_cgroup("/user.slice/x.scope", "relative/path"), "is not the container's"),
-        (_in_cgroup(f"/user.slice/not{ID}.scope", ""), f"a path with {ID} in it"),
-        (_in_cgroup("/user.slice/x.scope", "/"), "is not the container's, which is /"),
-        (_in_cgroup("/user.slice/x.scope", "/user.slice"), "is not the container's, which is /user.slice"),
-        (_in_cgroup(f"{SCOPE}/container/deeper"), f"is not the container's, which is {SYSTEMD}"),
-        (_not_alone, "holds other processes than 4242: [4243]"),
-        (_bundle_is_a_link, "is not a bundle"),
-        (_bundle_of_another_container, "is not the container's"),
-        (lambda node: state(ID, "relative", 4242), "expected an absolute path"),
-        (lambda node: state(ID, "/a/../b", 4242), "without '.' and '..'"),
-        (lambda node: state(ID, "", 4242), "expected an absolute path"),
-        (lambda node: state(ID, "/run/nothing", 4242), "is not a bundle: No such file"),
-        (_config_is_a_link, "cannot be read: a symbolic link, which is no regular file"),
-        (_config_is_a_fifo, "a FIFO, which is no regular file"),
-        (_config_is_writable_by_others, "writable by others (mode 666)"),
-        (_with_config(b""), "cannot be read"),
-        (_with_config(b"\xff\xfe"), "cannot be read"),
-        (_with_config(b"[" * 100_000), "cannot be read"),
-        (_with_config(b"[]"), "cannot be read"),
-        (_with_config(b"{}"), "only Linux containers can be placed"),
+        # Of these the spec says that they are the container's own.
+        *((_in_cgroup(path, path), f"cgroup {path} of ") for path in ("/", "/init.scope", "/system.slice")),
+        (_in_cgroup(OWN_CGROUP, OWN_CGROUP), f"cgroup {OWN_CGROUP} of "),
+        (_in_cgroup("/system.slice/sshd.service"), "cgroup /system.slice/sshd.service of "),
+        *(
+            (_in_cgroup("/user.slice/x.scope", path), "cgroup /user.slice/x.scope of ")
+            for path in ("relative/path", "/", "/user.slice")
+        ),
+        (_in_cgroup(f"/user.slice/not{ID}.scope", ""), f"cgroup /user.slice/not{ID}.scope of "),
+        (_in_cgroup(f"{SCOPE}/container/deeper"), f"cgroup {SCOPE}/container/deeper of "),
+        (_not_alone, "[4243]"),
+        (_bundle_is_a_link, "/link: "),
+        (_bundle_of_another_container, f"cgroup {SCOPE} of "),
+        (lambda node: state(ID, "relative", 4242), "bundle: found 'relative'"),
+        (lambda node: state(ID, "/a/../b", 4242), "bundle: found '/a/../b'"),
+        (lambda node: state(ID, "", 4242), "bundle: found ''"),
+        (lambda node: state(ID, "/run/nothing", 4242), "/run/nothing: "),
+        (_config_is_a_link, "/config.json: "),
+        (_config_is_a_fifo, "/config.json: "),
+        (_config_is_writable_by_others, "/config.json: "),
+        *(
+            (_with_config(text), "/config.json: ")
+            for text in (b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}")
+        ),
         (_with_config(b'{"linux": {"resources": {"cpu": {"shares": "x"}}}}'), "$.linux.resources.cpu.shares"),
         (_with_config(b'{"linux": {"resources": {"cpu": {"mems": "0-"}}}}'), "linux.resources.cpu.mems"),
-        (_with_config(b" " * ((16 << 20) + 1)), "a file of more than 16 MiB"),
-        (lambda node: b"{", "state of the container: cannot be read"),
-        (lambda node: b'{"bundle": "/b", "pid": 7}', "missing required field `id`"),
+        (_with_config(b" " * ((16 << 20) + 1)), "/config.json: "),
+        (lambda node: b"{", "state of the container: "),
+        (lambda node: b'{"bundle": "/b", "pid": 7}', "`id`"),
         (lambda node: state("../../etc", "/b", 7), "container id: found '../../etc'"),
         (lambda node: b'{"id": "x", "pid": "7"}', "$.pid"),
     ],
 )
-def test_what_is_no_container_is_answered_clearly_and_nothing_is_written(
-    tmp_path: Path, announce: Callable[[OciNode], bytes], words: str
+def test_what_is_no_container_is_answered_with_its_name_and_nothing_is_written(
+    tmp_path: Path, announce: Callable[[OciNode], bytes], named: str
 ) -> None:
     async def scenario() -> None:
         async with oci_socket(tmp_path) as one:
@@ -386,7 +382,7 @@ def test_what_is_no_container_is_answered_clearly_and_nothing_is_written(
             before = contents(one.node.root)
             status, text = await one.ask("createRuntime", body)
             assert status == "error"
-            assert words in text
+            assert named in text
             assert contents(one.node.root) == before
             assert one.entries == {}
 

@@ -138,10 +138,10 @@ def test_a_spec_that_nri_has_rewritten_stays_as_it_is(tmp_path: Path) -> None:
     ("verb", "body", "words"),
     [
         ("precreate", b"{", "cannot be read"),
-        ("precreate", json.dumps(spec("relative/path")).encode(), "expected the container's id at its end"),
-        ("create", b"/bundle", "has 1 parts, expected 4"),
+        ("precreate", json.dumps(spec("relative/path")).encode(), "linux.cgroupsPath: found 'relative/path'"),
+        ("create", b"/bundle", "request: has 1 parts"),
         ("create", b"/\xff\0x\0\0", "is not UTF-8"),
-        ("create", create_body(Path("/nowhere")), "is not a bundle"),
+        ("create", create_body(Path("/nowhere")), "/nowhere: "),
         ("create", create_body(Path("/nowhere"), "../x"), "container id"),
     ],
 )
