@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property schedules e2e
-.PHONY: kubelet crio lint format bench bench-oci e2e-costs proto lock clean
+.PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -98,15 +98,11 @@ format: setup ## let ruff format and fix
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-bench: setup-go ## what a creation, a Synchronize and a decision cost, and how well pods fit, as tables
-	$(RUN) PYTHONPATH=tests python tests/bench/creation.py
-	$(RUN) PYTHONPATH=tests python tests/bench/synchronize.py
-	$(RUN) PYTHONPATH=tests python tests/bench/merge.py
-	$(RUN) PYTHONPATH=tests python tests/bench/worst.py
-	$(RUN) PYTHONPATH=tests python tests/bench/admission.py
-	$(RUN) PYTHONPATH=tests python tests/bench/replay.py
-	$(RUN) PYTHONPATH=tests python tests/bench/hook.py
-	$(RUN) PYTHONPATH=tests python tests/bench/pressure.py
+bench: setup-go ## what bayplan costs a node, as one table; ARGS="requests --beside 4000": some of it, or more
+	$(RUN) PYTHONPATH=tests python tests/bench/costs.py $(ARGS)
+
+bench-fit: setup-go ## how well pods fit, beside kubelet's rules and nri-plugins' libmem, as a table
+	$(RUN) PYTHONPATH=tests python tests/bench/replay.py $(ARGS)
 
 e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py

@@ -3,7 +3,7 @@
 Machines and promises that leave the search no short way, random ones with SEEDS seeds each (default 3). CPU
 time of the calling thread, the first decision of a fresh engine and a later one (the worst of the seeds), and
 what came of them: how many gave up their search after STEPS, how many were refused, and of those that were
-placed the crossed sets, the nodes and the distance in all. Nothing may take more than 100 ms, apart from
+placed the crossed sets, the nodes and the distance in all. Nothing may take more than 50 ms, apart from
 cases that are larger than any machine (`BEYOND`).
 """
 
@@ -11,9 +11,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
+from table import Row
 
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.budget import MAX_STEPS
@@ -37,7 +40,7 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.machines import machine
 
-MOST_MS: Final = 100.0
+MOST_MS: Final = 50.0
 
 Case = tuple[Machine, PlacementPolicy, Ledger, Request, Placement | None]
 RESTRICTED: Final = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
@@ -185,6 +188,55 @@ CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
 BEYOND: Final = {"64 nodes, 1000 flexible, restricted", "1024 nodes, empty, 24"}
 
 
+def rows() -> Iterator[Row]:
+    """The slowest decision of all cases that a machine can have."""
+    slowest_ms, name = max(
+        (max(taken.first_ms, taken.later_ms), name)
+        for name, case in CASES.items()
+        if name not in BEYOND
+        for taken in (decide(case),)
+    )
+    yield Row(f"slowest decision: {name}", [slowest_ms], most=MOST_MS)
+
+
+class Taken(Struct):
+    """What the decisions of a case took at worst, and what came of them."""
+
+    first_ms: float = 0.0
+    later_ms: float = 0.0
+    given_up: int = 0
+    refused: int = 0
+    crossed: int = 0
+    nodes: int = 0
+    distance: int = 0
+
+
+def decide(case: Callable[[random.Random], Case], seeds: int = 3, steps: int = MAX_STEPS) -> Taken:
+    """Decide *case* for so many *seeds*, twice each."""
+    taken = Taken()
+    for seed in range(seeds):
+        hardware, policy, ledger, request, before = case(random.Random(seed))
+        engine = ExactEngine(max_steps=steps)
+        decision, first_ms = timed(partial(engine.decide, hardware, policy, ledger, request, before))
+        decision, later_ms = timed(partial(engine.decide, hardware, policy, ledger, request, before))
+        taken.first_ms = max(taken.first_ms, first_ms)
+        taken.later_ms = max(taken.later_ms, later_ms)
+        taken.given_up += any(reason.code == SEARCH_ENDED for reason in decision.reasons)
+        taken.refused += decision.outcome is Outcome.REFUSED
+        claim = decision.placement.claim
+        nodes = claim.nodes if claim is not None else NodeSet()
+        taken.crossed += sum(crosses(nodes.mask, other.mask) for other in ledger.claimed_bytes)
+        taken.nodes += len(nodes)
+        taken.distance += hardware.total_distance(nodes)
+    return taken
+
+
+def timed(decision: Callable[[], Decision]) -> tuple[Decision, float]:
+    """A decision, and the milliseconds of CPU that it took."""
+    begun = time.thread_time()
+    return decision(), (time.thread_time() - begun) * 1000
+
+
 def main(seeds: int = 3, steps: int = MAX_STEPS) -> int:
     """Print the table; 1 if a decision took too long."""
     width = max(map(len, CASES))
@@ -192,31 +244,18 @@ def main(seeds: int = 3, steps: int = MAX_STEPS) -> int:
         f"{'':{width}} {'first':>9} {'later':>9} {'gave up':>8} {'refused':>8}"
         f" {'crossed':>8} {'nodes':>6} {'distance':>9}"
     )
-    worst = 0.0
+    worst_ms = 0.0
     for name, case in CASES.items():
-        first, later, given_up, refused, values = 0.0, 0.0, 0, 0, [0, 0, 0]
-        for seed in range(seeds):
-            hardware, policy, ledger, request, before = case(random.Random(seed))
-            engine = ExactEngine(max_steps=steps)
-            for number in range(2):
-                started = time.thread_time()
-                decision = engine.decide(hardware, policy, ledger, request, before)
-                took_ms = (time.thread_time() - started) * 1000
-                first, later = (max(first, took_ms), later) if not number else (first, max(later, took_ms))
-            given_up += any(reason.code == SEARCH_ENDED for reason in decision.reasons)
-            refused += decision.outcome is Outcome.REFUSED
-            nodes = decision.placement.claim.nodes if decision.placement.claim is not None else NodeSet()
-            crossed = sum(crosses(nodes.mask, other.mask) for other in ledger.claimed_bytes)
-            found = (crossed, len(nodes), hardware.total_distance(nodes))
-            values = [sum(pair) for pair in zip(values, found, strict=True)]
-        worst = max(worst, first, later) if name not in BEYOND else worst
+        taken = decide(case, seeds, steps)
+        if name not in BEYOND:
+            worst_ms = max(worst_ms, taken.first_ms, taken.later_ms)
         print(
-            f"{name:{width}} {first:6.0f} ms {later:6.0f} ms {given_up:8} {refused:8}"
-            f" {values[0]:8} {values[1]:6} {values[2]:9}",
+            f"{name:{width}} {taken.first_ms:6.0f} ms {taken.later_ms:6.0f} ms"
+            f" {taken.given_up:8} {taken.refused:8} {taken.crossed:8} {taken.nodes:6} {taken.distance:9}",
             flush=True,
         )
-    print(f"{'the worst':{width}} {worst:6.0f} ms")
-    return 1 if worst > MOST_MS else 0
+    print(f"{'the worst':{width}} {worst_ms:6.0f} ms")
+    return 1 if worst_ms > MOST_MS else 0
 
 
 if __name__ == "__main__":

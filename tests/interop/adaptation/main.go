@@ -3,7 +3,7 @@
 // It reads one JSON object per line from standard input and writes one per line to standard output. What it
 // can do is in runtime.go (the adaptation library, as runtimes link it) and peer.go (the multiplexer and the
 // ttRPC client of the same module alone, to do what no runtime does). Logs of the libraries go to standard
-// error.
+// error. With -noop it is a plugin of such a runtime instead.
 package main
 
 import (
@@ -66,9 +66,11 @@ func main() {
 		opts     options
 		peer     bool
 		describe bool
+		plugin   bool
 	)
 	flag.BoolVar(&peer, "peer", false, "only the multiplexer and ttRPC")
 	flag.BoolVar(&describe, "describe", false, "print the descriptor of the NRI messages and leave")
+	flag.BoolVar(&plugin, "noop", false, "be a plugin that does nothing, connected to the socket")
 	flag.StringVar(&opts.socket, "socket", "", "path of the unix socket to listen on")
 	flag.IntVar(&opts.pods, "pods", 0, "pods that exist")
 	flag.IntVar(&opts.containers, "containers", 0, "containers that exist, one after the other in each pod")
@@ -78,6 +80,13 @@ func main() {
 
 	if describe {
 		if err := printDescriptor(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if plugin {
+		if err := runNoop(opts.socket); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -115,7 +124,7 @@ func main() {
 			defer pending.Done()
 			start := time.Now()
 			r := s.handle(c)
-			r["ms"] = float64(time.Since(start).Microseconds()) / 1000
+			r["ms"] = milliseconds(start)
 			r["number"] = number
 			print(r)
 		}(number)

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/adaptation"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -24,11 +25,13 @@ func newRuntime(opts options) (side, error) {
 	nri.SetPluginRequestTimeout(opts.requestTimeout)
 	var started atomic.Bool
 	synchronize := func(ctx context.Context, send nri.SyncCB) error {
-		updates, err := send(ctx, somePods(opts.pods), someContainers(opts.containers, opts.pods, opts.padding))
+		pods, containers := somePods(opts.pods), someContainers(opts.containers, opts.pods, opts.padding)
+		start := time.Now()
+		updates, err := send(ctx, pods, containers)
 		if !started.Load() {
 			return err // the plugins of the plugin directory, of which there are none
 		}
-		print(result{"number": 0, "synchronized": list(updates), "error": text(err)})
+		print(result{"number": 0, "synchronized": list(updates), "ms": milliseconds(start), "error": text(err)})
 		return err
 	}
 	update := func(_ context.Context, updates []*nri.ContainerUpdate) ([]*nri.ContainerUpdate, error) {
@@ -133,6 +136,10 @@ func message(m proto.Message) json.RawMessage {
 		panic(err)
 	}
 	return data
+}
+
+func milliseconds(since time.Time) float64 {
+	return float64(time.Since(since).Microseconds()) / 1000
 }
 
 func text(err error) string {

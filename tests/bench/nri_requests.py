@@ -1,0 +1,82 @@
+"""What requests of a runtime wait for, the daemon's start, and what it takes while nothing happens."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from plugins import NEWEST, SHARED, WHOLE, Kind, Plugin, both, build
+from table import Row
+
+WARM_UP = 30
+CREATIONS = 300
+SETTLE_S = 2.0
+"""The daemon's start goes on for a while in the background: it listens for hotplug, for instance."""
+IDLE_BESIDE, IDLE_S = 100, 60
+FEW, MANY = 10, 1000
+STARTS = 9
+MANY_STARTS = 4
+
+Pair = tuple[Plugin, Plugin]
+"""The daemon, and the plugin that does nothing."""
+
+
+def creations(populations: Sequence[int]) -> Iterator[Row]:
+    """Creations and stops beside so many containers in the shared pool."""
+    for population in populations:
+        beside = f"beside {population}"
+        with tempfile.TemporaryDirectory() as scratch, both(build(NEWEST), Path(scratch)) as pair:
+            for plugin in pair:
+                plugin.start()
+            for number in range(population):
+                pair[0].run(SHARED[number % len(SHARED)], f"beside-{number}")
+            time.sleep(SETTLE_S)
+            small = "shared CPUs", 3.0, SHARED
+            wide = "2 whole CPUs", 5.0 if population <= FEW else 10.0, (WHOLE,)
+            for name, most, kinds in (small, wide):
+                created, stopped = _in_turns(pair, name.replace(" ", "-"), kinds)
+                yield Row(f"create, {name}, {beside}", *created, most)
+                yield Row(f"stop, {name}, {beside}", *stopped, most)
+            resident_mib = ([one.resident_mib()] for one in pair)
+            yield Row(f"resident, {beside}", *resident_mib, 45.0, "MiB", as_ratio=False)
+            if population == IDLE_BESIDE:
+                yield _idle(pair[0])
+
+
+def _in_turns(pair: Pair, name: str, kinds: Sequence[Kind]) -> tuple[list[list[float]], list[list[float]]]:
+    """Milliseconds of creations and of stops, each by plugin."""
+    created: list[list[float]] = [[], []]
+    stopped: list[list[float]] = [[], []]
+    for number in range(WARM_UP + CREATIONS):
+        kind, one = kinds[number % len(kinds)], f"{name}-{number}"
+        for index, plugin in enumerate(pair):
+            created[index].append(plugin.create(kind, one))
+            stopped[index].append(plugin.stop(kind, one))
+    return [times[WARM_UP:] for times in created], [times[WARM_UP:] for times in stopped]
+
+
+def _idle(daemon: Plugin) -> Row:
+    time.sleep(SETTLE_S)
+    before_ms = daemon.cpu_ms()
+    time.sleep(IDLE_S)
+    taken_ms = daemon.cpu_ms() - before_ms
+    return Row(f"CPU of {IDLE_S} s at rest, beside {IDLE_BESIDE}", [taken_ms], most=15.0)
+
+
+def starts(many: Sequence[int] = (MANY,)) -> Iterator[Row]:
+    """Starts, the first one with an empty state directory, with few containers and with many large ones."""
+    for containers in (FEW, *many):
+        repeat = STARTS if containers == FEW else MANY_STARTS
+        flags = ("-pods", str(containers), "-containers", str(containers), "-padding", "10000")
+        begun: list[list[float]] = [[], []]
+        listed: list[list[float]] = [[], []]
+        with tempfile.TemporaryDirectory() as scratch, both(build(NEWEST), Path(scratch), *flags) as pair:
+            for _ in range(repeat):
+                for index, plugin in enumerate(pair):
+                    start_ms, synchronize_ms = plugin.start()
+                    begun[index].append(start_ms)
+                    listed[index].append(synchronize_ms)
+                    plugin.end()
+        if containers == FEW:
+            yield Row("start until registered", *begun, 400.0, as_ratio=False)
+        yield Row(f"Synchronize, {containers} containers of 10 kB", *listed, 3.0)
