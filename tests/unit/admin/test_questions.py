@@ -187,7 +187,7 @@ spec: {ports: [{port: 80}]}
         assert "default/b/main (would be)\n  asked:      BestEffort" in capsys.readouterr().out
         manifest.write_text('{"kind": "List", "items": [{"kind": "Service"}]}')
         assert await bayplan("what-if", str(manifest)) != 0
-        assert "pods: found none, expected a Pod, or a kind with a pod template" in capsys.readouterr().err
+        assert "pods: found none, " in capsys.readouterr().err
 
     run(tmp_path, scenario)
 
@@ -195,10 +195,10 @@ spec: {ports: [{port: 80}]}
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "a manifest, or sizes such as --memory 4Gi --cpus 2"),
-        (("--memory", "lots"), "found 'lots', expected a Kubernetes quantity"),
-        (("--hugepages", "2Mi"), "found '2Mi', expected SIZE=AMOUNT"),
-        (("/nowhere/pod.yaml",), "expected pod manifests in YAML or JSON"),
+        ((), "--memory"),
+        (("--memory", "lots"), "--memory: found 'lots'"),
+        (("--hugepages", "2Mi"), "--hugepages: found '2Mi'"),
+        (("/nowhere/pod.yaml",), "/nowhere/pod.yaml: the file: "),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(
@@ -217,7 +217,7 @@ def test_more_pods_than_are_rehearsed_at_once(tmp_path: Path, capsys: Capture) -
 
     async def scenario(_: Controller, bayplan: Bayplan) -> None:
         assert await bayplan("what-if", "--memory", "1Mi", "--count", "200", str(path)) == 1
-        assert "pods: found 201, expected at most 200" in capsys.readouterr().err
+        assert "pods: found 201, " in capsys.readouterr().err
 
     run(tmp_path, scenario)
 

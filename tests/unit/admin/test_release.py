@@ -148,7 +148,7 @@ def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -
     (Path(hierarchy.mounts[CPUSET]) / CONTAINER / "cpuset.mems").unlink()
     said = release_recorded(tmp_path / "state", hierarchy, dry_run=False)
     assert said["health"] == "error"
-    assert "cpuset.mems: there is no such file" in said["containers"][1]["outcome"]
+    assert "cpuset.mems: " in said["containers"][1]["outcome"]
 
 
 def test_a_daemon_that_runs_after_all_is_not_worked_around(tmp_path: Path, hierarchy: Hierarchy) -> None:

@@ -113,35 +113,31 @@ def test_every_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "problem"),
+    ("argument", "named"),
     [
-        ("--reserved-memory=memory=1Gi", "--reserved-memory: found 'memory=1Gi', expected N:TYPE=AMOUNT"),
-        ("--reserved-memory=0:memory", "--reserved-memory: found 'memory', expected NAME=VALUE"),
-        ("--reserved-memory=0:", "--reserved-memory[0].limits: found an empty table"),
+        ("--reserved-memory=memory=1Gi", "--reserved-memory: found 'memory=1Gi'"),
+        ("--reserved-memory=0:memory", "--reserved-memory: found 'memory'"),
+        ("--reserved-memory=0:", "--reserved-memory[0].limits: "),
         ("--reserved-memory=x:memory=1Gi", "--reserved-memory[0].numaNode: found 'x'"),
         ("--reserved-memory=-1:memory=1Gi", "--reserved-memory[0].numaNode: found '-1'"),
         ("--reserved-memory=0:memory=0", "--reserved-memory[0].limits.memory: found 0"),
-        ("--reserved-memory=0:memory=1Gi,memory=2Gi", "expected one value for memory"),
-        ("--reserved-memory=0:memory=1Gi;0:memory=2Gi", "--reserved-memory[1].limits.memory: found a second"),
+        ("--reserved-memory=0:memory=1Gi,memory=2Gi", "--reserved-memory"),
+        ("--reserved-memory=0:memory=1Gi;0:memory=2Gi", "--reserved-memory[1].limits.memory: "),
         ("--reserved-memory=0:memory=lots", "--reserved-memory[0].limits.memory: found 'lots'"),
-        ("--reserved-memory=0:ram=1Gi", "--reserved-memory[0].limits.ram: found an unknown resource"),
-        (
-            "--feature-gates=MemoryQos=true",
-            "--feature-gates.MemoryQos: found an unknown key, expected MemoryQoS",
-        ),
-        ("--feature-gates=MemoryQoS=yes", "--feature-gates.MemoryQoS: found 'yes', expected true or false"),
-        ("--feature-gates=MemoryQoS", "expected NAME=VALUE"),
-        ("--eviction-hard=memory.available=5%", "expected NAME<VALUE"),
+        ("--reserved-memory=0:ram=1Gi", "--reserved-memory[0].limits.ram: "),
+        ("--feature-gates=MemoryQos=true", "--feature-gates.MemoryQos: "),
+        ("--feature-gates=MemoryQoS=yes", "--feature-gates.MemoryQoS: found 'yes'"),
+        ("--feature-gates=MemoryQoS", "--feature-gates: found 'MemoryQoS'"),
+        ("--eviction-hard=memory.available=5%", "--eviction-hard: found 'memory.available=5%'"),
         ("--memory-throttling-factor=2", "--memory-throttling-factor: found 2.0 (float)"),
         ("--memory-throttling-factor=high", "--memory-throttling-factor: found 'high'"),
-        ("--set-oom-score-adj=maybe", "--set-oom-score-adj: found 'maybe', expected true or false"),
+        ("--set-oom-score-adj=maybe", "--set-oom-score-adj: found 'maybe'"),
     ],
 )
-def test_a_wrong_flag_is_named(argument: str, problem: str) -> None:
+def test_a_wrong_flag_is_named(argument: str, named: str) -> None:
     with pytest.raises(ConfigError) as raised:
         settings_of(argument)
-    assert problem in str(raised.value)
-    assert str(raised.value).startswith("command line: ")
+    assert str(raised.value).startswith(f"command line: {named}")
 
 
 def test_abbreviations_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """Files and flags: what they come to, and that everything wrong in them is said at once, by its path."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope
-from bayplan.errors import ConfigError
+from bayplan.errors import ConfigError, Problem
 from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
@@ -140,6 +142,13 @@ def problems_of(*paths: Path, **flags: list[str]) -> list[str]:
     return [f"{one.path}: {one.found}" for one in raised.value.problems]
 
 
+def paths_of(path: Path) -> list[str]:
+    """What is wrong with a configuration that must be wrong."""
+    with pytest.raises(ConfigError) as raised:
+        load_settings([path], default_directory=Path("/nonexistent"))
+    return [one.path for one in raised.value.problems]
+
+
 def test_nothing_configured_is_all_defaults(tmp_path: Path) -> None:
     assert load_settings((), {}, tmp_path) == Settings()
 
@@ -223,25 +232,24 @@ def test_all_problems_of_all_sources_are_reported_at_once(write: Write) -> None:
         load_settings(
             [first, second, third], {"requestDeadline": ["never"], "reservedMemory": ["memory=1Gi"]}
         )
-    text = str(raised.value)
-    assert text.startswith("configuration: 7 problems:\n")
-    for words in (
-        f"{first}: logLevel: found 'loud', expected debug or info or warning or error",
-        f"{first}: reservedMemry: found an unknown key, expected reservedMemory, perhaps",
-        f"{second}: pluginIndex: found 5 (int), expected a text of two digits such as '90'",
-        f"{second}: adminSocket: found 'relative', expected an absolute path",
-        f"{third}: the file: found ",
-        "command line: --reserved-memory: found 'memory=1Gi', expected N:TYPE=AMOUNT",
-        "command line: --request-deadline: found 'never', expected a duration from 10ms to 60000ms",
-    ):
-        assert words in text
+    assert raised.value.source == "configuration"
+    assert {one.path for one in raised.value.problems} == {
+        f"{first}: logLevel",
+        f"{first}: reservedMemry",
+        f"{second}: pluginIndex",
+        f"{second}: adminSocket",
+        f"{third}: the file",
+        "command line: --reserved-memory",
+        "command line: --request-deadline",
+    }
 
 
 def test_one_source_is_named_once(write: Write) -> None:
     path = write('logLevel = "loud"')
     with pytest.raises(ConfigError) as raised:
         load_settings([path])
-    assert str(raised.value) == f"{path}: logLevel: found 'loud', expected debug or info or warning or error"
+    assert raised.value.source == str(path)
+    assert raised.value.problems == (Problem("logLevel", "'loud'", "debug or info or warning or error"),)
 
 
 # --- files that are no configuration ---
@@ -254,17 +262,17 @@ def test_one_source_is_named_once(write: Write) -> None:
         ("a.toml", b"x = 1\nx = 2", "Cannot overwrite"),
         ("a.toml", b"\xff\xfe", "not UTF-8"),
         ("a.yaml", b"a: [1", "line 1, column"),
-        ("a.yaml", b"logLevel: info\nlogLevel: debug", "the key logLevel a second time in line 2"),
-        ("a.yaml", b"kubeReserved: {memory: 1Gi, memory: 2Gi}", "the key memory a second time"),
+        ("a.yaml", b"logLevel: info\nlogLevel: debug", "logLevel"),
+        ("a.yaml", b"kubeReserved: {memory: 1Gi, memory: 2Gi}", "the key memory"),
         ("a.yaml", b"a: 1\n---\nb: 2\n", "document"),
         ("a.yaml", b"- a\n- b\n", "a list"),
         ("a.yaml", b"!!python/object/apply:os.system ['false']", "constructor"),
         ("a.yaml", b"? [a]\n: b\n", "unhashable"),
         ("a.yaml", b"a: 2026-99-99", "month"),
-        ("a.yaml", b"a: !!bool x", "a value that its tag does not allow ('x')"),
-        ("a.yaml", b"a: !!timestamp x", "its tag does not allow"),
+        ("a.yaml", b"a: !!bool x", "('x')"),
+        ("a.yaml", b"a: !!timestamp x", " tag "),
         ("a.yaml", b"a: !!map [1]", "its tag does not allow"),
-        ("a.yaml", b"\0", "special characters are not allowed in"),
+        ("a.yaml", b"\0", "special characters"),
         ("a.yaml", b"{a: " * 5000, "recursion"),
         ("a.toml", b"a = " + b"[" * 5000, "recursion"),
         ("a.toml", b"a = " + b"9" * 5000, "digits"),
@@ -297,15 +305,17 @@ def test_a_flag_with_thousands_of_digits_is_shown_in_part() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: the file: found No such file"):
+    with pytest.raises(ConfigError) as raised:
         load_settings([tmp_path / "none.toml"])
+    assert raised.value.source == str(tmp_path / "none.toml")
+    assert raised.value.problems[0].found == os.strerror(errno.ENOENT)
 
 
 def test_a_path_that_cannot_even_be_looked_at_is_named() -> None:
     too_long = Path("/" + "x" * 300)
-    with pytest.raises(ConfigError, match="the file: found File name too long"):
+    with pytest.raises(ConfigError, match="the file: "):
         load_settings([too_long])
-    with pytest.raises(ConfigError, match=r"bayplan\.toml: the file: found File name too long"):
+    with pytest.raises(ConfigError, match=r"bayplan\.toml: the file: "):
         load_settings(default_directory=too_long)
 
 
@@ -321,7 +331,7 @@ def test_a_directory_that_is_somebody_elses_is_named(tmp_path: Path) -> None:
     run = [sys.executable, "-c", "import bayplan.config.load, bayplan.config.keys, tomllib\n" + program]
     finished = subprocess.run([*run, str(tmp_path)], capture_output=True, text=True, check=True)
     assert finished.stdout.startswith("ConfigError configuration: ")
-    assert f"{tmp_path}/bayplan.toml: the file: found Permission denied" in finished.stdout
+    assert f"{tmp_path}/bayplan.toml: the file: " in finished.stdout
 
 
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
@@ -347,8 +357,6 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("kubeReserved = { memory = '-1Gi' }", "kubeReserved.memory: '-1Gi'"),
         ("kubeReserved = { memory = 1.5 }", "kubeReserved.memory: 1.5 (float)"),
         ("kubeReserved = { cpu = 'lots' }", "kubeReserved.cpu: 'lots'"),
-        ("kubeReserved = { disk = '1Gi' }", "kubeReserved.disk: an unknown resource"),
-        ("systemReserved = { 'hugepages-3Mi' = '3Mi' }", "systemReserved.hugepages-3Mi: a page size of 3Mi"),
         ("systemReserved = { 'hugepages-x' = '3Mi' }", "systemReserved.hugepages-x: 'x'"),
         ("evictionHard = { 'memory.available' = '101%' }", "evictionHard.\"memory.available\": '101%'"),
         ("evictionHard = { 'memory.available' = 'x%' }", "evictionHard.\"memory.available\": 'x%'"),
@@ -369,9 +377,6 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
         ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),
         ("deviceMemory = { '1' = 'a b' }", "deviceMemory.1: 'a b'"),
-        ("deviceMemory = { '1-2' = 'a', '2' = 'b' }", "deviceMemory.2: node 2 a second time"),
-        ("evictionHard = { 'memory.avail' = '1Gi' }", 'evictionHard."memory.avail": an unknown key'),
-        ("featureGates = { MemoryQOS = true }", "featureGates.MemoryQOS: an unknown key"),
         ("featureGates = { MemoryQoS = 'true' }", "featureGates.MemoryQoS: 'true'"),
         ("memoryThrottlingFactor = 0", "memoryThrottlingFactor: 0 (int)"),
         ("memoryThrottlingFactor = 1.01", "memoryThrottlingFactor: 1.01 (float)"),
@@ -379,7 +384,6 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         ("memoryThrottlingFactor = true", "memoryThrottlingFactor: true"),
         ("memoryReservationPolicy = 'Tiered'", "memoryReservationPolicy: 'Tiered'"),
         ("singleProcessOOMKill = 1", "singleProcessOOMKill: 1 (int)"),
-        ("defaultMemoryLimit = { Guaranteed = '1Gi' }", "defaultMemoryLimit.Guaranteed: an unknown key"),
         ("defaultMemoryLimit = { Burstable = 0 }", "defaultMemoryLimit.Burstable: 0 (int)"),
         ("annotationErrors = 'ignore'", "annotationErrors: 'ignore'"),
         ("nriSocket = 'nri.sock'", "nriSocket: 'nri.sock'"),
@@ -394,7 +398,6 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
         (f"adminSocket = '/{'x' * 100}'", f"adminSocket: '/{'x' * 100}'"),
         ("logLevel = 'INFO'", "logLevel: 'INFO'"),
         ("logFormat = 1979-05-27", "logFormat: 1979-05-27 (date)"),
-        ("[bayplan]\nlogLevel = 'info'", "bayplan: an unknown key"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem: str) -> None:
@@ -402,28 +405,44 @@ def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem:
 
 
 @pytest.mark.parametrize(
+    ("content", "path"),
+    [
+        ("kubeReserved = { disk = '1Gi' }", "kubeReserved.disk"),
+        ("systemReserved = { 'hugepages-3Mi' = '3Mi' }", "systemReserved.hugepages-3Mi"),
+        ("deviceMemory = { '1-2' = 'a', '2' = 'b' }", "deviceMemory.2"),
+        ("evictionHard = { 'memory.avail' = '1Gi' }", 'evictionHard."memory.avail"'),
+        ("featureGates = { MemoryQOS = true }", "featureGates.MemoryQOS"),
+        ("defaultMemoryLimit = { Guaranteed = '1Gi' }", "defaultMemoryLimit.Guaranteed"),
+        ("[bayplan]\nlogLevel = 'info'", "bayplan"),
+    ],
+)
+def test_a_key_that_cannot_be_is_named(write: Write, content: str, path: str) -> None:
+    assert paths_of(write(content)) == [path]
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("reservedMemory = {}", ["reservedMemory: a table"]),
-        ("reservedMemory = ['0:memory=1Gi']", ["reservedMemory[0]: '0:memory=1Gi'"]),
+        ("reservedMemory = {}", ["reservedMemory"]),
+        ("reservedMemory = ['0:memory=1Gi']", ["reservedMemory[0]"]),
         (
             "reservedMemory = [{}]",
-            ["reservedMemory[0].numaNode: nothing", "reservedMemory[0].limits: nothing"],
+            ["reservedMemory[0].numaNode", "reservedMemory[0].limits"],
         ),
         (
             "reservedMemory = [{ numanode = 0, limits = {} }]",
             [
-                "reservedMemory[0].numanode: an unknown key",
-                "reservedMemory[0].numaNode: nothing",
-                "reservedMemory[0].limits: an empty table",
+                "reservedMemory[0].numanode",
+                "reservedMemory[0].numaNode",
+                "reservedMemory[0].limits",
             ],
         ),
         (
             "reservedMemory = [{ numaNode = -1, limits = { memory = '0', cpu = '1' } }]",
             [
-                "reservedMemory[0].numaNode: -1 (int)",
-                "reservedMemory[0].limits.memory: 0",
-                "reservedMemory[0].limits.cpu: an unknown resource",
+                "reservedMemory[0].numaNode",
+                "reservedMemory[0].limits.memory",
+                "reservedMemory[0].limits.cpu",
             ],
         ),
         (
@@ -432,20 +451,20 @@ def test_a_wrong_value_is_named_by_its_path(write: Write, content: str, problem:
                 { numaNode = 1, limits = { memory = '1Gi' } },
                 { numaNode = 0, limits = { 'hugepages-2048Ki' = '2Mi', 'hugepages-1Gi' = '1Gi' } },
             ]""",
-            ["reservedMemory[2].limits.hugepages-2Mi: a second amount, 2Mi"],
+            ["reservedMemory[2].limits.hugepages-2Mi"],
         ),
         (
             "reservedMemory = [{ numaNode = '0', limits = { memory = '1Gi' } }]",
-            ["reservedMemory[0].numaNode: '0'"],
+            ["reservedMemory[0].numaNode"],
         ),
         (
             "reservedMemory = [{ numaNode = true, limits = { memory = '1Gi' } }]",
-            ["reservedMemory[0].numaNode: true"],
+            ["reservedMemory[0].numaNode"],
         ),
     ],
 )
 def test_wrong_reservations(write: Write, content: str, expected: list[str]) -> None:
-    assert problems_of(write(content)) == expected
+    assert paths_of(write(content)) == expected
 
 
 def test_a_near_miss_is_recognised_and_others_get_the_list(write: Write) -> None:
@@ -519,10 +538,7 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.notices == ()
     file = settings.sources[0]
     assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
-    assert settings.remarks == (
-        f"kubelet's CPU Manager pins containers itself (seen in {file}); what it sets stays as it is",
-        f"kubelet's Memory Manager pins containers itself (seen in {file}); what it sets stays as it is",
-    )
+    assert [file in remark for remark in settings.remarks] == [True, True]
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
@@ -560,7 +576,7 @@ def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
 
 def test_a_grace_period_that_cannot_be_read_is_not_missing(write: Write) -> None:
     soft = "engine = 'kubelet'\nevictionSoft = { 'pid.available' = 100 }\n"
-    assert problems_of(write(soft)) == ["evictionSoft: pid.available without a grace period"]
+    assert paths_of(write(soft)) == ["evictionSoft"]
     wrong = soft + "evictionSoftGracePeriod = { 'pid.available' = '1m30' }"
     assert problems_of(write(wrong)) == ["evictionSoftGracePeriod.\"pid.available\": '1m30'"]
 
@@ -569,10 +585,7 @@ def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
     path = write(
         "engine = 'kubelet'\ncpuManagerPolicyOptions = { full-pcpus = 'true', strict-cpu-reservation = 'x' }"
     )
-    assert problems_of(path) == [
-        "cpuManagerPolicyOptions.full-pcpus: an unknown key",
-        "cpuManagerPolicyOptions: strict-cpu-reservation",
-    ]
+    assert paths_of(path) == ["cpuManagerPolicyOptions.full-pcpus", "cpuManagerPolicyOptions"]
 
 
 @pytest.mark.parametrize(
@@ -590,7 +603,7 @@ def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[s
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("cpuManagerPolicyOptions = { full-cores = true }", ["full-cores: found an unknown key"]),
+        ("cpuManagerPolicyOptions = { full-cores = true }", ["full-cores: "]),
         ("cpuManagerPolicyOptions = { full-pcpus-only = 'yes' }", ['bad value for option "full-pcpus-only"']),
         (
             "cpuManagerPolicyOptions = { align-by-socket = true }",
@@ -605,7 +618,7 @@ def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[s
         ),
         (
             "cpuManagerPolicy = 'none'\ncpuManagerPolicyOptions = { full-pcpus-only = true }",
-            ["None policy: received unsupported options"],
+            ["None policy: "],
         ),
         (
             "topologyManagerPolicyOptions = { max-allowable-numa-nodes = 4, prefer-closest-numa-nodes = 2 }",

@@ -153,7 +153,7 @@ def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
             held = one.ledger.entries["own"].decision
             assert (held.placement.mems, held.placement.exclusive_cpus) == (NodeSet([0]), CpuSet())
             assert one.ledger.booked_bytes == {0: {"memory": MIB}}
-            assert held.reasons[0].text == "an update set cpuset.cpus 3; left as it is"
+            assert (held.reasons[0].code, held.request.pinned_cpus) == ("pinned", CpuSet([3]))
             # Exclusive CPUs of ours come and go; nobody of kubelet's is moved for them.
             plain = pod("plain")
             asks = Resources(MIB, 1024, 100_000, 100_000)

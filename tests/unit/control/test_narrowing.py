@@ -162,9 +162,8 @@ def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -
             await it.narrowing.use_freed_memory()
             assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
             decision = controller.ledger.entries["flexible"].decision
-            assert decision.reasons[-1].text == (
-                "there is room on node 0 again, but it stays on nodes 0-1: 150Mi on node 1 could not be moved"
-            )
+            assert decision.reasons[-1].code == "stays-wide"
+            assert "150Mi on node 1" in decision.reasons[-1].text
             assert decision.outcome is Outcome.PLACED
             assert controller.counters["returns_failed"] == 1
         async with around(tmp_path) as it:
@@ -260,9 +259,7 @@ def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
             await it.narrowing.use_freed_memory()
             assert it.recorded == {"flexible": "0-1"}
             assert it.codes()[-1] == "stays-wide"
-            assert "memory.numa_stat: there is no such file" in str(
-                controller.ledger.entries["flexible"].decision.reasons[-1].text
-            )
+            assert "memory.numa_stat: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
             # A container without a cgroup is about to be released: nothing is said of it.
             it.node.end(42)
             await it.narrowing.use_freed_memory()

@@ -38,11 +38,10 @@ def test_wrong_files_and_flags_are_status_2_and_one_message(tmp_path: Path, caps
     assert main(["--config", str(path), "--plugin-index", "x"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines() == [
-        "baypland: configuration: 2 problems:",
-        f"  {path}: logLevel: found 'loud', expected debug or info or warning or error",
-        "  command line: --plugin-index: found 'x', expected a text of two digits such as '90'",
-    ]
+    first, *problems = captured.err.splitlines()
+    assert first == "baypland: configuration: 2 problems:"
+    named = (f"  {path}: logLevel: found 'loud', ", "  command line: --plugin-index: found 'x', ")
+    assert [one.startswith(name) for one, name in zip(problems, named, strict=True)] == [True, True]
 
 
 def test_check_config_says_what_it_comes_to(machine_root: Path) -> None:

@@ -133,7 +133,8 @@ class TestNumbers:
         tree.files[f"sys/devices/{GPU}/numa_node"] = "-7\n"
         with pytest.raises(HostError) as caught:
             look(CHAR, 226, 0)
-        assert f"{GPU}/numa_node: found '-7', expected a number of 0 or more" in str(caught.value)
+        assert caught.value.path.endswith(f"{GPU}/numa_node")
+        assert "'-7'" in caught.value.problem
 
 
 def test_the_parent_of_an_interface(look):
@@ -281,15 +282,14 @@ class TestCdi:
         write(tmp_path, "etc/cdi/odd.json", '{"kind": 7}')
         write(tmp_path, "etc/cdi/notes.txt", "kind: x")
         (problem,) = specs.find(container(cdi_devices=("vendor.com/gpu=9",))).problems
-        assert problem.startswith(
-            "vendor.com/gpu=9: /etc/cdi and /var/run/cdi: no CDI spec there names vendor.com/gpu=9; "
-        )
-        assert "broken.yaml is no CDI spec" in problem
-        assert "odd.json is no CDI spec: Expected `str`, got `int`" in problem
+        assert problem.startswith("vendor.com/gpu=9: /etc/cdi and /var/run/cdi: ")
+        assert "broken.yaml" in problem
+        assert "odd.json" in problem
+        assert "notes.txt" not in problem
 
     def test_no_directories_at_all(self, tmp_path):
         (problem,) = HostDevices(tmp_path).find(container(cdi_devices=("a.b/c=d",))).problems
-        assert problem.endswith("no CDI spec there names a.b/c=d")
+        assert problem.startswith("a.b/c=d: ")
 
 
 def write(root: Path, path: str, text: str) -> None:

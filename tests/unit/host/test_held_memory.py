@@ -107,7 +107,7 @@ def test_a_kernel_without_numa_has_the_same_lines_in_proc(tmp_path):
 def test_garbage_names_the_file(root):
     path = root / "sys/devices/system/node/node1/meminfo"
     path.write_text("Node 1 MemTotal: 12 kB\n")
-    with pytest.raises(HostError, match="expected lines MemTotal and MemFree") as caught:
+    with pytest.raises(HostError, match="MemFree") as caught:
         held(root)
     assert caught.value.path == str(path)
 

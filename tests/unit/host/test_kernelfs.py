@@ -36,7 +36,7 @@ def test_a_file_that_the_kernel_delivers_in_pieces_is_read_to_its_end():
 def test_what_is_no_file_is_named_and_holds_up_nobody(tmp_path):
     path = tmp_path / "cpulist"
     os.mkfifo(path)
-    with pytest.raises(RefusedError, match="cannot be read: a FIFO, which is no regular file"):
+    with pytest.raises(RefusedError, match="a FIFO"):
         read_text(str(path))
 
 
@@ -84,7 +84,8 @@ def test_garbage_names_path_found_and_expected(tmp_path):
     path.write_bytes(b"0-3,\xff\xfe\n")
     with pytest.raises(HostError) as caught:
         parse_file(str(path), CpuSet.parse)
-    assert str(caught.value) == f"{path}: found '0-3,\\\\xff\\\\xfe', expected a list such as 0-3,8"
+    assert caught.value.path == str(path)
+    assert r"'0-3,\\xff\\xfe'" in caught.value.problem
 
 
 def test_long_garbage_is_shown_in_part():

@@ -168,7 +168,7 @@ def test_an_annotated_request_that_cannot_be_is_told_of(hardware: Machine) -> No
     for planned in plan_manifest(pod, hardware):
         (app,) = stage.admit(planned)
     assert app.request.memory.high_bytes < 21 * GIB
-    assert "the annotated memory request of 30Gi contradicts its spec" in app.explanation()
+    assert "memory-request-not-used" in [reason.code for reason in app.reasons]
 
 
 def test_a_resize_of_an_annotated_request_stays_within_its_limit(hardware: Machine) -> None:
