@@ -290,7 +290,7 @@ install_program() {
 	mv "$new" "$installed"
 	rm -rf "$installed.old"
 	mkdir -p /usr/local/bin "$unit_directory"
-	for name in bayplan baypland; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
+	for name in bayplan baypland bayplan-agent; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
 	install -m 644 packaging/systemd/bayplan.service "$unit_directory/bayplan.service"
 	[ ! -d /run/systemd/system ] || systemctl daemon-reload
 }

@@ -145,3 +145,17 @@ _MAX_DIGITS: Final = 10
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+
+
+def set_to_text(value: object) -> str:
+    """The text of a set, for encoders of documents that hold sets (msgspec's ``enc_hook``)."""
+    if isinstance(value, IdSet):
+        return str(value)
+    raise NotImplementedError(f"no text form for {type(value).__name__}")
+
+
+def text_to_set(kind: type, text: object) -> object:
+    """The set of *kind* that `set_to_text` wrote as *text* (msgspec's ``dec_hook``)."""
+    if issubclass(kind, IdSet) and isinstance(text, str):
+        return kind.parse(text)
+    raise ValueError(f"expected a list of ids, found {text!r}")

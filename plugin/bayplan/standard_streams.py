@@ -1,7 +1,7 @@
 """Standard output and error of our programs: they may be closed, full, or without a reader.
 
 A failed write ends in an exit status and at most one sentence, never in a traceback. Logs have
-a stream of their own (`bayplan.daemon.logs`).
+a stream of their own (`bayplan.logs`).
 """
 
 import argparse

@@ -132,7 +132,7 @@ def both(program: Path, directory: Path, *flags: str) -> Iterator[tuple[Plugin, 
 def _daemon(directory: Path) -> list[str]:
     argv = [sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", directory / "nri.sock"]
     argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
-    return [*map(str, argv), "--oci-socket", "none", "--log-format", "json"]
+    return [*map(str, argv), "--oci-socket", "none", "--agent-socket", "none", "--log-format", "json"]
 
 
 def _machine_in(directory: Path) -> Path:

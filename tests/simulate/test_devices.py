@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.snapshot import snapshot_of
-from bayplan.admin.views import nodes_view, status_view
 from bayplan.control.controller import Controller
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.recorder import Recorder
@@ -22,6 +21,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import UnixSocket
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.views.status import nodes_view, status_view
 from support.controllers import announced, no_kernel
 from support.flavors import ALL, CONTAINERD_2_3
 from support.machines import machine

@@ -68,6 +68,7 @@ async def node(directory: Path, runtime: FakeRuntime, *more: str) -> AsyncIterat
     argv = [
         *(sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", str(directory / "nri.sock")),
         *("--state-dir", str(directory / "state"), "--admin-socket", str(one.admin)),
+        *("--agent-socket", "none"),
         *("--oci-socket", str(one.oci), "--topology-manager-policy", "single-numa-node"),
         *("--oci-deadline", "30s", "--request-deadline", "30s", "--log-level", "debug", *more),
     ]

@@ -33,6 +33,7 @@ class Daemon:
         self._argv = [
             *(sys.executable, "-m", "bayplan.daemon.main", "--reserved-cpus", "0"),
             *("--oci-socket", str(self.oci), "--admin-socket", str(self.admin), "--oci-deadline", "30s"),
+            *("--agent-socket", "none"),
             *("--state-dir", str(directory / "state"), "--nri-socket", str(directory / "nri.sock")),
         ]
         self._log = (directory / "log").open("wb")

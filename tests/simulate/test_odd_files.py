@@ -36,6 +36,7 @@ class Node:
             *(sys.executable, "-m", "bayplan.daemon.main", "--config", str(self.config)),
             *("--state-dir", str(self.state), "--admin-socket", str(self.directory / "admin.sock")),
             *("--oci-socket", "none", "--nri-socket", str(self.directory / "nri.sock"), *more),
+            *("--agent-socket", "none"),
         ]
 
     def start(self) -> "subprocess.Popen[str]":

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.admin.snapshot import Drifted, RuntimeState, Snapshot, Unmanaged
 from bayplan.model.decision import (
     Decision,
     DeviceHint,
@@ -25,6 +24,7 @@ from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import MemoryQos, PlacementPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.snapshot import Drifted, RuntimeState, Snapshot, Unmanaged
 
 MACHINE: Final = Machine(
     nodes=(

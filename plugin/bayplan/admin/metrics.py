@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bayplan.admin.snapshot import Snapshot
-from bayplan.admin.views import View, nodes_view, spreads_of, status_view
 from bayplan.admin_protocol import API_VERSION
 from bayplan.printable import printable
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import View, nodes_view, spreads_of, status_view
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\""})
 _STATES: Final = ("total", "reserved", "booked", "free")

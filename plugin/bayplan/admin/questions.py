@@ -11,9 +11,6 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.admin.decision_view import View, decision_view
-from bayplan.admin.snapshot import Snapshot
-from bayplan.admin.views import timestamp
 from bayplan.admin_protocol import API_VERSION, MAX_PODS
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
@@ -25,6 +22,9 @@ from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
+from bayplan.views.decision import View, decision_view
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import timestamp
 
 Recorded = tuple[int, Decision]
 """A decision and when it was recorded, in microseconds since the epoch."""

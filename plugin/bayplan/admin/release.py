@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.admin.questions import Question
-from bayplan.admin.snapshot import Snapshot
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
@@ -26,6 +25,7 @@ from bayplan.host.lock import DirectoryLock
 from bayplan.model.ledger import Entry
 from bayplan.placement.release import GivenBack, given_back, to_give_back
 from bayplan.state import Step, Store
+from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
-"""The daemon's state at one moment, as the value that the admin socket shows, and how it is made."""
+"""Takes the snapshot that the views show: reads the controller, and of the kernel what nobody else keeps."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from bayplan.control.controller import Controller
@@ -14,74 +14,11 @@ from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
 from bayplan.host import proc
 from bayplan.model.decision import Outcome
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
+from bayplan.views.snapshot import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
 
 logger = logging.getLogger(__name__)
-
-
-class RuntimeState(Struct, frozen=True):
-    """The connected container runtime; ``capabilities`` are those of `bayplan.nri.versions`, by name."""
-
-    name: str
-    version: str
-    nri_version: str
-    capabilities: Mapping[str, bool] = field(default_factory=dict)
-
-
-class Unmanaged(Struct, frozen=True):
-    """A container that the runtime created without asking us."""
-
-    container_id: str
-    name: str
-
-
-class Drifted(Struct, frozen=True):
-    """A container whose cgroup is not as decided; ``difference`` is for people."""
-
-    container_id: str
-    name: str
-    difference: str
-
-
-class MemoryReservation(Struct, frozen=True):
-    """The sources of a node's memory reservation: the settings, and the memory that others than containers
-    were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
-    is by how much the reservation may rise next, 0 where it does not depend on measurements."""
-
-    configured_bytes: int = 0
-    held_bytes: int | None = None
-    measured_us: int | None = None
-    margin_bytes: int = 0
-
-
-class Snapshot(Struct, frozen=True):
-    """Everything that the views show, at one moment. Times are microseconds since the epoch.
-
-    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
-    was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
-    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
-    the nodes' memory, None where it is not watched.
-    """
-
-    taken_us: int
-    started_us: int
-    machine: Machine
-    policy: PlacementPolicy
-    ledger: Ledger
-    engine: str = ""
-    runtime: RuntimeState | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    unmanaged: tuple[Unmanaged, ...] = ()
-    drift: tuple[Drifted, ...] = ()
-    oom_score_adj: Mapping[str, int] = field(default_factory=dict)
-    kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
-    live: LivePages | None = None
 
 
 def snapshot_of(
@@ -100,6 +37,7 @@ def snapshot_of(
     return Snapshot(
         taken_us=time.time_ns() // 1000,
         started_us=started_us,
+        pid=os.getpid(),
         machine=controller.machine,
         policy=controller.policy,
         ledger=controller.ledger,
@@ -113,9 +51,9 @@ def snapshot_of(
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(known.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
-        kernel_oom_score_adj=kernel_oom_score_adj,
+        kernel_oom_score_adj=dict(kernel_oom_score_adj),
         problems=tuple(_problems(controller, notices)),
-        reservations=reservations,
+        reservations=dict(reservations),
         live=live,
     )
 

@@ -307,6 +307,16 @@ DAEMON: Final = (
         "the socket that the bayplan command talks to", at_start=True,
     ),
     Key(
+        "agentSocket", "agent_socket", "agent-socket", "PATH",
+        socket_path_or_none, syntax.text, "/run/bayplan/agent.sock",
+        "the socket that bayplan-agent talks to; none serves no agent", at_start=True,
+    ),
+    Key(
+        "agentGroup", "agent_group", "agent-group", "GROUP",
+        text_like(r"[A-Za-z_][\w.-]{0,31}", "the name of a group"), syntax.text, "bayplan-agent",
+        "the group whose members may use the agent socket, beside root", at_start=True,
+    ),
+    Key(
         "logLevel", "log_level", "log-level", "LEVEL",
         one_of(_same(*LOG_LEVELS)), syntax.text, "info",
         "debug, info, warning or error",

@@ -11,6 +11,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
+from bayplan.agent_protocol import DEFAULT_GROUP
+from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
 from bayplan.engines.kubelet.cpu.manager import STATIC
 from bayplan.engines.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
@@ -91,6 +93,8 @@ class Settings(Struct, frozen=True):
     request_deadline_ms: int = 1000
     state_directory: Path = Path("/var/lib/bayplan")
     admin_socket: Path = DEFAULT_SOCKET
+    agent_socket: Path | None = DEFAULT_AGENT_SOCKET
+    agent_group: str = DEFAULT_GROUP
     oci_socket: Path | None = DEFAULT_OCI_SOCKET
     crio_socket: Path = Path("/var/run/crio/crio.sock")
     oci_deadline_ms: int = 1500

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from bayplan.control.changes import ChangeLog
 from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread
@@ -71,6 +72,7 @@ class Controller:
         self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
         self.placements = Placements(
             recorder,
+            self._transactions.changes,
             cgroup_v2=cgroup_v2,
             weighted_interleave=weighted_interleave,
             devices=devices,
@@ -114,6 +116,11 @@ class Controller:
     def ledger(self) -> Ledger:
         """What is promised."""
         return self.basis.ledger
+
+    @property
+    def changes(self) -> ChangeLog:
+        """Everything that became different lately, in order, refusals too."""
+        return self._transactions.changes
 
     @property
     def known(self) -> KnownContainers:

@@ -12,10 +12,12 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from bayplan.control.changes import ChangeLog
 from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread, EngineThread
 from bayplan.control.known_containers import KnownContainers, without_cpus
+from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Transaction
@@ -47,14 +49,16 @@ from bayplan.state import annotations_of, entries_in
 class Placements:
     """The steps, and what they keep beside the ledger.
 
-    ``known`` are the containers as their runtimes described them, ``notifications`` what the NRI runtime was
-    sent, ``runtime`` that runtime while it is connected, and ``stopped_pods`` the ids of pods that have
-    stopped and are not removed yet.
+    ``known`` are the containers as their runtimes described them, ``kubelet_pods`` the pods as kubelet
+    describes them, where an agent says so, ``notifications`` what the NRI runtime was sent, ``runtime`` that
+    runtime while it is connected, and ``stopped_pods`` the ids of pods that have stopped and are not removed
+    yet.
     """
 
     def __init__(
         self,
         recorder: Recorder,
+        changes: ChangeLog,
         *,
         cgroup_v2: bool,
         weighted_interleave: bool,
@@ -67,8 +71,10 @@ class Placements:
         self.runtime: Runtime | None = None
         self.stopped_pods: set[str] = set()
         self.counters: Counter[str] = Counter()
+        self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
         self.decision_log = DecisionLog(self.counters)
         self._recorder = recorder
+        self._changes = changes
         self._cgroup_v2 = cgroup_v2
         self._weighted_interleave = weighted_interleave
         self._devices = devices
@@ -269,6 +275,7 @@ class Placements:
 
     def _refuse(self, decision: Decision) -> NoReturn:
         self._recorder.record_refusal(decision)
+        self._changes.refused(decision)
         self.decision_log.decided("refused", decision)
         raise refusal(decision)
 

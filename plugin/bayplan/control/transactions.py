@@ -4,7 +4,7 @@ Everybody may read them. They are changed by a `Transaction` alone, and only one
 wait. A promise is on the disk before it counts (`Transaction.commit`). What has happened already, such as the
 end of a container, counts at once, and is recorded as soon as the disk takes it (`Transaction.accept`).
 Invariant: the disk has what the ledger has, except about the containers in ``_unrecorded``, and each write
-includes those.
+includes those. Whatever becomes current is noted in ``changes``, in order.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from bayplan.control.changes import ChangeLog
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import Job
 from bayplan.engines.interface import Engine
@@ -116,6 +117,7 @@ class Transactions:
     """Opens transactions, one at a time. *clock* is the loop's own unless a test moves the time itself."""
 
     def __init__(self, basis: Basis, recorder: Recorder, clock: Clock | None = None) -> None:
+        self.changes = ChangeLog()
         self._basis = basis
         self._recorder = recorder
         self._clock = clock
@@ -165,7 +167,7 @@ class Transactions:
         """Take over the ledger that is recorded, in the form of the engine."""
         recorded = Ledger.of(await self._recorder.entries())
         async with self.transaction() as transaction:
-            self._basis = self._basis._replace(ledger=recorded)
+            self._become(self._basis._replace(ledger=recorded), _differences(self._basis.ledger, recorded))
             transaction.accept(engine=self._basis.engine)
 
     def _run_postponed(self) -> None:
@@ -194,14 +196,25 @@ class Transactions:
             else:
                 self._write(self._basis.ledger)
             raise
-        self._basis = self._basis._replace(ledger=ledger)
+        self._become(self._basis._replace(ledger=ledger), ids)
         self._recorded(number)
 
     def _accept(self, after: Basis, decided: str | None, *, replace_all: bool) -> None:
-        before, self._basis = self._basis.ledger, after
-        ids = _differences(before, after.ledger)
+        ids = _differences(self._basis.ledger, after.ledger)
+        self._become(after, ids)
         if ids or replace_all or self._unrecorded:
             self._write(after.ledger, ids, decided, replace_all=replace_all)
+
+    def _become(self, after: Basis, ids: Collection[str]) -> None:
+        """Make *after* current; its ledger says something else about the containers *ids*."""
+        before, self._basis = self._basis, after
+        self.changes.note(
+            after.ledger,
+            ids,
+            machine=None if after.machine is before.machine else after.machine,
+            policy=None if after.policy is before.policy else after.policy,
+            engine=None if after.engine is before.engine else after.engine.name,
+        )
 
     def _write(
         self,

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bayplan import logs
 from bayplan.admin.server import AdminServer
 from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import executor
-from bayplan.daemon import logs
 from bayplan.daemon.components import Daemon
 from bayplan.daemon.limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
@@ -71,6 +71,10 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         )
         await admin.start()
         stack.push_async_callback(admin.close)
+        if settings.agent_socket is not None:
+            agents = daemon.agent_server(settings.agent_socket)
+            await agents.start()
+            stack.push_async_callback(agents.close)
         if settings.oci_socket is not None:
             stack.push_async_callback(daemon.oci_requests.close)
             oci = OciServer(settings.oci_socket, daemon.oci_requests.serve)

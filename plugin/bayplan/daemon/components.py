@@ -9,13 +9,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Final
 
-from bayplan import __version__
+from bayplan import __version__, logs
+from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.questions import Question, explaining, rehearsing
 from bayplan.admin.release import releasing
-from bayplan.admin.snapshot import Snapshot, kernel_oom_score_adj, snapshot_of
+from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
 from bayplan.config.settings import Settings
@@ -29,7 +31,6 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
-from bayplan.daemon import logs
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
@@ -42,12 +43,14 @@ from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.sysfs import has_weighted_interleave
+from bayplan.host.unix_socket import group_id
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
+from bayplan.views.snapshot import Observation, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -223,8 +226,15 @@ class Daemon:
                     logger.warning("changed settings wait for a restart", extra={"keys": waiting})
             notifier.ready()
 
+    def observe(self) -> Observation:
+        """What is known beside the promises. Reads nothing of the kernel."""
+        return self._snapshot({}).observation
+
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
+        return self._snapshot(kernel_oom_score_adj(self.controller, self.hierarchy.root))
+
+    def _snapshot(self, scores: Mapping[str, int]) -> Snapshot:
         return snapshot_of(
             self.controller,
             self.started_us,
@@ -236,8 +246,26 @@ class Daemon:
                 *self.pressure.problems(),
             ),
             self.hardware.reservations(),
-            kernel_oom_score_adj(self.controller, self.hierarchy.root),
+            scores,
             self.pressure.latest,
+        )
+
+    def agent_server(self, path: Path) -> AgentServer:
+        """What serves the agent at *path*."""
+        group = group_id(self.settings.agent_group)
+        if group is None:
+            logger.info(
+                "only root may use the agent socket: there is no such group",
+                extra={"group": self.settings.agent_group},
+            )
+        controller = self.controller
+        return AgentServer(
+            path,
+            group,
+            controller.changes,
+            lambda: controller.basis,
+            self.observe,
+            controller.placements.kubelet_pods,
         )
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from bayplan.admin.snapshot import MemoryReservation
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.control.controller import Controller
@@ -29,6 +28,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
 from bayplan.placement.shortfall import claimants, lost_cpus, overclaims
 from bayplan.quantity import format_bytes
+from bayplan.views.snapshot import MemoryReservation
 
 logger = logging.getLogger(__name__)
 

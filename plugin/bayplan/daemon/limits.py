@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
+from bayplan.admin import agent_server
 from bayplan.admin import server as admin_server
 from bayplan.errors import ConfigError, Problem
 from bayplan.oci import server as oci_server
@@ -14,8 +15,8 @@ logger = logging.getLogger(__name__)
 OOM_SCORE_ADJ: Final = -998
 """As in the systemd unit: between kubelet and runtimes, which take -999, and Guaranteed containers."""
 
-NEEDED_FILES: Final = admin_server.MAX_CLIENTS + oci_server.MAX_CLIENTS + 128
-"""Open files: all clients of both sockets, and what the daemon opens itself, some 30 at a time."""
+NEEDED_FILES: Final = admin_server.MAX_CLIENTS + agent_server.MAX_CLIENTS + oci_server.MAX_CLIENTS + 128
+"""Open files: all clients of the three sockets, and what the daemon opens itself, some 30 at a time."""
 
 
 def raise_file_limit() -> None:

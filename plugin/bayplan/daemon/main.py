@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+from bayplan import logs
 from bayplan.config.flags import build_parser, given_flags
 from bayplan.config.kubelet_rules import remarks_on_machine
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import resolve_policy, wrong_here
 from bayplan.config.settings import Settings
 from bayplan.control.reading import read_within
-from bayplan.daemon import logs
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines

@@ -1,12 +1,15 @@
 """A unix socket of the daemon's: its file, the user of the peer, and serving clients until it is closed.
 
-Only root and the daemon's own user may connect: the file has mode 0600, and the kernel says who connects. The
-protocols on it: `bayplan.admin.server` and `bayplan.oci.server`.
+Only root and the daemon's own user may connect, and where a socket has a group, its members: the file's mode
+says so, and the kernel says who connects. The protocols on it: `bayplan.admin.server`,
+`bayplan.admin.agent_server` and `bayplan.oci.server`.
 """
 
 import abc
 import asyncio
 import contextlib
+import errno
+import grp
 import logging
 import os
 import socket
@@ -23,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
+
+_PEER_GROUPS: Final = 59
+"""SO_PEERGROUPS of Linux, which Python has no name for: the supplementary groups of the peer."""
+
+_GROUPS_BYTES: Final = 1024
+"""As many as Python reads: 256 groups. Of who has more only the first one is known."""
 
 _BACKLOG: Final = 256
 """Connections that wait to be accepted; one more gets EAGAIN at once."""
@@ -44,24 +53,54 @@ class Peer(Struct, frozen=True):
     @classmethod
     def of(cls, connection: socket.socket) -> "Peer":
         """The peer of *connection*."""
-        size = _PEER_CREDENTIALS.size
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+        pid, uid, _ = _credentials(connection)
         return cls(pid, uid)
 
-    def why_refused(self) -> str | None:
-        """Why this peer gets no answer; None if it gets one. A sentence for the peer."""
+    def why_refused(self, connection: socket.socket | None = None, group: int | None = None) -> str | None:
+        """Why this peer gets no answer; None if it gets one. A sentence for the peer. Members of *group* get
+        one, too: the groups are those that the peer had when it made its *connection*."""
         own = os.geteuid()
         if self.uid in (0, own):
             return None
-        return f"user {self.uid} may not ask; root and user {own} may"
+        if group is None or connection is None:
+            return f"user {self.uid} may not ask; root and user {own} may"
+        if group in _groups(connection):
+            return None
+        return f"user {self.uid} may not ask; root, user {own} and members of group {group} may"
+
+
+def group_id(name: str) -> int | None:
+    """The id of the group *name*; None where there is none."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid, uid, gid = _PEER_CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+def _groups(connection: socket.socket) -> set[int]:
+    """The groups of the peer of *connection*."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _GROUPS_BYTES)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        raw = b""
+    return {_credentials(connection)[2], *struct.unpack(f"={len(raw) // 4}I", raw)}
 
 
 class SocketPath:
-    """The path of a listening socket. *name* is what messages call it, for instance "admin socket"."""
+    """The path of a listening socket. *name* is what messages call it, for instance "admin socket". Members
+    of *group* may connect, too; without one only its owner and root."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, group: int | None = None) -> None:
         self.path = path
+        self.group = group
         self._name = name
         self._identity: tuple[int, int] | None = None
 
@@ -97,6 +136,9 @@ class SocketPath:
             listener.bind(str(fresh))
             # Between bind and chmod nobody can connect: nothing listens yet.
             fresh.chmod(0o600)
+            if self.group is not None:
+                os.chown(fresh, -1, self.group)
+                fresh.chmod(0o660)
             listener.listen(_BACKLOG)
             fresh.rename(self.path)
         except OSError:

@@ -12,7 +12,7 @@ a lock. It never calls the runtime on its own after the registration: an update 
 containers outside of a reply can deadlock runtimes with NRI older than 0.12.1.
 """
 
-from bayplan.nri.backoff import Backoff
+from bayplan.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer
 from bayplan.nri.errors import EmptySetError, PayloadError
 from bayplan.nri.events import Event, events_of, mask_of

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from bayplan.backoff import Backoff
 from bayplan.errors import UnavailableError
-from bayplan.nri.backoff import Backoff
 from bayplan.nri.clock import Clock, Timer, wait
 from bayplan.nri.handler import Handler
 from bayplan.nri.request_queue import RequestQueue, Timeouts

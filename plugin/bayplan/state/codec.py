@@ -4,13 +4,13 @@ JSON made from the values themselves, so that a field added with a default can s
 rows. Sets are written in the kernel's list format. Whatever is read is checked against the types.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
-from bayplan.sets import IdSet
+from bayplan.sets import set_to_text, text_to_set
 
 
 def encode(entry: Entry) -> bytes:
@@ -33,17 +33,5 @@ def decode_entry(document: object) -> Entry:
     raise ParseError("recorded entry", repr(document)[:100], f"what was written ({problem})")
 
 
-def _set_to_text(value: object) -> str:
-    if isinstance(value, IdSet):
-        return str(value)
-    raise NotImplementedError(f"no text form for {type(value).__name__}")
-
-
-def _text_to_set(kind: type, text: Any) -> object:
-    if issubclass(kind, IdSet) and isinstance(text, str):
-        return kind.parse(text)
-    raise ValueError(f"expected a list of ids, found {text!r}")
-
-
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=_set_to_text)
-_DECODER: Final = msgspec.json.Decoder(Entry, dec_hook=_text_to_set)
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=set_to_text)
+_DECODER: Final = msgspec.json.Decoder(Entry, dec_hook=text_to_set)

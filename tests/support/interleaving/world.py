@@ -27,6 +27,7 @@ from bayplan.nri.wire import Response
 from bayplan.oci.protocol import Status, Verb
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
+from support.agents import Follower
 from support.clock import ManualClock
 from support.interleaving.kernel import Kernel
 from support.interleaving.life import Life
@@ -57,6 +58,7 @@ class World:
         self.hooked: dict[str, tuple[str, int]] = {}
         """Containers of the hook by id: their cgroups' paths and their processes."""
         self._checked: Basis | None = None
+        self._follower = Follower()
         self._excess_bytes = 0
         self._numbers = 0
 
@@ -245,6 +247,13 @@ class World:
         if comparable and excess_bytes > self._excess_bytes:
             raise BrokenPromiseError(f"nodes {nodes} lack {excess_bytes} bytes of what is promised")
         self._excess_bytes = excess_bytes
+        self._check_follower()
+
+    def _check_follower(self) -> None:
+        """Whoever follows the changes from outside knows what the daemon knows."""
+        controller = self.life.controller
+        for message in self._follower.catch_up(controller.changes, controller.basis):
+            raise BrokenPromiseError(message)
 
     def check_agreement(self) -> None:
         """What holds at rest."""

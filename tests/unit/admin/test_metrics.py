@@ -5,12 +5,12 @@ import re
 from msgspec.structs import replace
 
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.snapshot import Snapshot
-from bayplan.admin.views import nodes_view, spreads_of, status_view
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import nodes_view, spreads_of, status_view
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (-?[0-9.]+)')
 

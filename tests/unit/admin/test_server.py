@@ -16,9 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.server import MAX_CLIENTS, AdminServer
-from bayplan.admin.snapshot import Snapshot
 from bayplan.admin_protocol import MAX_REQUEST_BYTES
 from bayplan.errors import HostError, UnavailableError
+from bayplan.views.snapshot import Snapshot
 
 Scenario = Callable[[AdminServer, Path], Awaitable[None]]
 

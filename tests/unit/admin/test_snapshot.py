@@ -6,10 +6,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
-from bayplan.admin.views import status_view
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import ContainerState
 from bayplan.quantity import GIB
+from bayplan.views.status import status_view
 from support.controllers import begun, controlled
 from support.machines import container, pod
 from support.oci_node import OciNode

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.admin.server import AdminServer
-from bayplan.admin.snapshot import Snapshot
+from bayplan.views.snapshot import Snapshot
 from support.snapshots import make_snapshot
 
 

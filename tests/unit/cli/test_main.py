@@ -19,8 +19,6 @@ from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.snapshot import MemoryReservation
-from bayplan.admin.views import nodes_view, status_view
 from bayplan.cli.main import VERBS, main
 from bayplan.cli.render import Column, Table, show
 from bayplan.model.decision import Affinity, Decision, Outcome, Placement, PodTotals, QosClass
@@ -29,6 +27,8 @@ from bayplan.model.machine import Machine, Node, Performance
 from bayplan.model.request import derive_request
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.snapshot import MemoryReservation
+from bayplan.views.status import nodes_view, status_view
 from support.machines import container, pod
 from support.snapshots import make_snapshot
 from support.sysfs import SysfsTree
@@ -224,7 +224,7 @@ def test_a_terminal_gets_colours_unless_told_otherwise(daemon: "Daemon") -> None
 
 
 def test_names_cannot_move_the_cursor(daemon: "Daemon", capsys: Capture) -> None:
-    from bayplan.admin.snapshot import Unmanaged
+    from bayplan.views.snapshot import Unmanaged
 
     daemon.snapshot = make_snapshot(unmanaged=(Unmanaged("x", "default/\x1b[2J\x1b]0;pwned\x07/[bold]c"),))
     assert main(["status", "--admin-socket", str(daemon.path)]) == 0

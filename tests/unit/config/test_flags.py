@@ -89,6 +89,8 @@ def test_every_flag() -> None:
         "--page-move-rate=2Gi",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
+        "--agent-socket=none",
+        "--agent-group=adm",
         "--log-level=warning",
         "--log-format=text",
     )

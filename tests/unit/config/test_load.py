@@ -61,6 +61,8 @@ crioSocket = "/run/b/crio.sock"
 ociUndecided = "refuse"
 stateDirectory = "/srv/bayplan"
 adminSocket = "/run/b/admin.sock"
+agentSocket = "/run/b/agent.sock"
+agentGroup = "watchers"
 logLevel = "debug"
 memoryPressure = "off"
 pageMoveRate = "512Mi"
@@ -117,6 +119,8 @@ FULL = Settings(
     oci_undecided=Undecided.REFUSE,
     state_directory=Path("/srv/bayplan"),
     admin_socket=Path("/run/b/admin.sock"),
+    agent_socket=Path("/run/b/agent.sock"),
+    agent_group="watchers",
     log_level="debug",
     log_format="json",
 )
@@ -473,7 +477,7 @@ def test_a_near_miss_is_recognised_and_others_get_the_list(write: Write) -> None
     expected = {one.path: one.expected for one in raised.value.problems}
     assert expected["reserved_memory"] == "reservedMemory, perhaps"
     assert expected["log-levle"] == "logLevel, perhaps"
-    assert expected["xyzzy"].startswith("one of adminSocket, annotationErrors, ")
+    assert expected["xyzzy"].startswith("one of adminSocket, agentGroup, agentSocket, annotationErrors, ")
 
 
 def test_no_reservation_at_all_can_be_asked_for(write: Write) -> None:

@@ -1,6 +1,6 @@
 """A decision as plain values ready for JSON, with its sentences: what status, explain and what-if show of it.
 
-The same rules as in `bayplan.admin.views`: fields are added, never renamed; bytes are integers, sets are
+The same rules as in `bayplan.views.status`: fields are added, never renamed; bytes are integers, sets are
 text, null means "none" or "not known".
 """
 

@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.admin.metrics import metrics_view
-from bayplan.admin.snapshot import MemoryReservation, Snapshot
-from bayplan.admin.views import nodes_view, ping_view, status_view
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node, Performance
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.snapshot import MemoryReservation, Snapshot
+from bayplan.views.status import nodes_view, ping_view, status_view
 
 GIB, MIB = 1 << 30, 1 << 20
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bayplan.daemon import logs
-from bayplan.daemon.logs import JsonFormatter, QueueingHandler, RepeatFilter, TextFormatter
+from bayplan import logs
 from bayplan.errors import ConfigError, Problem
+from bayplan.logs import JsonFormatter, QueueingHandler, RepeatFilter, TextFormatter
 
 
 def record(

@@ -4,13 +4,10 @@ Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are
 are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
 """
 
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bayplan import __version__
-from bayplan.admin.snapshot import MemoryReservation, RuntimeState, Snapshot
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus
@@ -25,6 +22,7 @@ from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.page_placement import LivePages
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
+from bayplan.views.snapshot import MemoryReservation, RuntimeState, Snapshot
 
 View = dict[str, Any]
 
@@ -114,8 +112,8 @@ def _document(kind: str, **content: Any) -> View:
 
 def _daemon(snapshot: Snapshot) -> View:
     return {
-        "version": __version__,
-        "pid": os.getpid(),
+        "version": snapshot.version,
+        "pid": snapshot.pid,
         "engine": snapshot.engine,
         "startedAt": timestamp(snapshot.started_us),
         "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // _US_PER_S,

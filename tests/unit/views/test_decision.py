@@ -5,7 +5,6 @@
 import io
 import json
 
-from bayplan.admin.decision_view import decision_view
 from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.render import show
 from bayplan.model import sentences
@@ -33,6 +32,7 @@ from bayplan.model.decision import (
 )
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.decision import decision_view
 
 REQUEST = Request(
     container_id="aaa",

@@ -1,0 +1,255 @@
+"""The agent socket: lets the agent follow what decisions depend on, and takes what it knows of pods.
+
+The messages: `bayplan.agent_protocol`. Nothing waits for an agent. What is sent is taken from the change log
+when the client has room for it, so that a slow one costs no memory: it is disconnected and may resume. What a
+client says is bounded in size, and in how fast it is read.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bayplan.admin.rate import Allowance
+from bayplan.admin_protocol import API_VERSION
+from bayplan.agent_protocol import (
+    MAX_AGENT_MESSAGE_BYTES,
+    Change,
+    Failed,
+    FromDaemon,
+    Observed,
+    PodGone,
+    PodKnown,
+    PodWanted,
+    Refused,
+    Subscribe,
+    Unusable,
+    UpToDate,
+    Welcome,
+    decode_from_agent,
+    encode,
+)
+from bayplan.control.changes import ChangeLog
+from bayplan.control.transactions import Basis
+from bayplan.errors import BayplanError, ParseError
+from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
+from bayplan.model.pod_facts import PodFacts
+from bayplan.printable import printable
+from bayplan.views.snapshot import Observation
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S: Final = 5.0
+"""For a client to send its first message, and then to take each one of ours."""
+
+OBSERVE_INTERVAL_S: Final = 2.0
+MAX_CLIENTS: Final = 16
+MAX_AGENTS: Final = 4
+"""Of the clients, those that are sent everything. A node has one agent."""
+
+MESSAGES_PER_S: Final = 100
+MESSAGES_AT_ONCE: Final = 1000
+"""A node has some hundreds of pods, and an agent that has just started says what it knows of all of them."""
+BYTES_PER_S: Final = 1 << 20
+BYTES_AT_ONCE: Final = 16 << 20
+
+_ENTRIES_AT_ONCE: Final = 50
+"""In one message of what holds: a tenth of a millisecond of the loop that a runtime waits for."""
+_MAX_NOTES: Final = 1000
+
+
+class PodReceiver(Protocol):
+    """Takes what an agent says of pods."""
+
+    def known(self, pod: PodFacts) -> object:
+        """This is what kubelet says of *pod* now."""
+
+    def gone(self, uid: str) -> None:
+        """Kubelet does not have that pod any more."""
+
+
+class _EndedError(BayplanError):
+    """The connection ends with this sentence for the client."""
+
+
+class AgentServer(SocketServer):
+    """Serves the agent socket at *path*, to members of *group* too, from `start` to `close`.
+
+    *basis* and *observe* give what holds at the moment; *changes* has what became different.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        group: int | None,
+        changes: ChangeLog,
+        basis: Callable[[], Basis],
+        observe: Callable[[], Observation],
+        pods: PodReceiver,
+        client_timeout_s: float = CLIENT_TIMEOUT_S,
+    ) -> None:
+        super().__init__(SocketPath(path, "agent socket", group), MAX_AGENT_MESSAGE_BYTES, MAX_CLIENTS)
+        self._group = group
+        self._changes = changes
+        self._basis = basis
+        self._observe = observe
+        self._pods = pods
+        self._client_timeout_s = client_timeout_s
+        self._agents: set[_Agent] = set()
+        self._observed: tuple[float, bytes] = (float("-inf"), b"")
+
+    def say(self, note: PodWanted | Unusable) -> None:
+        """Send *note* to every agent that is connected. It is not repeated to one that comes later."""
+        for agent in self._agents:
+            agent.notes.append(note)
+            agent.due.set()
+
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve_agent(reader, writer)
+        except (_EndedError, ParseError) as error:
+            logger.warning("an agent was disconnected", extra={"problem": printable(str(error))})
+            with suppress(OSError, TimeoutError):
+                await self._send(writer, encode(Failed(printable(str(error)))))
+                writer.close()
+                async with asyncio.timeout(self._client_timeout_s):
+                    await writer.wait_closed()
+        except (OSError, EOFError) as error:
+            logger.info("an agent disconnected", extra={"problem": repr(error)})
+        except Exception:
+            logger.exception("serving an agent failed")
+        finally:
+            writer.transport.abort()
+
+    async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        peer = Peer.of(connection)
+        try:
+            async with asyncio.timeout(self._client_timeout_s):
+                first = decode_from_agent(await _line(reader))
+        except TimeoutError as error:
+            raise _EndedError(f"no message within {self._client_timeout_s:g} seconds") from error
+        self.request_received()
+        if (refused := peer.why_refused(connection, self._group)) is not None:
+            raise _EndedError(refused)
+        if not isinstance(first, Subscribe):
+            raise _EndedError("the first message has to be Subscribe")
+        if first.api_version != API_VERSION:
+            raise _EndedError(f"api_version: found {first.api_version!r}, expected {API_VERSION!r}")
+        if len(self._agents) >= MAX_AGENTS:
+            raise _EndedError(f"{MAX_AGENTS} agents are connected already")
+        agent = _Agent()
+        self._agents.add(agent)
+        self._changes.listeners.add(agent.due.set)
+        logger.info("an agent connected", extra={"pid": peer.pid, "version": first.agent})
+        try:
+            await _until_one_ends(self._receive(reader), self._follow(writer, agent, first))
+        finally:
+            self._changes.listeners.discard(agent.due.set)
+            self._agents.discard(agent)
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Take what the client says, no faster than it may."""
+        now_s = asyncio.get_running_loop().time
+        messages = Allowance(MESSAGES_PER_S, MESSAGES_AT_ONCE)
+        volume = Allowance(BYTES_PER_S, BYTES_AT_ONCE)
+        while True:
+            line = await _line(reader)
+            match decode_from_agent(line):
+                case PodKnown(pod):
+                    self._pods.known(pod)
+                case PodGone(uid):
+                    self._pods.gone(uid)
+                case Subscribe():
+                    raise _EndedError("Subscribe may be sent only once")
+            await asyncio.sleep(max(messages.wait_s(1, now_s()), volume.wait_s(len(line), now_s())))
+
+    async def _follow(self, writer: asyncio.StreamWriter, agent: "_Agent", since: Subscribe) -> None:
+        """Send what the client lacks, then all that follows."""
+        changes, loop = self._changes, asyncio.get_running_loop()
+        resumed = since.epoch == changes.epoch and changes.since(since.position) is not None
+        await self._send(writer, encode(Welcome(changes.epoch, resumed)))
+        position = since.position
+        if not resumed:
+            position = changes.position
+            for message in everything(self._basis(), tuple(changes.refusals), position):
+                await self._send(writer, encode(message))
+        started = False
+        while True:
+            agent.due.clear()
+            later = changes.since(position)
+            if later is None:
+                raise _EndedError("too slow: changes were lost; connect again")
+            for item in later:
+                await self._send(writer, encode(item))
+                position = item.position
+            if not started:
+                await self._send(writer, encode(UpToDate(position)))
+                started = True
+            while agent.notes:
+                await self._send(writer, encode(agent.notes.popleft()))
+            next_s = await self._send_observation(writer, agent)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(max(next_s, loop.time())):
+                    await agent.due.wait()
+
+    async def _send_observation(self, writer: asyncio.StreamWriter, agent: "_Agent") -> float:
+        """Send the client the latest one, if it is due; when the next one is. All clients get the same."""
+        now_s = asyncio.get_running_loop().time()
+        made_s, line = self._observed
+        if now_s >= made_s + OBSERVE_INTERVAL_S:
+            made_s, line = self._observed = now_s, encode(Observed(self._observe()))
+        if agent.observed_s != made_s:
+            agent.observed_s = made_s
+            await self._send(writer, line)
+        return made_s + OBSERVE_INTERVAL_S
+
+    async def _send(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        writer.write(line)
+        try:
+            async with asyncio.timeout(self._client_timeout_s):
+                await writer.drain()
+        except TimeoutError as error:
+            raise ConnectionAbortedError(f"took nothing for {self._client_timeout_s:g} seconds") from error
+
+
+class _Agent:
+    """A client that follows. ``due``: there may be something to send; ``notes`` are kept for it alone."""
+
+    def __init__(self) -> None:
+        self.due = asyncio.Event()
+        self.notes: deque[PodWanted | Unusable] = deque(maxlen=_MAX_NOTES)
+        self.observed_s = float("-inf")
+
+
+def everything(basis: Basis, refusals: tuple[Refused, ...], position: int) -> Iterator[FromDaemon]:
+    """Messages that say what *basis* has, at *position*."""
+    machine, policy, engine, ledger = basis
+    yield Change(position, machine=machine, policy=policy, engine=engine.name)
+    entries = iter((*ledger.entries.values(), *ledger.retained.values()))
+    while some := tuple(islice(entries, _ENTRIES_AT_ONCE)):
+        yield Change(position, some)
+    yield from refusals
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.LimitOverrunError as error:
+        raise _EndedError(f"a message of more than {MAX_AGENT_MESSAGE_BYTES} bytes") from error
+
+
+async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

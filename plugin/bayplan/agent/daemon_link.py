@@ -1,0 +1,138 @@
+"""The agent's connection to the daemon: made again and again, for ever; resumed where it was.
+
+What the daemon says goes to the mirror. What is known of pods is said once, and all of it again after each
+new connection, because a daemon that was started again knows nothing of it. Nothing is kept here but the
+latest of each pod.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from bayplan.agent.mirror import Mirror
+from bayplan.agent_protocol import (
+    MAX_DAEMON_MESSAGE_BYTES,
+    Failed,
+    PodGone,
+    PodKnown,
+    PodWanted,
+    Subscribe,
+    Unusable,
+    UpToDate,
+    decode_from_daemon,
+    encode,
+)
+from bayplan.backoff import Backoff
+from bayplan.errors import BayplanError, UnavailableError
+from bayplan.model.pod_facts import PodFacts
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 30.0
+"""The daemon says something every two seconds; after this time without a word the connection is made anew."""
+
+
+class DaemonLink:
+    """Follows the daemon at *path* into *mirror*. *wanted* is called for each pod that the daemon asks about.
+
+    ``unusable`` counts what the daemon did not believe.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mirror: Mirror,
+        wanted: Callable[[PodWanted], None] = lambda _: None,
+        backoff: Backoff | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.unusable = 0
+        self._path = path
+        self._mirror = mirror
+        self._wanted = wanted
+        self._backoff = backoff or Backoff(random.random, limit_s=5.0)
+        self._timeout_s = timeout_s
+        self._pods: dict[str, PodFacts] = {}
+        self._unsaid: dict[str, PodKnown | PodGone] = {}
+        self._to_say = asyncio.Event()
+
+    def know(self, pod: PodFacts) -> None:
+        """Tell the daemon what kubelet says of *pod*, unless it was told so already."""
+        if self._pods.get(pod.uid) != pod:
+            self._pods[pod.uid] = pod
+            self._say(pod.uid, PodKnown(pod))
+
+    def forget(self, uid: str) -> None:
+        """Tell the daemon that kubelet does not have this pod any more."""
+        if self._pods.pop(uid, None) is not None:
+            self._say(uid, PodGone(uid))
+
+    def keep(self, pods: dict[str, PodFacts]) -> None:
+        """Tell the daemon what is different, where *pods*, by uid, are all that kubelet has."""
+        for uid in self._pods.keys() - pods.keys():
+            self.forget(uid)
+        for pod in pods.values():
+            self.know(pod)
+
+    async def run(self) -> None:
+        """Follow the daemon until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except (OSError, EOFError, BayplanError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                log = logger.warning if self._mirror.connected or not self._backoff.attempts else logger.debug
+                log("the daemon is not there", extra={"socket": str(self._path), "problem": why})
+            finally:
+                self._mirror.disconnected()
+            await asyncio.sleep(self._backoff.next_s())
+
+    async def _follow(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_DAEMON_MESSAGE_BYTES)
+        try:
+            writer.write(encode(Subscribe(epoch=self._mirror.epoch, position=self._mirror.position)))
+            self._unsaid = {uid: PodKnown(pod) for uid, pod in self._pods.items()}
+            self._to_say.set()
+            saying = asyncio.create_task(self._say_all(writer))
+            try:
+                await self._listen(reader)
+            finally:
+                saying.cancel()
+                await asyncio.gather(saying, return_exceptions=True)
+        finally:
+            writer.transport.abort()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            async with asyncio.timeout(self._timeout_s):
+                line = await reader.readuntil(b"\n")
+            message = decode_from_daemon(line)
+            self._mirror.take(message)
+            match message:
+                case UpToDate():
+                    self._backoff.reset()
+                    logger.info("following the daemon", extra={"position": self._mirror.position})
+                case PodWanted():
+                    self._wanted(message)
+                case Unusable(uid, container, problem):
+                    self.unusable += 1
+                    fields = {"pod_uid": uid, "container": container, "problem": problem}
+                    logger.warning("the daemon does not use what kubelet says", extra=fields)
+                case Failed(text):
+                    raise UnavailableError(str(self._path), text)
+
+    def _say(self, uid: str, message: PodKnown | PodGone) -> None:
+        self._unsaid[uid] = message
+        self._to_say.set()
+
+    async def _say_all(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._to_say.wait()
+            self._to_say.clear()
+            while self._unsaid:
+                uid = next(iter(self._unsaid))
+                writer.write(encode(self._unsaid.pop(uid)))
+                await writer.drain()

@@ -1,0 +1,65 @@
+"""The command line of bayplan-agent. It has no file: what it does is decided where it is started."""
+
+import argparse
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan import __version__
+from bayplan.admin_protocol import LOG_LEVELS
+from bayplan.agent_protocol import DEFAULT_SOCKET
+from bayplan.standard_streams import CommandLineParser
+
+PROGRAM: Final = "bayplan-agent"
+
+_DESCRIPTION: Final = r"""\ Follows the daemon of bayplan, and tells it what kubelet says of pods: what their
+containers request, to the byte. Runs beside the daemon as an unprivileged user, who has to be a member of the
+agent socket's group. It may be stopped and started at any time: nothing that was promised depends on it."""
+
+_EPILOG: Final = """\
+Exit status: 0 stopped as asked, 1 failure, 2 wrong flags."""
+
+
+class AgentSettings(Struct, frozen=True):
+    """What the command line says."""
+
+    daemon_socket: Path = DEFAULT_SOCKET
+    log_level: str = "info"
+    log_format: str = "auto"
+
+
+def parse(argv: Sequence[str] | None = None) -> AgentSettings:
+    """The settings in *argv*, the command line without the program's name."""
+    arguments = build_parser().parse_args(argv)
+    return AgentSettings(**vars(arguments))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line; each flag is a field of `AgentSettings`."""
+    parser = CommandLineParser(
+        prog=PROGRAM,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    default = AgentSettings()
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"{PROGRAM} {__version__} (python {platform.python_version()})",
+    )
+    parser.add_argument(
+        "--daemon-socket",
+        type=Path,
+        metavar="PATH",
+        default=default.daemon_socket,
+        help=f"the daemon's agent socket (default: {default.daemon_socket})",
+    )
+    logs = parser.add_argument_group("logs")
+    logs.add_argument("--log-level", choices=LOG_LEVELS, default=default.log_level)
+    logs.add_argument("--log-format", choices=("auto", "json", "text"), default=default.log_format)
+    return parser

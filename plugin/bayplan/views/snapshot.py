@@ -1,0 +1,90 @@
+"""The daemon's state at one moment, as the value that all views are made of.
+
+`Snapshot` is what decisions depend on (machine, policy, engine, ledger) with everything that was observed
+beside it. `bayplan.admin.snapshot` takes one in the daemon, `bayplan.agent.mirror` puts one together
+elsewhere.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from bayplan import __version__
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.page_placement import LivePages
+
+
+class RuntimeState(Struct, frozen=True):
+    """The connected container runtime; ``capabilities`` are those of `bayplan.nri.versions`, by name."""
+
+    name: str
+    version: str
+    nri_version: str
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+
+
+class Unmanaged(Struct, frozen=True):
+    """A container that the runtime created without asking us."""
+
+    container_id: str
+    name: str
+
+
+class Drifted(Struct, frozen=True):
+    """A container whose cgroup is not as decided; ``difference`` is for people."""
+
+    container_id: str
+    name: str
+    difference: str
+
+
+class MemoryReservation(Struct, frozen=True):
+    """The sources of a node's memory reservation: the settings, and the memory that others than containers
+    were found to hold, when (microseconds since the epoch); None where nothing was measured. ``margin_bytes``
+    is by how much the reservation may rise next, 0 where it does not depend on measurements."""
+
+    configured_bytes: int = 0
+    held_bytes: int | None = None
+    measured_us: int | None = None
+    margin_bytes: int = 0
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    """What is known at one moment beside the promises. Times are microseconds since the epoch; ``version``
+    and ``pid`` are the daemon's.
+
+    ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
+    was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
+    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
+    the nodes' memory, None where it is not watched.
+    """
+
+    taken_us: int
+    started_us: int
+    version: str = __version__
+    pid: int = 0
+    runtime: RuntimeState | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unmanaged: tuple[Unmanaged, ...] = ()
+    drift: tuple[Drifted, ...] = ()
+    oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
+    live: LivePages | None = None
+
+
+class Snapshot(Observation, frozen=True, kw_only=True):
+    """Everything that the views show, at one moment: an observation, and what decisions depend on."""
+
+    machine: Machine
+    policy: PlacementPolicy
+    ledger: Ledger
+    engine: str = ""
+
+    @property
+    def observation(self) -> Observation:
+        """The snapshot without that on which decisions depend."""
+        return Observation(**{name: getattr(self, name) for name in Observation.__struct_fields__})

@@ -1,0 +1,125 @@
+"""The agent's link and mirror against the daemon's agent socket: in order, resumed, whole after every kind of
+end."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.mirror import Mirror
+from bayplan.agent_protocol import PodWanted
+from bayplan.backoff import Backoff
+from bayplan.model.decision import QosClass
+from bayplan.model.pod_facts import PodFacts
+from bayplan.quantity import MIB
+from bayplan.views.status import nodes_view, status_view
+from support.agents import serving
+from support.controllers import Controlled, controlled
+from support.machines import container, pod
+
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+
+
+def facts(uid: str) -> PodFacts:
+    return PodFacts(uid, "default", uid, QosClass.BURSTABLE, ())
+
+
+async def create(one: Controlled, *names: str) -> None:
+    for name in names:
+        spec = container(name, GUARANTEED, memory_bytes=100 * MIB, milli_cpus=1000)
+        await one.controller.create_container(GUARANTEED, spec)
+
+
+@asynccontextmanager
+async def following(path: Path, mirror: Mirror | None = None) -> AsyncIterator[tuple[DaemonLink, Mirror]]:
+    """A link to *path* that tries again at once."""
+    mirror = mirror or Mirror()
+    link = DaemonLink(path, mirror, backoff=Backoff(random.random, first_s=0, limit_s=0))
+    running = asyncio.create_task(link.run())
+    try:
+        yield link, mirror
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def knows(mirror: Mirror, *names: str) -> None:
+    """Wait until the mirror has these containers and is connected."""
+    seen = -1
+    while True:
+        seen = await mirror.wait_for_change(seen)
+        snapshot = mirror.snapshot
+        if mirror.connected and snapshot is not None and set(snapshot.ledger.entries) == set(names):
+            return
+
+
+async def test_the_mirror_shows_what_the_daemon_shows(tmp_path: Path) -> None:
+    async with controlled(tmp_path / "state") as one, serving(one, tmp_path / "a.sock"):
+        await create(one, "a", "b")
+        async with following(tmp_path / "a.sock") as (_, mirror):
+            await knows(mirror, "a", "b")
+            await create(one, "c")
+            await one.controller.stop_container(GUARANTEED, container("a", GUARANTEED))
+            await knows(mirror, "b", "c")
+            snapshot = mirror.snapshot
+            assert snapshot is not None
+            assert snapshot.ledger.entries == dict(one.controller.ledger.entries)
+            assert [each["id"] for each in status_view(snapshot)["containers"]] == ["b", "c"]
+            assert sum(len(node["containers"]) for node in nodes_view(snapshot)["nodes"]) == 2
+
+
+async def test_a_link_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with controlled(tmp_path / "state") as one:
+        mirror = Mirror()
+        async with serving(one, path), following(path, mirror):
+            await create(one, "a")
+            await knows(mirror, "a")
+        before = mirror.epoch, mirror.position
+        assert not mirror.connected
+        assert mirror.snapshot is not None
+        await create(one, "b")
+        async with serving(one, path), following(path, mirror):
+            await knows(mirror, "a", "b")
+        assert mirror.epoch == before[0]
+        assert mirror.position > before[1]
+
+
+async def test_another_daemon_replaces_all_that_was_known_at_once(tmp_path: Path) -> None:
+    path, mirror = tmp_path / "a.sock", Mirror()
+    async with controlled(tmp_path / "1") as one, serving(one, path), following(path, mirror):
+        await create(one, "a", "b")
+        await knows(mirror, "a", "b")
+    epoch = mirror.epoch
+    async with controlled(tmp_path / "2") as other, serving(other, path), following(path, mirror):
+        await create(other, "c")
+        await knows(mirror, "c")
+    assert mirror.epoch != epoch
+
+
+async def test_what_is_known_of_pods_is_said_again_after_each_new_connection(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with following(path) as (link, mirror):
+        link.keep({"u": facts("u"), "v": facts("v")})
+        link.keep({"v": facts("v")})
+        for number in range(2):
+            async with controlled(tmp_path / str(number)) as one, serving(one, path):
+                await knows(mirror)
+                kept = one.controller.placements.kubelet_pods
+                while kept.get("v") is None:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0)
+                assert kept.get("u") is None
+
+
+async def test_the_daemon_asks_about_pods(tmp_path: Path) -> None:
+    path, asked = tmp_path / "a.sock", asyncio.Queue[PodWanted]()
+    async with controlled(tmp_path / "state") as one, serving(one, path) as server:
+        mirror = Mirror()
+        link = DaemonLink(path, mirror, asked.put_nowait)
+        running = asyncio.create_task(link.run())
+        await knows(mirror)
+        server.say(PodWanted("u", "default", "web"))
+        assert await asked.get() == PodWanted("u", "default", "web")
+        running.cancel()
