@@ -15,9 +15,10 @@ from bayplan.standard_streams import CommandLineParser
 
 PROGRAM: Final = "bayplan-agent"
 
-_DESCRIPTION: Final = r"""\ Follows the daemon of bayplan, and tells it what kubelet says of pods: what their
-containers request, to the byte. Runs beside the daemon as an unprivileged user, who has to be a member of the
-agent socket's group. It may be stopped and started at any time: nothing that was promised depends on it."""
+_DESCRIPTION: Final = """\
+Follows the daemon of bayplan, and tells it what kubelet says of pods: what their containers request, to the
+byte. Runs beside the daemon as an unprivileged user, who has to be a member of the agent socket's group. It
+may be stopped and started at any time: nothing that was promised depends on it."""
 
 _EPILOG: Final = """\
 Exit status: 0 stopped as asked, 1 failure, 2 wrong flags."""
