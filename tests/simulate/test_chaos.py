@@ -35,7 +35,7 @@ actions = st.one_of(
 
 
 @dataclass
-class World:
+class Scenario:
     clock: ManualClock
     endpoint: PuppetEndpoint
     handler: RecordingHandler
@@ -113,53 +113,53 @@ class World:
 
 
 async def play(script: list[tuple[object, ...]]) -> None:
-    world = World(ManualClock(), PuppetEndpoint(), RecordingHandler())
+    scenario = Scenario(ManualClock(), PuppetEndpoint(), RecordingHandler())
 
     async def create(_, container):
-        await world.behave(container.id)
+        await scenario.behave(container.id)
         return Adjustment(), ()
 
     async def stop(container):
-        await world.behave(container.id)
+        await scenario.behave(container.id)
         return ()
 
-    world.handler.on_create, world.handler.on_stop = create, stop
-    async with serving(world.handler, world.endpoint, clock=world.clock):
+    scenario.handler.on_create, scenario.handler.on_stop = create, stop
+    async with serving(scenario.handler, scenario.endpoint, clock=scenario.clock):
         try:
             for step in script:
-                await world.reconnected()
-                await take(world, *step)
+                await scenario.reconnected()
+                await take(scenario, *step)
         finally:
-            world.end()
-        for _ in world.calls:
-            await world.settle()
-    check(world)
+            scenario.end()
+        for _ in scenario.calls:
+            await scenario.settle()
+    check(scenario)
 
 
-async def take(world: World, action: str, *details) -> None:
+async def take(scenario: Scenario, action: str, *details) -> None:
     if action == "request":
-        world.request(*details)
+        scenario.request(*details)
     elif action == "time":
-        await world.settle()
-        world.clock.advance(*details)
-        await world.settle()
-        world.check_deadlines()
+        await scenario.settle()
+        scenario.clock.advance(*details)
+        await scenario.settle()
+        scenario.check_deadlines()
     elif action == "open gates":
-        world.open_gates()
+        scenario.open_gates()
     elif action == "drop":
-        world.puppet.link.abort("")
-        world.puppet = None
+        scenario.puppet.link.abort("")
+        scenario.puppet = None
     else:
-        await world.settle()
+        await scenario.settle()
 
 
-def check(world: World) -> None:
-    assert world.handler.overlaps == 0
-    assert world.handler.begun == world.handler.ended
-    missed = Counter(name for event, name, _ in world.handler.misses if event is not Event.SYNCHRONIZE)
+def check(scenario: Scenario) -> None:
+    assert scenario.handler.overlaps == 0
+    assert scenario.handler.begun == scenario.handler.ended
+    missed = Counter(name for event, name, _ in scenario.handler.misses if event is not Event.SYNCHRONIZE)
     assert set(missed.values()) <= {1}
-    assert set(missed) <= set(world.calls)
-    for name, (future, _, puppet) in world.calls.items():
+    assert set(missed) <= set(scenario.calls)
+    for name, (future, _, puppet) in scenario.calls.items():
         behaviour = name.partition(" ")[2]
         if not future.done():
             assert puppet.ended.done(), f"{name} was never answered"

@@ -50,7 +50,7 @@ def sharer(name: str) -> pb.Container:
     return make_container(OTHERS, name, cpu_shares=2, oom_score_adj=1000)
 
 
-class World:
+class NriNode:
     """One node. ``running`` are the containers whose process has begun."""
 
     def __init__(self, flavor: Flavor, directory: Path) -> None:
@@ -77,7 +77,7 @@ class World:
                 await asyncio.gather(running, return_exceptions=True)
                 await self.runtime.stop()
 
-    def life(self, container: pb.Container) -> list[tuple[str, Callable]]:
+    def creation_steps(self, container: pb.Container) -> list[tuple[str, Callable]]:
         """The steps of a container up to the moment when it runs, with what is said of each."""
         runtime, key = self.runtime, container.id
         pod = OWNERS if container.pod_sandbox_id == OWNERS.id else OTHERS
@@ -147,18 +147,18 @@ def orders(steps: int) -> Iterator[list[int]]:
 @flavors
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_every_order_of_two_creations(tmp_path: Path, flavor: Flavor, part: int) -> None:
-    world = World(flavor, tmp_path)
-    async with world.daemon(tmp_path):
+    node = NriNode(flavor, tmp_path)
+    async with node.daemon(tmp_path):
         for number, order in list(enumerate(orders(STEPS)))[part::PARTS]:
             shared, exclusive = sharer(f"s{number}"), owner(f"o{number}")
-            lives = iter(world.life(shared)), iter(world.life(exclusive))
-            world.said.clear()
+            creations = iter(node.creation_steps(shared)), iter(node.creation_steps(exclusive))
+            node.said.clear()
             for whose in order:
-                await world.take(*next(lives[whose]))
-            await world.agree()
+                await node.take(*next(creations[whose]))
+            await node.agree()
             for one in (shared, exclusive):
-                await world.stop(one)
-                await world.runtime.remove_container(one.id)
+                await node.stop(one)
+                await node.runtime.remove_container(one.id)
         assert number > 251 - PARTS
 
 
@@ -167,53 +167,53 @@ async def test_a_container_that_waits_to_be_started_has_what_the_ledger_says(
     tmp_path: Path, flavor: Flavor
 ) -> None:
     """It may wait for long: what the OCI runtime left of it there is a process, which CRI-O has then."""
-    world = World(flavor, tmp_path)
-    async with world.daemon(tmp_path):
-        steps = world.life(sharer("s"))
+    node = NriNode(flavor, tmp_path)
+    async with node.daemon(tmp_path):
+        steps = node.creation_steps(sharer("s"))
         for said, step in steps[:3]:
-            await world.take(said, step)
+            await node.take(said, step)
             if said == "s asks":
-                await world.runtime.create_container(OWNERS, owner("o"))
-                await world.runtime.start_container(owner("o").id)
+                await node.runtime.create_container(OWNERS, owner("o"))
+                await node.runtime.start_container(owner("o").id)
         if flavor.makes_cgroup_at_creation:
-            own = world.around.controller.ledger.exclusive_cpus
-            assert world.tree.cpus(sharer("s").id).isdisjoint(own)
+            own = node.around.controller.ledger.exclusive_cpus
+            assert node.tree.cpus(sharer("s").id).isdisjoint(own)
 
 
 @flavors
 @pytest.mark.parametrize("event", ["is known", "begins", "has begun"])
 async def test_an_event_that_is_missed_is_made_up_for(tmp_path: Path, flavor: Flavor, event: str) -> None:
     """By the next event or, after the last one, by the verification that is asked for."""
-    world, shared = World(flavor, tmp_path), sharer("s")
+    node, shared = NriNode(flavor, tmp_path), sharer("s")
 
     class Failing:
         async def sync(self, *_, **__):
             raise OSError
 
-    async with world.daemon(tmp_path) as around:
-        for said, step in world.life(shared):
+    async with node.daemon(tmp_path) as around:
+        for said, step in node.creation_steps(shared):
             before = around.verifications
-            around.cpusets = Failing() if said == f"s {event}" else world.cpusets
+            around.cpusets = Failing() if said == f"s {event}" else node.cpusets
             await step()
             if said == "s asks":
-                await world.runtime.create_container(OWNERS, owner("o"))
-                await world.runtime.start_container(owner("o").id)
-                world.running.add(owner("o").id)
+                await node.runtime.create_container(OWNERS, owner("o"))
+                await node.runtime.start_container(owner("o").id)
+                node.running.add(owner("o").id)
             if said == f"s {event}":
                 assert around.verifications > before
-        around.cpusets = world.cpusets
+        around.cpusets = node.cpusets
         if event == "has begun":
-            await world.verifier.verify(at_once=True)
-        world.check()
-        await world.agree()
+            await node.verifier.verify(at_once=True)
+        node.check()
+        await node.agree()
 
 
-async def changes(world: World, container: pb.Container) -> list[tuple[str, Callable]]:
+async def changes(node: NriNode, container: pb.Container) -> list[tuple[str, Callable]]:
     """kubelet changes the container, which gets its due CPUs with the answer."""
     key, shares = container.id, pb.LinuxResources(cpu={"shares": {"value": 512}})
     return [
-        (f"{container.name} is to change", lambda: world.runtime.ask_for_update(key, shares)),
-        (f"{container.name} changes", lambda: world.runtime.carry_out_update(key)),
+        (f"{container.name} is to change", lambda: node.runtime.ask_for_update(key, shares)),
+        (f"{container.name} changes", lambda: node.runtime.carry_out_update(key)),
     ]
 
 
@@ -221,28 +221,28 @@ async def changes(world: World, container: pb.Container) -> list[tuple[str, Call
 @pytest.mark.parametrize("seed", range(PARTS))
 async def test_random_orders_of_many(tmp_path: Path, flavor: Flavor, seed: int) -> None:
     """Creations that fail half-way, updates that the runtime carries out later than others, and ends."""
-    world = World(flavor, tmp_path)
+    node = NriNode(flavor, tmp_path)
     draw = random.Random(seed)
-    async with world.daemon(tmp_path):
+    async with node.daemon(tmp_path):
         for number in range(SCHEDULES):
-            world.said.clear()
+            node.said.clear()
             mine = [owner(f"o{number}a", 2), owner(f"o{number}b", 1)]
             mine += [sharer(f"s{number}{letter}") for letter in "abc"]
-            lives = []
+            creations = []
             for container in mine:
-                steps = world.life(container)
+                steps = node.creation_steps(container)
                 if draw.random() < 0.5:
-                    steps += await changes(world, container)
+                    steps += await changes(node, container)
                 if draw.random() < 0.4:
                     del steps[draw.randint(1, len(steps)) :]
-                    steps.append((f"{container.name} ends", lambda one=container: world.stop(one)))
-                lives.append(steps)
-            while lives:
-                steps = draw.choice(lives)
-                await world.take(*steps.pop(0))
-                lives = [left for left in lives if left]
-            await world.agree()
+                    steps.append((f"{container.name} ends", lambda one=container: node.stop(one)))
+                creations.append(steps)
+            while creations:
+                steps = draw.choice(creations)
+                await node.take(*steps.pop(0))
+                creations = [left for left in creations if left]
+            await node.agree()
             for one in mine:
-                if one.id in world.runtime.containers:
-                    await world.stop(one)
-                    await world.runtime.remove_container(one.id)
+                if one.id in node.runtime.containers:
+                    await node.stop(one)
+                    await node.runtime.remove_container(one.id)

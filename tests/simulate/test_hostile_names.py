@@ -113,7 +113,7 @@ def hostile_pod(hostile: str, number: int, qos: str, **annotations: str) -> pb.P
 
 
 async def live(one: Node, hostile: str) -> list[str]:
-    """A life of containers with such names; what the runtime was told."""
+    """Containers with such names are created, changed and removed; what the runtime was answered."""
     told = []
     pod = hostile_pod(hostile, 1, BEST_EFFORT)
     container = make_container(pod, f"main{hostile}", oom_score_adj=1000)

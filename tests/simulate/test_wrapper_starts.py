@@ -21,7 +21,7 @@ Step = Callable[[], Awaitable[None]]
 STEPS = 3
 
 
-class World:
+class WrapperNode:
     """What engine, wrapper and OCI runtime do on the node of an OCI socket. ``running`` are the containers
     whose process has begun, ``asked`` those whose start was told."""
 
@@ -35,7 +35,7 @@ class World:
         self._specs: dict[str, pb.Container] = {}
         """What the OCI runtimes have read."""
 
-    def life(self, cpus: int = 0) -> tuple[str, list[tuple[str, Step]]]:
+    def creation_steps(self, cpus: int = 0) -> tuple[str, list[tuple[str, Step]]]:
         """The id of a new container with so many CPUs of its own, and its steps up to when it runs."""
         self._made += 1
         key = f"{self._made:064x}"
@@ -85,18 +85,18 @@ class World:
 
 async def test_every_order_of_two_creations(tmp_path: Path) -> None:
     async with oci_socket(tmp_path) as one:
-        world = World(one, tmp_path)
+        node = WrapperNode(one, tmp_path)
         late = 0
         for places in combinations(range(2 * STEPS), STEPS):
-            (shared, sharing), (owner, owning) = world.life(), world.life(cpus=2)
-            lives = iter(sharing), iter(owning)
-            world.said.clear()
+            (shared, sharing), (owner, owning) = node.creation_steps(), node.creation_steps(cpus=2)
+            creations = iter(sharing), iter(owning)
+            node.said.clear()
             for number in range(2 * STEPS):
-                await world.take(*next(lives[number in places]))
-            late += shared in world.asked
-            assert owner in world.asked
+                await node.take(*next(creations[number in places]))
+            late += shared in node.asked
+            assert owner in node.asked
             for key in (shared, owner):
-                await world.end(key)
+                await node.end(key)
         # Only those whose CPUs changed between spec and cgroup had to be asked for.
         assert 0 < late < 20
 
@@ -106,32 +106,32 @@ async def test_random_orders_of_many(tmp_path: Path, seed: int) -> None:
     """Some end half-way: nothing of theirs is left."""
     draw = random.Random(seed)
     async with oci_socket(tmp_path) as one:
-        world = World(one, tmp_path)
+        node = WrapperNode(one, tmp_path)
         for _ in range(20):
-            world.said.clear()
-            lives, keys = [], []
+            node.said.clear()
+            creations, keys = [], []
             for cpus in (2, 1, 0, 0, 0):
-                key, steps = world.life(cpus)
+                key, steps = node.creation_steps(cpus)
                 keys.append(key)
                 if draw.random() < 0.4:
                     del steps[draw.randint(1, STEPS) :]
-                    steps.append((f"{key[-3:]} ends", lambda key=key: world.end(key)))
-                lives.append(steps)
-            while lives:
-                await world.take(*draw.choice(lives).pop(0))
-                lives = [left for left in lives if left]
+                    steps.append((f"{key[-3:]} ends", lambda key=key: node.end(key)))
+                creations.append(steps)
+            while creations:
+                await node.take(*draw.choice(creations).pop(0))
+                creations = [left for left in creations if left]
             for key in keys:
-                await world.end(key)
+                await node.end(key)
 
 
 async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
     async with oci_socket(tmp_path) as one:
-        world = World(one, tmp_path)
+        node = WrapperNode(one, tmp_path)
         for _ in range(3):
-            _, steps = world.life()
+            _, steps = node.creation_steps()
             for said, step in steps:
-                await world.take(said, step)
-        assert world.asked == []
+                await node.take(said, step)
+        assert node.asked == []
 
 
 async def test_a_start_of_somebody_else_is_nobodys_business(tmp_path: Path) -> None:

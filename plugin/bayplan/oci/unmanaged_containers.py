@@ -75,22 +75,22 @@ class UnmanagedContainers:
         if not engines:
             return
         search = _Search(engines, known)
-        for arrival in await self._in_thread(partial(self._found, search)):
+        for announced in await self._in_thread(partial(self._found, search)):
             async with controller.transaction() as transaction:
-                taken = self._take_in(transaction, arrival, search)
+                taken = self._take_in(transaction, announced, search)
             if taken:
                 self._verify_soon()
 
-    def _take_in(self, transaction: Transaction, arrival: AnnouncedContainer, search: _Search) -> bool:
+    def _take_in(self, transaction: Transaction, announced: AnnouncedContainer, search: _Search) -> bool:
         """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
-        controller, container = self._controller, arrival.container
+        controller, container = self._controller, announced.container
         entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
         if entry is None and container.id not in search.known:
-            controller.placements.enter(transaction, arrival.pod, container, arrival.origin)
+            controller.placements.enter(transaction, announced.pod, container, announced.origin)
             return True
         if entry is None or before is None or entry.origin is not before:
             return False
-        controller.placements.amend(transaction, with_process(entry, arrival.origin))
+        controller.placements.amend(transaction, with_process(entry, announced.origin))
         if before.container.pid:
             extra = {"container": entry.decision.request.name, "container_id": container.id}
             logger.warning("container was restarted without bayplan; its decision still applies", extra=extra)
@@ -125,25 +125,25 @@ class UnmanagedContainers:
             seen.add(one)
             if one in self._passed_over:
                 continue
-            arrival = self._arrival(one)
-            if arrival is not None and arrival.origin.engine in search.engines:
-                found.append(arrival)
+            announced = self._announced(one)
+            if announced is not None and announced.origin.engine in search.engines:
+                found.append(announced)
             else:
                 self._passed_over.add(one)
         self._passed_over &= seen
         return found
 
-    def _arrival(self, one: Started) -> AnnouncedContainer | None:
+    def _announced(self, one: Started) -> AnnouncedContainer | None:
         """The container, if it runs."""
         try:
             state = State(one.container_id, str(one.bundle), int(one.pid))
-            arrival = announced_container.from_hook_state(self._hierarchy, state)
-            if arrival is not None and not announced_container.is_alive(self._hierarchy, arrival.origin):
+            announced = announced_container.from_hook_state(self._hierarchy, state)
+            if announced is not None and not announced_container.is_alive(self._hierarchy, announced.origin):
                 return None  # a process that ended and whose parent has not asked for it yet
         except (ValueError, BayplanError) as error:
             logger.debug("no container", extra={"bundle": str(one.bundle), "problem": str(error)})
             return None
-        return arrival
+        return announced
 
 
 def _is_news(one: Started, known: Mapping[str, Origin | None]) -> bool:

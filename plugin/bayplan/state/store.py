@@ -93,7 +93,7 @@ class Store:
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise StateError(str(directory), "the directory cannot be read and written")
             connection = _open_or_replace(path)
-            # The log exists once something was written in this life of the database.
+            # The log exists once something was written since the database was opened.
             connection.execute("PRAGMA wal_checkpoint(RESTART)")
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f"PRAGMA user_version = {VERSION}")

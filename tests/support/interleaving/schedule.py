@@ -1,4 +1,4 @@
-"""Random schedules on a `World`: what happens, and which step under way is taken next, by one seed."""
+"""Random schedules on a `SimulatedHost`: what happens, and which step is taken next, by one seed."""
 
 import asyncio
 import random
@@ -14,8 +14,8 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import TopologyPolicy
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from support.interleaving.life import DEADLINE_S
-from support.interleaving.world import MACHINE, PLAIN, BrokenPromiseError, World
+from support.interleaving.daemon_run import DEADLINE_S
+from support.interleaving.simulated_host import MACHINE, PLAIN, InvariantError, SimulatedHost
 from support.oci_node import guaranteed
 from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED
 
@@ -39,7 +39,7 @@ class Schedule:
     def __init__(self, seed: int, directory: Path) -> None:
         self.trace: list[str] = []
         self._choice = random.Random(seed)
-        self.world = World(directory)
+        self.host = SimulatedHost(directory)
         self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (8, self.create),
             (4, self.resize),
@@ -61,11 +61,11 @@ class Schedule:
         """Let it happen.
 
         Raises:
-            BrokenPromiseError: something does not hold; it says after what.
+            InvariantError: something does not hold; it says after what.
         """
-        world = self.world
+        host = self.host
         try:
-            await world.begin()
+            await host.begin()
             weights = [weight for weight, _ in self._events]
             for _ in range(length):
                 _, event = self._choice.choices(self._events, weights)[0]
@@ -74,36 +74,36 @@ class Schedule:
                 if outcome is not None:
                     await outcome
                 await self._go_on()
-            self.trace.append("rest")
-            await world.rest()
-        except BrokenPromiseError as error:
-            raise BrokenPromiseError(f"{error}, after: {'; '.join(self.trace)}") from error
+            self.trace.append("settle")
+            await host.settle()
+        except InvariantError as error:
+            raise InvariantError(f"{error}, after: {'; '.join(self.trace)}") from error
         finally:
-            await world.life.kill()
-            world.close()
+            await host.daemon.kill()
+            host.close()
 
     async def _go_on(self) -> None:
         """Take some of the steps that are possible."""
-        await self.world.breathe(self._choice.randrange(4))
+        await self.host.run_loop(self._choice.randrange(4))
         for _ in range(self._choice.randrange(6)):
-            possible = self.world.steps()
+            possible = self.host.steps()
             if not possible:
                 return
             step = self._choice.choice(possible)
             self.trace.append(step)
-            self.world.step(step)
-            await self.world.breathe(self._choice.randrange(4))
+            self.host.step(step)
+            await self.host.run_loop(self._choice.randrange(4))
 
     # ---- What happens ----------------------------------------------------------------------------------
 
     def create(self) -> None:
         """A pod of one container over NRI."""
-        if len(self.world.runtime.containers) >= MOST_CONTAINERS:
+        if len(self.host.runtime.containers) >= MOST_CONTAINERS:
             return
         kind = self._choice.choice(["cpus", "cpus", "memory", "bound", BEST_EFFORT, BEST_EFFORT, BURSTABLE])
         self.trace[-1] += f" {kind}"
-        self.world.create(
-            self.world.new_id()[-12:],
+        self.host.create(
+            self.host.new_id()[-12:],
             qos=kind if kind in (BEST_EFFORT, BURSTABLE) else GUARANTEED,
             cpus=self._choice.randint(1, 3) if kind == "cpus" else 0,
             memory_bytes=self._amount(),
@@ -112,70 +112,70 @@ class Schedule:
 
     def resize(self) -> None:
         """A container is to have another amount of memory, or other CPUs."""
-        container_id = self._one_of(self.world.runtime.containers)
+        container_id = self._one_of(self.host.runtime.containers)
         if container_id is not None:
             cpus = self._choice.randint(1, 3) if self._choice.random() < SOMETIMES else 0
-            self.world.resize(container_id, self._amount(), cpus)
+            self.host.resize(container_id, self._amount(), cpus)
 
     def stop(self) -> None:
         """A container of NRI ends."""
-        container_id = self._one_of(self.world.runtime.containers)
+        container_id = self._one_of(self.host.runtime.containers)
         if container_id is not None:
-            self.world.runtime.stop(container_id)
+            self.host.runtime.stop(container_id)
 
     def hook(self) -> None:
         """A container comes by the hook."""
-        if len(self.world.hooked) < MOST_CONTAINERS // 2:
+        if len(self.host.hooked) < MOST_CONTAINERS // 2:
             cpus = self._choice.randrange(3)
             resources = guaranteed(cpus, self._amount()) if cpus else {}
-            self.world.life.begin(self.world.hook(resources))
+            self.host.daemon.begin(self.host.hook(resources))
 
     def end_hooked(self) -> None:
-        """A container of the hook ends, perhaps without a word."""
-        container_id = self._one_of(self.world.hooked)
+        """A container of the hook ends, perhaps without its poststop hook."""
+        container_id = self._one_of(self.host.hooked)
         if container_id is not None:
-            self.world.end_hooked(container_id, told=self._choice.random() > SOMETIMES)
+            self.host.end_hooked(container_id, poststop=self._choice.random() > SOMETIMES)
 
     def reload(self) -> None:
         """Another engine or policy; settings that do not fit the machine change nothing."""
-        self.world.reload(self._settings())
+        self.host.reload(self._settings())
 
     def change_machine(self) -> None:
         """Memory or a CPU comes or goes."""
-        self.world.replace_machine(self._machine())
+        self.host.replace_machine(self._machine())
 
     def measure(self) -> None:
         """What others hold is measured."""
-        self.world.life.held_bytes = {node: self._choice.choice([0, 50, 200, 600]) * MIB for node in (0, 1)}
-        self.world.life.begin(self.world.life.hardware.measure_once())
+        self.host.daemon.held_bytes = {node: self._choice.choice([0, 50, 200, 600]) * MIB for node in (0, 1)}
+        self.host.daemon.begin(self.host.daemon.hardware.measure_once())
 
     def stall(self) -> None:
         """The disk stalls, or goes on; now and then it is so quick that nobody can get between."""
-        self.world.stalled = not self.world.stalled
-        self.world.life.thread.quick = not self.world.stalled and self._choice.random() < HALF
+        self.host.stalled = not self.host.stalled
+        self.host.daemon.thread.quick = not self.host.stalled and self._choice.random() < HALF
 
     def fill_disk(self) -> None:
         """The disk becomes full, or has room again."""
-        self.world.disk.full = not self.world.disk.full
+        self.host.disk.full = not self.host.disk.full
 
     def deadline(self) -> None:
         """Time passes."""
-        self.world.clock.advance(DEADLINE_S)
+        self.host.clock.advance(DEADLINE_S)
 
     def verify(self) -> None:
         """The kernel is compared, if somebody asked for it."""
-        life = self.world.life
-        life.begin(life.verify(at_once=life.verification_due))
+        daemon = self.host.daemon
+        daemon.begin(daemon.verify(at_once=daemon.verification_due))
 
     def use_freed_memory(self) -> None:
         """Who became wider goes back, if there is room and its pages can be moved."""
-        life = self.world.life
-        life.obstacle = self._choice.choice(["", "", "its pages cannot be moved"])
-        life.begin(life.use_freed_memory())
+        daemon = self.host.daemon
+        daemon.obstacle = self._choice.choice(["", "", "its pages cannot be moved"])
+        daemon.begin(daemon.use_freed_memory())
 
     async def kill(self) -> None:
         """The daemon is killed, and starts again."""
-        await self.world.kill()
+        await self.host.kill()
 
     # ---- Choices ---------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ def play(seed: int) -> list[str]:
     """Play the schedule of *seed*; what happened.
 
     Raises:
-        BrokenPromiseError: something does not hold.
+        InvariantError: something does not hold.
     """
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as directory:

@@ -125,7 +125,7 @@ def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
         for _ in range(10):
             # The fake kernel shows what it did before, whatever is written.
             assert len(await verifier.verify(at_once=False)) == 1
-        # Another value is another line, and so is the next life of the container.
+        # Another value is another line, and so is the same one after a restart of the container.
         write(hierarchy, "0-1")
         await verifier.verify(at_once=False)
         wanted.clear()

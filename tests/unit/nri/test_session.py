@@ -1,4 +1,4 @@
-"""The life of a session: taken in, dropped in every phase, back again; never two connections at once."""
+"""A session: taken in, dropped in every phase, back again; never two connections at once."""
 
 import asyncio
 import logging

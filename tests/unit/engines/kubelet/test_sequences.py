@@ -1,4 +1,4 @@
-"""All managers together: recorded lives of whole machines, and what no record shows."""
+"""All managers together: recorded sequences of whole machines, and what no record shows."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One life of the daemon, from its start until it is killed: its parts, connected as in
+"""One run of the daemon, from its start until it is killed: its parts, connected as in
 `bayplan.daemon.components`, on the disk, the kernel and the clock of the node.
 """
 
@@ -35,7 +35,7 @@ DEADLINE_S = 1.0
 Result = TypeVar("Result")
 
 
-class Life:
+class DaemonRun:
     """The parts, and the tasks that are under way. ``held_bytes`` is what a measurement finds by node."""
 
     def __init__(

@@ -29,8 +29,8 @@ from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.agents import Follower
 from support.clock import ManualClock
+from support.interleaving.daemon_run import DaemonRun
 from support.interleaving.kernel import Kernel
-from support.interleaving.life import Life
 from support.interleaving.runtime import NriRuntime
 from support.interleaving.steps import Disk
 from support.machines import machine
@@ -43,11 +43,11 @@ ROUNDS = 400
 """More than anything takes that comes to an end."""
 
 
-class BrokenPromiseError(AssertionError):
+class InvariantError(AssertionError):
     """Something does not hold that must."""
 
 
-class World:
+class SimulatedHost:
     """``stalled``: the disk does nothing. ``machine`` is what sysfs shows, ``settings`` what files say."""
 
     def __init__(self, directory: Path) -> None:
@@ -64,14 +64,14 @@ class World:
 
     async def begin(self) -> None:
         """Start the daemon; the runtime lists what it has."""
-        self.life = Life(self.disk, self.kernel, self.clock, self.settings, lambda: self.machine)
+        self.daemon = DaemonRun(self.disk, self.kernel, self.clock, self.settings, lambda: self.machine)
         self._checked = None
-        await self.life.start()
+        await self.daemon.start()
         self.runtime.synchronize()
 
     async def kill(self) -> None:
         """Kill the daemon and start it again."""
-        await self.life.kill()
+        await self.daemon.kill()
         await self.begin()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class World:
         shutil.rmtree(self.kernel.root, ignore_errors=True)
 
     def _ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
-        self.life.ask(operation, answered)
+        self.daemon.ask(operation, answered)
 
     def create(
         self,
@@ -120,19 +120,19 @@ class World:
 
     def reload(self, settings: Settings) -> None:
         """Take over *settings*, if they fit the machine."""
-        life = self.life
+        daemon = self.daemon
         try:
-            life.hardware.policy_for(settings)
+            daemon.hardware.policy_for(settings)
         except BayplanError:
             return
         self.settings = settings
-        life.hardware.take_settings(settings)
-        life.controller.take_engine(engine_of(settings))
+        daemon.hardware.take_settings(settings)
+        daemon.controller.take_engine(engine_of(settings))
 
     def replace_machine(self, machine: Machine) -> None:
         """Memory or CPUs come or go, and the kernel says so."""
         self.machine = machine
-        self.life.begin(self.life.hardware.reread(frozenset({"memory"})))
+        self.daemon.begin(self.daemon.hardware.reread(frozenset({"memory"})))
 
     def new_id(self) -> str:
         """An id that nobody had."""
@@ -141,11 +141,11 @@ class World:
 
     async def hook(self, resources: dict[str, object]) -> None:
         """A container comes by the hook; without an answer, or against one, it does not start."""
-        container_id, life = self.new_id(), self.life
+        container_id, daemon = self.new_id(), self.daemon
         path = f"/kubepods/pod{container_id}/crio-{container_id}"
         pid, announced = self.kernel.announce(container_id, path, resources)
         try:
-            answer = await life.oci_requests.serve(Verb.CREATE_RUNTIME, announced, Peer(1, 0))
+            answer = await daemon.oci_requests.serve(Verb.CREATE_RUNTIME, announced, Peer(1, 0))
         except asyncio.CancelledError:
             self.kernel.end(pid)
             raise
@@ -154,55 +154,55 @@ class World:
         else:
             self.kernel.end(pid)
 
-    def end_hooked(self, container_id: str, *, told: bool) -> None:
-        """A container of the hook ends; *told*: poststop runs."""
+    def end_hooked(self, container_id: str, *, poststop: bool) -> None:
+        """A container of the hook ends; *poststop*: poststop runs."""
         _, pid = self.hooked.pop(container_id)
         self.kernel.end(pid)
-        if told:
+        if poststop:
             body = state(container_id, "/gone", 0, status="stopped")
-            self.life.begin(self.life.oci_requests.serve(Verb.POSTSTOP, body, Peer(1, 0)))
+            self.daemon.begin(self.daemon.oci_requests.serve(Verb.POSTSTOP, body, Peer(1, 0)))
 
     # ---- Time ------------------------------------------------------------------------------------------
 
-    async def breathe(self, rounds: int) -> None:
-        """Let the loop go round, and check."""
+    async def run_loop(self, rounds: int) -> None:
+        """Let the event loop run for so many rounds, and check after each."""
         for _ in range(rounds):
             await asyncio.sleep(0)
             self.check()
-        if self.life.synchronization_due:
+        if self.daemon.synchronization_due:
             # The session connects again.
-            self.life.synchronization_due = False
+            self.daemon.synchronization_due = False
             self.runtime.synchronize()
 
     def steps(self) -> list[str]:
         """What could be done next: the disk, a thread, or the runtime about one of its answers."""
-        possible = ["disk"] if self.life.thread.waiting and not self.stalled else []
-        possible += ["thread"] if self.life.executor.waiting else []
+        possible = ["disk"] if self.daemon.thread.waiting and not self.stalled else []
+        possible += ["thread"] if self.daemon.executor.waiting else []
         return possible + [f"runtime {number}" for number in range(len(self.runtime.busy))]
 
     def step(self, name: str) -> None:
         """Do one of `steps`."""
         kind, _, number = name.partition(" ")
         if kind == "disk":
-            self.life.thread.step()
+            self.daemon.thread.step()
             if twice := self.disk.shared_exclusives():
-                raise BrokenPromiseError(f"the disk says of CPUs {twice} that two containers own them")
+                raise InvariantError(f"the disk says of CPUs {twice} that two containers own them")
         elif kind == "thread":
-            self.life.executor.step()
+            self.daemon.executor.step()
         else:
             self.runtime.step(int(number))
 
-    async def rest(self) -> None:
+    async def settle(self) -> None:
         """Let everything come to its end, with a disk that does its part."""
         self.stalled = self.disk.full = False
         await self._drain()
         self.clock.advance(RETRY_S)
         await self._drain()
-        for work in (self.life.stale_entries.release_ended, self.life.use_freed_memory):
-            self.life.begin(work())
+        for work in (self.daemon.stale_entries.release_ended, self.daemon.use_freed_memory):
+            self.daemon.begin(work())
             await self._drain()
         for _ in range(2):
-            self.life.begin(self.life.verify(at_once=False))
+            self.daemon.begin(self.daemon.verify(at_once=False))
             await self._drain()
         self.check_agreement()
 
@@ -210,17 +210,17 @@ class World:
         for _ in range(ROUNDS):
             while possible := self.steps():
                 self.step(possible[0])
-                await self.breathe(1)
-            await self.breathe(8)
-            if self.life.idle and not self.steps():
+                await self.run_loop(1)
+            await self.run_loop(8)
+            if self.daemon.idle and not self.steps():
                 return
-        raise BrokenPromiseError("it does not come to rest")
+        raise InvariantError("it does not come to rest")
 
     # ---- What must hold --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """What holds at any moment."""
-        basis = self.life.controller.basis
+        basis = self.daemon.controller.basis
         if basis is self._checked:
             return
         before, self._checked = self._checked, basis
@@ -231,21 +231,21 @@ class World:
         )
         twice = CpuSet(cpu for cpu, number in owners.items() if number > 1)
         if twice:
-            raise BrokenPromiseError(f"two containers own CPUs {twice}")
+            raise InvariantError(f"two containers own CPUs {twice}")
         if CpuSet(owners) != basis.ledger.exclusive_cpus:
-            raise BrokenPromiseError("the ledger's exclusive CPUs are not those of its entries")
+            raise InvariantError("the ledger's exclusive CPUs are not those of its entries")
         same = before is not None and before[:3] == basis[:3]
         fresh = CpuSet(owners) - before.ledger.exclusive_cpus if before is not None and same else CpuSet()
         if fresh & reserved_cpus(basis.machine, basis.policy):
-            raise BrokenPromiseError("a reserved CPU became exclusive")
+            raise InvariantError("a reserved CPU became exclusive")
         if not basis.shared_cpus:
-            raise BrokenPromiseError("no CPU is shared")
+            raise InvariantError("no CPU is shared")
         # The largest of all is what cannot be had at once, however the promises are carried: what a smaller
         # machine left of one node is not the fault of whoever comes to another.
         excess_bytes, nodes = max((more_bytes, str(nodes)) for nodes, more_bytes in _excess_bytes(basis))
         comparable = before is not None and same and not _found(before.ledger, basis.ledger)
         if comparable and excess_bytes > self._excess_bytes:
-            raise BrokenPromiseError(f"nodes {nodes} lack {excess_bytes} bytes of what is promised")
+            raise InvariantError(f"nodes {nodes} lack {excess_bytes} bytes of what is promised")
         self._excess_bytes = excess_bytes
         self._check_follower()
 
@@ -258,24 +258,20 @@ class World:
     def check_agreement(self) -> None:
         """What holds at rest."""
         self.check()
-        controller = self.life.controller
+        controller = self.daemon.controller
         ledger = controller.ledger
         between = {entry.container_id: entry for entry in ledger.retained.values()}
         if self.disk.entries != {**between, **ledger.entries}:
-            raise BrokenPromiseError(
-                f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}"
-            )
+            raise InvariantError(f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}")
         alive = self.runtime.containers.keys() | self.hooked.keys()
         if ledger.entries.keys() != alive:
-            raise BrokenPromiseError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
+            raise InvariantError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
         for one in controller.expectations():
             path = self._path(one.container.id)
             cpus, mems = self.kernel.shown(path, "cpuset.cpus", "cpuset.mems")
             wanted = (str(one.cpus or cpus), str(one.mems or mems))
             if (cpus, mems) != wanted:
-                raise BrokenPromiseError(
-                    f"{one.container.id} has {(cpus, mems)}, and the ledger says {wanted}"
-                )
+                raise InvariantError(f"{one.container.id} has {(cpus, mems)}, and the ledger says {wanted}")
         for container_id, entry in ledger.entries.items():
             for other in alive - {container_id}:
                 (cpus,) = self.kernel.shown(self._path(other), "cpuset.cpus")
@@ -285,7 +281,7 @@ class World:
                     & controller.machine.online_cpus
                 )
                 if both:
-                    raise BrokenPromiseError(f"{other} may run on CPUs {both} of {container_id}")
+                    raise InvariantError(f"{other} may run on CPUs {both} of {container_id}")
 
     def _path(self, container_id: str) -> str:
         if container_id in self.hooked:
