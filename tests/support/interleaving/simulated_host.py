@@ -251,9 +251,9 @@ class SimulatedHost:
 
     def _check_follower(self) -> None:
         """Whoever follows the changes from outside knows what the daemon knows."""
-        controller = self.life.controller
+        controller = self.daemon.controller
         for message in self._follower.catch_up(controller.changes, controller.basis):
-            raise BrokenPromiseError(message)
+            raise InvariantError(message)
 
     def check_agreement(self) -> None:
         """What holds at rest."""
