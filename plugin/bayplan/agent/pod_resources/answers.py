@@ -1,0 +1,118 @@
+"""The answers of PodResources, version 1, from the ledger and the answers of kubelet's own service. Pure.
+
+Memory and CPUs are those that bayplan assigned; where it assigned none, kubelet's managers may have. Devices
+and dynamic resources are kubelet's alone. As in kubelet's answers, memory that a container has on several
+nodes is one block with all of them, and only what is bound is listed: exclusive CPUs, and memory of
+containers that are bound to nodes.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from bayplan._proto.podresources import api_pb2 as pb
+from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.model.decision import Decision, Placement
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.sets import NodeSet
+
+_NO_POD: Final = "-"
+"""The namespace in the name of a container that no Kubernetes pod has."""
+
+_PARTS: Final = 3
+
+PodName = tuple[str, str]
+"""Namespace and name."""
+
+
+def list_answer(ledger: Ledger, kubelet: pb.ListPodResourcesResponse) -> pb.ListPodResourcesResponse:
+    """Every pod that bayplan or *kubelet* knows, by namespace and name, with what its containers have."""
+    pods: dict[PodName, pb.PodResources] = {}
+    for (namespace, name), containers in _by_pod(ledger):
+        pods[namespace, name] = pb.PodResources(namespace=namespace, name=name, containers=containers)
+    for theirs in kubelet.pod_resources:
+        ours = pods.setdefault(
+            (theirs.namespace, theirs.name), pb.PodResources(namespace=theirs.namespace, name=theirs.name)
+        )
+        _add_kubelets(ours, theirs)
+    return pb.ListPodResourcesResponse(pod_resources=[pods[key] for key in sorted(pods)])
+
+
+def get_answer(listed: pb.ListPodResourcesResponse, pod: PodName) -> pb.GetPodResourcesResponse | None:
+    """The one pod of a list; None if it is not there."""
+    for one in listed.pod_resources:
+        if (one.namespace, one.name) == pod:
+            return pb.GetPodResourcesResponse(pod_resources=one)
+    return None
+
+
+def allocatable_answer(
+    machine: Machine, policy: PlacementPolicy, kubelet: pb.AllocatableResourcesResponse
+) -> pb.AllocatableResourcesResponse:
+    """What containers can be assigned in all: a block for each node and resource that is not 0, all CPUs but
+    the reserved ones, and kubelet's devices."""
+    return pb.AllocatableResourcesResponse(
+        devices=kubelet.devices,
+        cpu_ids=machine.online_cpus - reserved_cpus(machine, policy),
+        memory=[
+            _block(resource, amount_bytes, NodeSet([node]))
+            for node, resources in sorted(allocatable_bytes(machine, policy).items())
+            for resource, amount_bytes in sorted(resources.items())
+            if amount_bytes
+        ],
+    )
+
+
+def _by_pod(ledger: Ledger) -> Iterator[tuple[PodName, list[pb.ContainerResources]]]:
+    named = sorted(
+        (
+            (entry.decision.request.name.split("/"), entry.container_id, entry.decision)
+            for entry in ledger.entries.values()
+        ),
+        key=lambda one: one[:2],
+    )
+    in_pods = (one for one in named if len(one[0]) == _PARTS and one[0][0] != _NO_POD)
+    for (namespace, pod), containers in groupby(in_pods, key=lambda one: one[0][:2]):
+        yield (namespace, pod), [_container(name[2], decision) for name, _, decision in containers]
+
+
+def _container(name: str, decision: Decision) -> pb.ContainerResources:
+    placement = decision.placement
+    return pb.ContainerResources(
+        name=name, cpu_ids=placement.exclusive_cpus, memory=_assigned_memory(placement)
+    )
+
+
+def _assigned_memory(placement: Placement) -> list[pb.ContainerMemory]:
+    """A block for each resource: of the claim on its nodes, of bookings on the nodes of the container."""
+    if placement.mems is None:
+        return []
+    if placement.claim is not None:
+        nodes, amounts = placement.claim.nodes, dict(placement.claim.amounts_bytes)
+    else:
+        nodes, amounts = placement.mems, {}
+        for booked in placement.booked_bytes.values():
+            for resource, amount_bytes in booked.items():
+                amounts[resource] = amounts.get(resource, 0) + amount_bytes
+    return [_block(resource, amount, nodes) for resource, amount in sorted(amounts.items()) if amount]
+
+
+def _block(resource: str, amount_bytes: int, nodes: NodeSet) -> pb.ContainerMemory:
+    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])
+    return pb.ContainerMemory(memory_type=resource, size=amount_bytes, topology=topology)
+
+
+def _add_kubelets(ours: pb.PodResources, theirs: pb.PodResources) -> None:
+    """Add to the pod what kubelet says of it. A container of a name that occurs twice, because the one before
+    has not ended yet, is told once."""
+    containers = {one.name: one for one in ours.containers}
+    for told in theirs.containers:
+        one = containers[told.name] if told.name in containers else ours.containers.add(name=told.name)
+        one.devices.extend(told.devices)
+        one.dynamic_resources.extend(told.dynamic_resources)
+        if not one.cpu_ids:
+            one.cpu_ids.extend(told.cpu_ids)
+        if not one.memory:
+            one.memory.extend(told.memory)

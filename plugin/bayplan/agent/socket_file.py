@@ -1,0 +1,56 @@
+"""The place of a unix socket that a library of the agent's makes by itself."""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from bayplan.errors import HostError, UnavailableError
+
+_PROBE_S: Final = 1.0
+_NOT_FOR_OTHERS: Final = 0o117
+
+
+def check_free(path: Path) -> None:
+    """Check that a socket can be made at *path*. What an agent that is gone left there is removed.
+
+    Raises:
+        UnavailableError: somebody serves there, or there is a file that is not a socket.
+        HostError: the place cannot be looked at.
+    """
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            problem = "there is a file that is not a socket; remove it or choose another path"
+            raise UnavailableError(str(path), problem)
+        if _is_served(path):
+            raise UnavailableError(str(path), "another process serves there")
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise HostError(str(path), f"a socket cannot be made there: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def for_owner_and_group() -> Iterator[None]:
+    """Files that are made meanwhile have no rights for others. Of the whole process: for its start only."""
+    mask = os.umask(_NOT_FOR_OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except TimeoutError:
+            pass
+        return True
