@@ -1,15 +1,48 @@
 """The agent's parts, connected: each is a coroutine that runs until it is cancelled."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.mirror import Mirror
+from bayplan.agent.pod_resources.kubelet import KubeletPodResources
+from bayplan.agent.pod_resources.service import PodResourcesService
 from bayplan.agent.settings import AgentSettings
+
+
+class Service(Protocol):
+    """A part that serves clients of its own."""
+
+    async def start(self) -> None:
+        """Begin to serve; raises BayplanError."""
+
+    async def close(self) -> None:
+        """Stop serving."""
 
 
 async def serve(settings: AgentSettings) -> None:
     """Run all parts until cancelled, or until one of them fails."""
     mirror = Mirror()
     link = DaemonLink(settings.daemon_socket, mirror)
-    async with asyncio.TaskGroup() as parts:
-        parts.create_task(link.run())
+    async with AsyncExitStack() as serving:
+        for service in _services(settings, mirror):
+            await serving.enter_async_context(_running(service))
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(link.run())
+
+
+def _services(settings: AgentSettings, mirror: Mirror) -> Iterator[Service]:
+    if settings.pod_resources_socket is not None:
+        kubelet = KubeletPodResources(settings.kubelet_pod_resources)
+        yield PodResourcesService(settings.pod_resources_socket, lambda: mirror.snapshot, kubelet)
+
+
+@asynccontextmanager
+async def _running(service: Service) -> AsyncIterator[None]:
+    await service.start()
+    try:
+        yield
+    finally:
+        await service.close()

@@ -28,6 +28,8 @@ class AgentSettings(Struct, frozen=True):
     """What the command line says."""
 
     daemon_socket: Path = DEFAULT_SOCKET
+    pod_resources_socket: Path | None = Path("/run/bayplan-agent/pod-resources.sock")
+    kubelet_pod_resources: Path | None = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -60,7 +62,27 @@ def build_parser() -> argparse.ArgumentParser:
         default=default.daemon_socket,
         help=f"the daemon's agent socket (default: {default.daemon_socket})",
     )
+    pod_resources = parser.add_argument_group("PodResources, for what reads kubelet's")
+    pod_resources.add_argument(
+        "--pod-resources-socket",
+        type=_path_or_none,
+        metavar="PATH",
+        default=default.pod_resources_socket,
+        help=f"where to serve v1.PodResourcesLister, or none (default: {default.pod_resources_socket})",
+    )
+    pod_resources.add_argument(
+        "--kubelet-pod-resources",
+        type=_path_or_none,
+        metavar="PATH",
+        default=default.kubelet_pod_resources,
+        help="kubelet's own socket, whose devices and dynamic resources are passed on, or none "
+        f"(default: {default.kubelet_pod_resources})",
+    )
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default=default.log_level)
     logs.add_argument("--log-format", choices=("auto", "json", "text"), default=default.log_format)
     return parser
+
+
+def _path_or_none(word: str) -> Path | None:
+    return None if word == "none" else Path(word)

@@ -14,14 +14,15 @@ _PROBE_S: Final = 1.0
 _NOT_FOR_OTHERS: Final = 0o117
 
 
-def check_free(path: Path) -> None:
-    """Check that a socket can be made at *path*. What an agent that is gone left there is removed.
+def make_place(path: Path) -> None:
+    """See to it that a socket can be made at *path*. What an agent that is gone left there is removed.
 
     Raises:
         UnavailableError: somebody serves there, or there is a file that is not a socket.
-        HostError: the place cannot be looked at.
+        HostError: the directory cannot be made, or not be used.
     """
     try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not stat.S_ISSOCK(path.lstat().st_mode):
             problem = "there is a file that is not a socket; remove it or choose another path"
             raise UnavailableError(str(path), problem)

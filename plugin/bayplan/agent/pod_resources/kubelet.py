@@ -17,7 +17,6 @@ from bayplan.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_KUBELET_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEADLINE_S: Final = 2.0
 FAILURE_HOLDS_S: Final = 1.0
 MAX_ANSWER_BYTES: Final = 16 << 20

@@ -14,15 +14,14 @@ import grpc
 from google.protobuf.message import Message
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.admin.snapshot import Snapshot
+from bayplan.views.snapshot import Snapshot
 from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
-from bayplan.agent.socket_file import check_free, for_owner_and_group
+from bayplan.agent.socket_file import for_owner_and_group, make_place
 from bayplan.errors import HostError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SOCKET: Final = Path("/run/bayplan-agent/pod-resources.sock")
 SERVICE: Final = "v1.PodResourcesLister"
 
 MAX_CALLS: Final = 64
@@ -63,7 +62,7 @@ class PodResourcesService:
             UnavailableError: another process serves there, or the path is a file that is not a socket.
             HostError: the socket cannot be made.
         """
-        check_free(self._path)
+        make_place(self._path)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
