@@ -14,11 +14,11 @@ import grpc
 from google.protobuf.message import Message
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.views.snapshot import Snapshot
 from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
 from bayplan.agent.socket_file import for_owner_and_group, make_place
 from bayplan.errors import HostError, UnavailableError
+from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.views.snapshot import Snapshot
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
 from bayplan.agent.pod_resources.service import MAX_REQUEST_BYTES, PodResourcesService
 from bayplan.errors import UnavailableError
+from bayplan.views.snapshot import Snapshot
 from support.kubelet_pod_resources import KubeletService
 from support.snapshots import make_snapshot
 
