@@ -26,7 +26,7 @@ _FILES: Final = {
     "memory.min": "0",
     "memory.current": "4096",
     "memory.oom.group": "0",
-    "memory.numa_stat": "anon N0=0 N1=0",
+    "memory.numa_stat": "inactive_anon N0=0 N1=0\nactive_anon N0=0 N1=0\nunevictable N0=0 N1=0",
 }
 
 

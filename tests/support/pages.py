@@ -1,9 +1,9 @@
 """Pages without a kernel: a cgroup's memory.numa_stat as a file, and what migrate_pages(2) would do to it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from bayplan.host.cgroup import NodeBytes
 from bayplan.sets import NodeSet
 
 _KINDS: Final = ("inactive_anon", "active_anon", "unevictable")
@@ -22,11 +22,12 @@ class CgroupPages:
         self.room_bytes = room_bytes
         self._file = directory / "memory.numa_stat"
 
-    def hold(self, amounts: NodeBytes) -> None:
+    def hold(self, amounts: Mapping[str, Mapping[int, int]]) -> None:
         """Have this memory: kind -> node -> bytes."""
+        lists: dict[str, Mapping[int, int]] = {kind: {} for kind in _KINDS}
         rows = (
             " ".join((kind, *(f"N{node}={amount}" for node, amount in sorted(row.items()))))
-            for kind, row in amounts.items()
+            for kind, row in (lists | dict(amounts)).items()
         )
         self._file.write_text("\n".join(rows) + "\n")
 
@@ -37,7 +38,8 @@ class CgroupPages:
         for line in self._file.read_text().splitlines():
             kind, *columns = line.split()
             pairs = (column.removeprefix("N").split("=") for column in columns)
-            found[kind] = {int(node): int(amount) for node, amount in pairs}
+            if columns:
+                found[kind] = {int(node): int(amount) for node, amount in pairs}
         return found
 
     def migrate(self, pid: int, leave: NodeSet, stay: NodeSet) -> int:

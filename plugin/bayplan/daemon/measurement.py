@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bayplan.host.cgroup import NodeBytes
-from bayplan.host.container import ContainerCgroup
 from bayplan.host.held_memory import read_held_memory, read_memory_totals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import ContainerMemory
+from bayplan.host.numa_stat import HeldPages
 from bayplan.host.sysfs import read_hugepages, read_machine
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
@@ -37,11 +37,14 @@ class Host(Struct, frozen=True):
     @classmethod
     def of(cls, hierarchy: Hierarchy) -> "Host":
         """Those of the machine that this runs on."""
-        return cls(read_machine, partial(measure, hierarchy))
+        return cls(read_machine, partial(measure, hierarchy, ContainerMemory(hierarchy)))
 
 
 def measure(
-    hierarchy: Hierarchy, containers: Iterable[tuple[Pod, Container]], nodes: Iterable[int]
+    hierarchy: Hierarchy,
+    memory: ContainerMemory,
+    containers: Iterable[tuple[Pod, Container]],
+    nodes: Iterable[int],
 ) -> Measurement:
     """Measure once. Blocks; containers that are gone are passed over.
 
@@ -51,16 +54,15 @@ def measure(
     wanted = list(nodes)
     pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
     sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
-    inside = (_memory_by_node(hierarchy, pod, container) for pod, container in containers)
+    everybody = list(containers)
+    memory.keep(container.id for _, container in everybody)
+    inside = (_held(memory, pod, container) for pod, container in everybody)
     held_bytes = read_held_memory(inside, sums, hierarchy.root)
     return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
 
 
-def _memory_by_node(hierarchy: Hierarchy, pod: Pod, container: Container) -> NodeBytes:
+def _held(memory: ContainerMemory, pod: Pod, container: Container) -> HeldPages:
     try:
-        with ContainerCgroup.find(
-            hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
-        ) as cgroup:
-            return cgroup.memory_by_node()
+        return memory.read(container.id, container.cgroups_path, pod.cgroup_parent, {})
     except AbsentError:
-        return {}
+        return HeldPages()

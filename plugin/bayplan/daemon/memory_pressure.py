@@ -21,7 +21,8 @@ from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory, HeldPages, Watermarks, read_nodes, read_watermarks
+from bayplan.host.live_memory import ContainerMemory, Watermarks, read_nodes, read_watermarks
+from bayplan.host.numa_stat import HeldPages
 from bayplan.model.decision import Decision, Reason
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine

@@ -7,8 +7,6 @@ descriptor and names the file and its text where that text cannot be.
 """
 
 import os
-import re
-from collections.abc import Mapping
 from typing import Final, Generic, Self, TypeVar, overload
 
 from cgroupspy.controllers import Controller
@@ -20,22 +18,22 @@ from cgroupspy.interfaces import (
     MultiLineIntegerFile,
 )
 
-from bayplan.errors import ParseError
 from bayplan.host.directory import Directory
 from bayplan.host.kernelfs import AbsentError, garbage, parse_number
+from bayplan.host.numa_stat import (
+    EXPECTED,
+    LEGACY_EXPECTED,
+    HeldPages,
+    parse_legacy_numa_stat,
+    parse_numa_stat,
+)
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
 
-NodeBytes = Mapping[str, Mapping[int, int]]
-"""Bytes by kind of memory (``anon``, ``file``, ...) and by NUMA node."""
-
 _MAX: Final = "max"
 _LEGACY_UNLIMITED: Final = (1 << 63) - (1 << 16)
 """cgroup v1 shows "no limit" as 2^63-1 rounded down to a page, of at most 64 KiB."""
-
-_LEGACY_RECURSIVE: Final = "hierarchical_"
-_NODE_VALUE: Final = re.compile(r"N([0-9]{1,5})=([0-9]{1,20})")
 
 
 class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]  # the library's classes have no types
@@ -128,39 +126,18 @@ class LegacyLimitField(Field[int | None], IntegerFile):  # type: ignore[misc]  #
         return None if limit_bytes >= _LEGACY_UNLIMITED else limit_bytes
 
 
-class NodeBytesField(Field[NodeBytes]):
-    """memory.numa_stat of cgroup v2: ``anon N0=4096 N1=0``, in bytes, cgroups below included."""
+class HeldPagesField(Field[HeldPages]):
+    """memory.numa_stat of cgroup v2."""
 
-    expected = "lines such as 'anon N0=4096 N1=0'"
-    readonly = True
-
-    def sanitize_get(self, value: str) -> NodeBytes:
-        """Read one line for each kind of memory."""
-        rows = (line.split() for line in value.splitlines())
-        return {kind: self._by_node(columns, 1) for kind, *columns in rows}
-
-    def _by_node(self, columns: list[str], unit_bytes: int) -> Mapping[int, int]:
-        matches = [_NODE_VALUE.fullmatch(column) for column in columns]
-        if not all(matches):
-            raise ParseError("memory by node", " ".join(columns), self.expected)
-        return {int(match[1]): int(match[2]) * unit_bytes for match in matches if match}
+    expected = EXPECTED
+    sanitize_get = staticmethod(parse_numa_stat)
 
 
-class LegacyNodeBytesField(NodeBytesField):
-    """memory.numa_stat of cgroup v1: ``hierarchical_anon=3 N0=1 N1=2``, in pages."""
+class LegacyHeldPagesField(Field[HeldPages]):
+    """memory.numa_stat of cgroup v1."""
 
-    expected = "lines such as 'hierarchical_anon=3 N0=1 N1=2'"
-
-    def sanitize_get(self, value: str) -> NodeBytes:
-        """Read the lines that count the cgroups below too, as those of v2 do."""
-        rows = [line.split() for line in value.splitlines() if line.startswith(_LEGACY_RECURSIVE)]
-        if not rows:
-            raise ParseError("memory by node", value, self.expected)
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return {
-            total.partition("=")[0].removeprefix(_LEGACY_RECURSIVE): self._by_node(columns, page_bytes)
-            for total, *columns in rows
-        }
+    expected = LEGACY_EXPECTED
+    sanitize_get = staticmethod(parse_legacy_numa_stat)
 
 
 class CgroupFiles(Controller):  # type: ignore[misc]  # the library's classes have no types
@@ -202,7 +179,7 @@ class UnifiedFiles(CgroupFiles):
     memory_min = LimitField("memory.min")
     memory_current = BytesField("memory.current", readonly=True)
     memory_oom_group = FlagField("memory.oom.group")
-    memory_by_node = NodeBytesField("memory.numa_stat")
+    held_pages = HeldPagesField("memory.numa_stat")
 
 
 class LegacyCpusetFiles(CgroupFiles):
@@ -220,4 +197,4 @@ class LegacyMemoryFiles(CgroupFiles):
     memory_max = LegacyLimitField("memory.limit_in_bytes")
     memory_and_swap_max = LegacyLimitField("memory.memsw.limit_in_bytes")
     memory_current = BytesField("memory.usage_in_bytes", readonly=True)
-    memory_by_node = LegacyNodeBytesField("memory.numa_stat")
+    held_pages = LegacyHeldPagesField("memory.numa_stat")

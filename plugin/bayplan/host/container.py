@@ -17,11 +17,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.errors import HostError
-from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFiles, NodeBytes, UnifiedFiles
+from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFiles, UnifiedFiles
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
+from bayplan.host.numa_stat import HeldPages
 from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, IdSet, NodeSet
@@ -167,13 +168,10 @@ class ContainerCgroup:
                 continue
         return found
 
-    def memory_by_node(self) -> NodeBytes:
-        """Bytes in use by kind (``anon``, ``file``, ...) and NUMA node, cgroups below included.
-
-        cgroup v2 shows this from Linux 5.10 on, and counts more kinds than v1 does.
-        """
+    def held_pages(self) -> HeldPages:
+        """What it holds on each node, cgroups below included. cgroup v2 shows this from Linux 5.10 on."""
         try:
-            return self._memories[-1].memory_by_node
+            return self._memories[-1].held_pages
         except AbsentError as error:
             raise self._explained(error) from error
 

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.held_memory import unreclaimable_bytes
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.page_migration import huge_page_bytes, migrate_pages
 from bayplan.quantity import MIB, format_bytes
@@ -120,7 +119,8 @@ def _held(cgroup: ContainerCgroup, nodes: NodeSet, *, huge_pages: bool) -> _Held
     huge_bytes = 0
     if huge_pages:
         huge_bytes = sum(huge_page_bytes(pid, nodes, cgroup.root) for pid in cgroup.processes())
-    return _Held(unreclaimable_bytes(cgroup.memory_by_node(), nodes), huge_bytes)
+    by_node = cgroup.held_pages().of_processes_bytes
+    return _Held(sum(by_node.get(node, 0) for node in nodes), huge_bytes)
 
 
 def _one_pass(

@@ -8,15 +8,15 @@ What remains has in it also what no counter names: pages of drivers, vmalloc, pe
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from bayplan.errors import ParseError
-from bayplan.host.cgroup import NodeBytes
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.host.numa_stat import HeldPages
 from bayplan.quantity import KIB
-from bayplan.sets import NodeSet
 
 _NODES: Final = "sys/devices/system/node"
 _TOTAL: Final = "MemTotal"
@@ -25,32 +25,25 @@ _CACHE: Final = ("Active(file)", "Inactive(file)")
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
-OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
-"""Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
-OF_KERNEL: Final = ("kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
-"""What the kernel holds for a container, and no process can take along."""
-_UNRECLAIMABLE: Final = (*OF_PROCESSES, *OF_KERNEL)
-LEGACY_UNRECLAIMABLE: Final = ("anon", "unevictable")
-"""cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
-
 _ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
 _ZONE: Final = re.compile(r"^Node (\d+), zone|^ +count: +(\d+)", re.MULTILINE)
 
 
 def read_held_memory(
-    containers: Iterable[NodeBytes], hugepages_bytes: Mapping[int, int], root: Path = Path("/")
+    containers: Iterable[HeldPages], hugepages_bytes: Mapping[int, int], root: Path = Path("/")
 ) -> dict[int, int]:
     """Bytes held outside of *containers*, by node.
 
-    *containers* is memory.numa_stat of each container; *hugepages_bytes* the size of all huge page pools
-    together, for each node that is asked for.
+    *hugepages_bytes* is the size of all huge page pools together, for each node that is asked for.
 
     The files are not read at one moment: the result is good to a few MiB, and never below 0.
 
     Raises:
         HostError: a file is missing or garbled.
     """
-    inside = _unreclaimable_bytes(containers)
+    inside: Counter[int] = Counter()
+    for container in containers:
+        inside.update(container.unreclaimable_bytes)
     at_hand = _free_at_hand_bytes(root)
     held = {}
     for node, pools_bytes in hugepages_bytes.items():
@@ -59,7 +52,7 @@ def read_held_memory(
         reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
         used_bytes = amounts[_TOTAL] - amounts[_FREE] - pools_bytes - at_hand.get(node, 0)
         used_bytes -= _isolated_bytes(root, node)
-        held[node] = max(0, used_bytes - reclaimable_bytes - inside.get(node, 0))
+        held[node] = max(0, used_bytes - reclaimable_bytes - inside[node])
     return held
 
 
@@ -70,23 +63,6 @@ def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int
         HostError: a file is missing or garbled.
     """
     return {node: _amounts(root, node)[_TOTAL] for node in nodes}
-
-
-def unreclaimable_bytes(container: NodeBytes, nodes: NodeSet) -> int:
-    """What the processes of a container (its memory.numa_stat) have on *nodes* that cannot be reclaimed. Not
-    what the kernel holds for it, which no process can take along."""
-    kinds = OF_PROCESSES if OF_PROCESSES[0] in container else LEGACY_UNRECLAIMABLE
-    return sum(container.get(kind, {}).get(node, 0) for kind in kinds for node in nodes)
-
-
-def _unreclaimable_bytes(containers: Iterable[NodeBytes]) -> dict[int, int]:
-    total: dict[int, int] = {}
-    for stat in containers:
-        kinds = _UNRECLAIMABLE if _UNRECLAIMABLE[0] in stat else LEGACY_UNRECLAIMABLE
-        for kind in kinds:
-            for node, amount_bytes in stat.get(kind, {}).items():
-                total[node] = total.get(node, 0) + amount_bytes
-    return total
 
 
 def _amounts(root: Path, node: int) -> dict[str, int]:

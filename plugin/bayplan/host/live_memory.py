@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.held_memory import LEGACY_UNRECLAIMABLE, OF_KERNEL, OF_PROCESSES
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
+from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
@@ -27,16 +27,6 @@ _AMOUNT: Final = re.compile(
 )
 _ZONE: Final = re.compile(r"^Node (\d+), zone|^ +(low|high) +(\d+)$", re.MULTILINE)
 
-_OF_FILES: Final = ("inactive_file", "active_file")
-_COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
-_LINE: Final = re.compile(
-    f"^({'|'.join(sorted((*OF_PROCESSES, *OF_KERNEL, *_OF_FILES)))}){_COLUMNS}", re.MULTILINE
-)
-_LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
-_NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
-"""Most containers have nothing on most nodes."""
-
-
 _SERVICES: Final = ("system.slice", "user.slice")
 """Not machine.slice, where systemd has containers and virtual machines, nor what somebody else made."""
 
@@ -46,22 +36,6 @@ class Watermarks(Struct, frozen=True):
 
     low_bytes: int = 0
     high_bytes: int = 0
-
-
-class HeldPages(Struct, frozen=True):
-    """What a container holds on each node: memory of its processes, of the kernel for it, and page cache."""
-
-    of_processes_bytes: Mapping[int, int] = {}
-    of_kernel_bytes: Mapping[int, int] = {}
-    of_files_bytes: Mapping[int, int] = {}
-
-    @property
-    def unreclaimable_bytes(self) -> dict[int, int]:
-        """What the kernel cannot take back without swap, by node."""
-        found = dict(self.of_processes_bytes)
-        for node, amount in self.of_kernel_bytes.items():
-            found[node] = found.get(node, 0) + amount
-        return found
 
 
 def read_watermarks(root: Path = Path("/")) -> dict[int, Watermarks]:
@@ -187,35 +161,3 @@ class ContainerMemory:
             return parse_file(path, parse, read_text(path))
         except ValueError as error:
             raise HostError(path, str(error)) from error
-
-
-def parse_numa_stat(text: str) -> HeldPages:
-    """memory.numa_stat of cgroup v2, in bytes: the lines that are about whose memory it is.
-
-    Raises:
-        ParseError: lines that there must be are missing or garbled.
-    """
-    rows = dict(_LINE.findall(text))
-    if not rows.keys() >= set(OF_PROCESSES):
-        raise ParseError("memory by node", text, "lines such as 'inactive_anon N0=4096 N1=0'")
-    return HeldPages(_sum(rows, OF_PROCESSES, 1), _sum(rows, OF_KERNEL, 1), _sum(rows, _OF_FILES, 1))
-
-
-def parse_legacy_numa_stat(text: str) -> HeldPages:
-    """The same of cgroup v1, in pages, cgroups below included. Its ``file`` has shared memory in it too,
-    which is anonymous memory to others."""
-    rows = dict(_LEGACY_LINE.findall(text))
-    if "anon" not in rows:
-        raise ParseError("memory by node", text, "lines such as 'hierarchical_anon=3 N0=1 N1=2'")
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return HeldPages(_sum(rows, LEGACY_UNRECLAIMABLE, page_bytes), {}, _sum(rows, ("file",), page_bytes))
-
-
-def _sum(rows: Mapping[str, str], kinds: Iterable[str], unit_bytes: int) -> dict[int, int]:
-    """The bytes of all *kinds* by node, as far as they are more than 0."""
-    found: dict[int, int] = {}
-    for kind in kinds:
-        for node, amount in _NODE_VALUE.findall(rows.get(kind, "")):
-            number = int(node)
-            found[number] = found.get(number, 0) + int(amount) * unit_bytes
-    return found

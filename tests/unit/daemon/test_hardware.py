@@ -16,6 +16,7 @@ from bayplan.daemon.measurement import Host, Measurement, measure
 from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
+from bayplan.host.live_memory import ContainerMemory
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -546,7 +547,9 @@ def test_settings_the_machine_cannot_meet_are_refused_before_anything_changes(tm
 def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path) -> None:
     cgroup = tmp_path / "sys/fs/cgroup/kubepods/c1"
     cgroup.mkdir(parents=True)
-    (cgroup / "memory.numa_stat").write_text(f"inactive_anon N0={30 * MIB}\nunevictable N0={MIB}\n")
+    (cgroup / "memory.numa_stat").write_text(
+        f"inactive_anon N0={30 * MIB}\nactive_anon\nunevictable N0={MIB}\n"
+    )
     node = tmp_path / "sys/devices/system/node/node0"
     (node / "hugepages/hugepages-2048kB").mkdir(parents=True)
     (node / "hugepages/hugepages-2048kB/nr_hugepages").write_text("16\n")
@@ -555,7 +558,7 @@ def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path
     hierarchy = Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY_CONTROLLER: mount}, {"": "/"}, root=tmp_path)
     there = Container("c1", "p", cgroups_path="/kubepods/c1")
     gone = Container("c2", "p", cgroups_path="/kubepods/c2")
-    found = measure(hierarchy, [(Pod("p"), there), (Pod("p"), gone)], [0])
+    found = measure(hierarchy, ContainerMemory(hierarchy), [(Pod("p"), there), (Pod("p"), gone)], [0])
     assert found.held_bytes == {0: (512 - 32 - 31) * MIB}
     assert found.hugepages_bytes == {0: {2 * MIB: 32 * MIB}}
 

@@ -25,7 +25,7 @@ V2_FILES = {
     "memory.min": "0",
     "memory.current": "4096",
     "memory.oom.group": "0",
-    "memory.numa_stat": "anon N0=4096 N1=0\nfile N0=0 N1=8192",
+    "memory.numa_stat": "inactive_anon N0=4096 N1=0\nactive_anon\nunevictable\ninactive_file N0=0 N1=8192",
 }
 V1_CPUSET_FILES = {
     "cgroup.procs": "",

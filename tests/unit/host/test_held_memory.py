@@ -4,6 +4,7 @@ import pytest
 
 from bayplan.errors import HostError
 from bayplan.host.held_memory import read_held_memory, read_memory_totals
+from bayplan.host.numa_stat import HeldPages
 from bayplan.quantity import KIB, MIB
 
 MEMINFO = """Node {0} MemTotal:       {1} kB
@@ -28,16 +29,7 @@ Node 1, zone  Movable
     cpu: 0
               count:    0
 """
-CONTAINER = {
-    "anon": {0: 40 * MIB, 1: MIB},
-    "file": {0: 90 * MIB, 1: 0},
-    "inactive_anon": {0: 30 * MIB, 1: MIB},
-    "active_anon": {0: 10 * MIB, 1: 0},
-    "unevictable": {0: MIB, 1: 0},
-    "kernel_stack": {0: 512 * KIB, 1: 0},
-    "pagetables": {0: 512 * KIB, 1: 0},
-    "slab_unreclaimable": {0: 3 * MIB, 1: 0},
-}
+CONTAINER = HeldPages({0: 41 * MIB, 1: MIB}, {0: 4 * MIB}, {0: 90 * MIB})
 
 
 @pytest.fixture
@@ -68,11 +60,6 @@ def test_huge_pages_are_not_ordinary_memory(root):
 
 def test_what_containers_cannot_give_back_is_theirs(root):
     assert held(root, CONTAINER, CONTAINER)[0] == PLAIN_BYTES - 2 * 45 * MIB
-
-
-def test_of_cgroup_v1_only_the_pages_of_processes_are_known(root):
-    legacy = {"total": {0: 130 * MIB}, "anon": {0: 40 * MIB}, "file": {0: 90 * MIB}, "unevictable": {0: MIB}}
-    assert held(root, legacy)[0] == PLAIN_BYTES - 41 * MIB
 
 
 def test_free_pages_at_hand_of_a_cpu_are_not_held(root):

@@ -8,16 +8,14 @@ from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import (
     ContainerMemory,
-    HeldPages,
     Watermarks,
-    parse_legacy_numa_stat,
-    parse_numa_stat,
     read_nodes,
     read_watermarks,
 )
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB, MIB
 from bayplan.sets import NodeSet
+from support.numa_stat import NUMA_STAT
 from support.oci_node import OciNode
 
 ZONEINFO = """Node 0, zone      DMA
@@ -52,17 +50,6 @@ Node 0 Writeback:         1024 kB
 Node 0 KReclaimable:      3072 kB
 Node 0 SReclaimable:      2048 kB
 Node 0 HugePages_Total:     32
-"""
-NUMA_STAT = """anon N0=5000 N1=8192
-file N0=40960 N1=0
-kernel_stack N0=100 N1=0
-inactive_anon N0=4096 N1=4096
-active_anon N0=904 N1=4096
-inactive_file N0=40000 N1=0
-active_file N0=960 N1=0
-unevictable N0=0 N1=1
-slab_unreclaimable N0=50 N1=0
-workingset_refault_anon N0=77 N1=0
 """
 
 
@@ -104,18 +91,6 @@ def test_an_old_kernel_has_no_line_for_all_that_is_reclaimable(tmp_path: Path) -
 def test_a_garbled_node_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="node0/meminfo: found 'MemTotal: none', expected lines MemTotal"):
         read_nodes({0: 0}, {}, a_node(tmp_path, "MemTotal: none"))
-
-
-def test_what_a_container_holds() -> None:
-    held = parse_numa_stat(NUMA_STAT)
-    assert held == HeldPages({0: 5000, 1: 8193}, {0: 150}, {0: 40960})
-    assert held.unreclaimable_bytes == {0: 5150, 1: 8193}
-
-
-def test_what_a_container_holds_on_cgroup_v1() -> None:
-    text = "total=9 N0=9\nanon=1 N0=1\nhierarchical_total=9 N0=9\nhierarchical_file=4 N0=4\n"
-    held = parse_legacy_numa_stat(f"{text}hierarchical_anon=3 N0=1 N1=2\nhierarchical_unevictable=1 N0=1\n")
-    assert held == HeldPages({0: 2 * 4096, 1: 2 * 4096}, {}, {0: 4 * 4096})
 
 
 def test_the_path_of_a_container_is_found_once_and_again_when_it_is_gone(tmp_path: Path) -> None:
