@@ -35,6 +35,9 @@ for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
+# The command line fits what it prints into so many columns, also for a file.
+os.environ.pop("COLUMNS", None)
+
 # Tests have sockets in their directories. The path of one has at most 107 bytes, and takes 85 below this.
 LONGEST_TEMPORARY_ROOT = 16
 if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY_ROOT:

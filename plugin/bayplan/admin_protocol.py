@@ -23,6 +23,9 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_PODS: Final = 200
 """So many pods are rehearsed at once, at about a millisecond each."""
 
+REFUSED_SINCE_S: Final = 3600
+"""What was refused is news for so long, unless somebody asks for more."""
+
 MAX_SOCKET_PATH_BYTES: Final = 100
 """Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
 

@@ -14,6 +14,7 @@ from io import TextIOWrapper
 from typing import Final, NoReturn, TextIO
 
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE
+from bayplan.printable import printable
 
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 """What a shell makes of a program whose reader has seen enough (head), as most programs end then."""
@@ -66,6 +67,17 @@ class CommandLineParser(argparse.ArgumentParser):
         """Raises SystemExit, after *message*."""
         write_error(message or "")
         raise SystemExit(status)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Name the nearest of the choices, where argparse lists all of them."""
+        if action.choices is None or value in action.choices:
+            return
+        from difflib import get_close_matches  # noqa: PLC0415 - only for who mistyped something
+
+        choices = [str(one) for one in action.choices]
+        near = get_close_matches(str(value), choices, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"found {printable(str(value))!r}; {meant}")
 
     def error(self, message: str) -> NoReturn:
         """Raises SystemExit, after how the program is used and *message*."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.admin.questions import explaining, rehearsing
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot import snapshot_of
 from bayplan.cli.main import main
@@ -53,7 +54,7 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
     async with controlled(directory / "state", RESTRICTED, nri=None) as rig:
         controller = rig.controller
         questions = {
-            "explain": explaining(controller.recorder.history, controller.recorder.page_moves),
+            **recorded_questions(controller.recorder),
             "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
         }
         admin = AdminServer(

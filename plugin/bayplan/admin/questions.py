@@ -15,14 +15,16 @@ from bayplan.admin_protocol import API_VERSION, MAX_PODS
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.model.container_names import names_container
+from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.printable import printable
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision import View, decision_view
+from bayplan.views.node_room import node_rooms
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import timestamp
 
@@ -38,34 +40,71 @@ MAX_RECORDED: Final = 500
 EARLIER: Final = 20
 """So many earlier decisions about a container are listed."""
 
+MAX_CHOICES: Final = 20
+"""So many pods are listed where a word may mean any of them."""
+
 _WHAT_IF_IDS: Final = "what-if:"
 
 
 class UnknownSubjectError(BayplanError):
-    """Nobody ever decided about a container of that name."""
+    """Nobody ever decided about a container of that name; ``choices`` are pods that may be meant."""
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(subject)
+    def __init__(self, subject: str, choices: Sequence[str] = ()) -> None:
+        super().__init__(subject, choices)
         self.subject = subject
+        self.choices = choices
 
     def __str__(self) -> str:
+        text = f"no decision about {self.subject!r} is recorded"
+        if self.choices:
+            rest = len(self.choices) - MAX_CHOICES
+            listed = [printable(one) for one in self.choices[:MAX_CHOICES]]
+            lines = [*listed, *([f"and {rest} more"] if rest > 0 else [])]
+            return "\n  ".join([f"{text}; did you mean one of these?", *lines])
         return (
-            f"no decision about {self.subject!r} is recorded; expected NAMESPACE/POD/CONTAINER, "
-            "NAMESPACE/POD, POD/CONTAINER, POD or a container's id (bayplan status lists those that run)"
+            f"{text}; expected NAMESPACE/POD/CONTAINER, NAMESPACE/POD, POD/CONTAINER, POD or a container's "
+            "id (bayplan status lists those that run)"
         )
+
+
+async def subject_of(
+    verb: str,
+    snapshot: Snapshot,
+    request: Mapping[str, object],
+    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
+) -> str:
+    """What the *request* of *verb* is about: as it was named if that names a container, else the one pod that
+    it is a part of the name of; *names* are those of the history.
+
+    Raises:
+        ConfigError: the request names nothing.
+        UnknownSubjectError: there is no such pod, or several.
+    """
+    subject = request.get("subject")
+    if not isinstance(subject, str) or not subject or not _is_unicode(subject):
+        raise ConfigError(verb, (Problem("subject", repr(subject), "a pod, a container or an id"),))
+    entries = snapshot.ledger.entries.values()
+    known = [(entry.decision.request.name, entry.container_id) for entry in entries]
+    known += await names()
+    if any(names_container(subject, name, container_id) for name, container_id in known):
+        return subject
+    choices = await asyncio.to_thread(similar_pods, subject, known)
+    if len(choices) != 1:
+        raise UnknownSubjectError(subject, choices)
+    return choices[0]
 
 
 def explaining(
     history: Callable[[int, str], Awaitable[Sequence[Recorded]]],
     page_moves: Callable[[int, str], Awaitable[Sequence[PageMoveRecord]]],
+    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
 ) -> Question:
     """The question ``explain``; *history* finds so many of the recorded decisions about a subject,
-    *page_moves* of the records of its pages that were moved, the newest first."""
+    *page_moves* of the records of its pages that were moved, the newest first; *names* are the names and ids
+    of all containers in the history."""
 
     async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
-        subject = request.get("subject")
-        if not isinstance(subject, str) or not subject or not _is_unicode(subject):
-            raise ConfigError("explain", (Problem("subject", repr(subject), "a pod, a container or an id"),))
+        subject = await subject_of("explain", snapshot, request, names)
         recorded = await history(MAX_RECORDED, subject)
         moved = await page_moves(EARLIER, subject)
         return await asyncio.to_thread(explanation_view, snapshot, subject, recorded, moved)
@@ -118,7 +157,10 @@ def explanation_view(
         "subject": subject,
         "containers": [
             _explained(current.get(name), by_name.get(name, []))
-            | {"pageMoves": [_page_move(one) for one in moved if one.name == name]}
+            | {
+                "pageMoves": [_page_move(one) for one in moved if one.name == name],
+                "nodes": _rooms_beside_refusal(snapshot, current.get(name) or by_name[name][0][1]),
+            }
             for name in names
         ],
     }
@@ -137,7 +179,9 @@ def what_if_view(
     planned = [
         pod
         for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
-        for pod in plan_manifest(manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:")
+        for pod in plan_manifest(
+            manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:", most_replicas=MAX_PODS
+        )
     ]
     if manifests and not planned:
         raise ConfigError("what-if", (Problem("pods", "none", "a Pod, or a kind with a pod template"),))
@@ -153,7 +197,21 @@ def what_if_view(
                 "containers": [{**decision_view(one), "state": "would be"} for one in decisions],
             }
         )
-    return {"apiVersion": API_VERSION, "kind": "WhatIf", "engine": engine.name, "pods": pods}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "WhatIf",
+        "engine": engine.name,
+        "pods": pods,
+        "nodesBefore": node_rooms(snapshot.machine, snapshot.policy, snapshot.ledger),
+        "nodes": node_rooms(snapshot.machine, snapshot.policy, rehearsal.ledger),
+    }
+
+
+def _rooms_beside_refusal(snapshot: Snapshot, decision: Decision) -> list[View] | None:
+    """What each node has by now beside what was refused; null for what was placed."""
+    if decision.outcome is not Outcome.REFUSED:
+        return None
+    return node_rooms(snapshot.machine, snapshot.policy, snapshot.ledger, decision.request)
 
 
 def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[str, Decision]:

@@ -1,34 +1,74 @@
 """One decision as paragraphs and tables, laid out from the sentences that the daemon sends with it."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
-from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
+from bayplan.cli.texts import amounts
+from bayplan.quantity import format_bytes
 
-_WIDTH = 12
+_BESIDE: Final = (Column(""), Column(""))
+"""A label, and the lines beside it."""
+_LABEL: Final = 10
+"""So wide is a label, that all decisions of an answer have their lines one below the other."""
+
+_ROOMS: Final = (
+    Column("NODE", number=True),
+    Column("FREE", number=True),
+    Column("PROMISED", number=True),
+    Column("FREE CPUS", number=True),
+    Column("SHORT BY"),
+)
 
 
 def decision_blocks(decision: dict[str, Any]) -> list[Block]:
     """A decision for people: what was asked, what came of it and why, what it won against, who moved."""
     state = decision["state"]
     when = f", decided {decision['decidedAt']}" if decision.get("decidedAt") else ""
-    lines = [f"{decision['name']} ({state}{when})", *_paragraph("asked", decision["asked"]["lines"])]
-    lines += _paragraph("outcome", [decision["outcome"]])
+    rows = [*_beside("asked", decision["asked"]["lines"]), *_beside("outcome", [decision["outcome"]])]
     if decision["placement"] is not None:
-        lines += _paragraph("placed", decision["placement"]["lines"])
-    lines += _paragraph("why", [reason["text"] for reason in decision["reasons"]])
+        rows += _beside("placed", decision["placement"]["lines"])
+    rows += _beside("why", [reason["text"] for reason in decision["reasons"]])
     if decision["advantage"] is not None:
-        lines += _paragraph("won", [decision["advantage"]["text"]])
-    lines += _paragraph("moved", [move["text"] for move in decision["moves"]])
+        rows += _beside("won", [decision["advantage"]["text"]])
+    rows += _beside("moved", [move["text"] for move in decision["moves"]])
     shortage = decision["shortage"]
     if shortage is not None and all(shortage["text"] not in one["text"] for one in decision["reasons"]):
-        lines += _paragraph("short", [shortage["text"]])
+        rows += _beside("short", [shortage["text"]])
     if decision["refusal"] is not None:
-        lines += _paragraph("error", [decision["refusal"]])
-    blocks: list[Block] = ["\n".join(lines)]
-    if len(decision["candidates"]) > 1:
-        blocks.append(_candidates(decision["candidates"]))
-    return blocks
+        # The whole error repeats the name and the reasons; the word it begins with is what kubelet shows.
+        rows += _beside("error", [f"{decision['refusal'].partition(':')[0]}, with the reason above"])
+    shown: list[Block] = [Table(_BESIDE, tuple(rows), inset=2, title=f"{decision['name']} ({state}{when})")]
+    if decision.get("nodes"):
+        shown.append(rooms(decision["nodes"]))
+    elif len(decision["candidates"]) > 1:
+        shown.append(_candidates(decision["candidates"]))
+    return shown
+
+
+def rooms(nodes: list[dict[str, Any]]) -> Table:
+    """What each node has beside what was refused."""
+    return Table(
+        _ROOMS,
+        tuple(
+            (
+                str(node["id"]),
+                format_bytes(node["resources"]["memory"]["freeBytes"]),
+                format_bytes(node["resources"]["memory"]["promisedBytes"]),
+                str(node["freeCpus"]),
+                _short(node["short"]),
+            )
+            for node in nodes
+        ),
+    )
+
+
+def _short(short: dict[str, Any] | None) -> str:
+    if short is None:
+        return "-"
+    cpus = [f"{short['cpus']} CPU{'' if short['cpus'] == 1 else 's'}"] if short["cpus"] else []
+    memory = [amounts(short["bytes"])] if short["bytes"] else []
+    return ", ".join(memory + cpus) or "nothing: it has room now"
 
 
 def _candidates(candidates: list[dict[str, Any]]) -> Table:
@@ -37,7 +77,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> Table:
     obstacles = any(one["obstacle"] for one in candidates)
     columns = (
         Column("CANDIDATE"),
-        *(Column(name.upper(), number=True) for name in criteria),
+        *(Column(name.upper(), number=True, rank=rank) for rank, name in enumerate(criteria, 1)),
         *((Column("OBSTACLE"),) if obstacles else ()),
     )
     return Table(
@@ -53,9 +93,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> Table:
     )
 
 
-def _paragraph(label: str, lines: Iterable[str]) -> list[str]:
+def _beside(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     """*lines* beside a label; nothing if there are none."""
     texts = [part for line in lines for part in line.splitlines()]
-    return [
-        f"  {f'{label}:' if number == 0 else '':{_WIDTH}}{text}".rstrip() for number, text in enumerate(texts)
-    ]
+    return [(f"{label}:".ljust(_LABEL) if number == 0 else "", text) for number, text in enumerate(texts)]

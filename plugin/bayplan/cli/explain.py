@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
-from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 
 VERB: Final = "explain"
 HELP: Final = "say why a container is where it is, or why it was refused: also one that is gone"
@@ -13,10 +13,16 @@ HELP: Final = "say why a container is where it is, or why it was refused: also o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to explain."""
+    add_subject(parser)
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """A pod or a container that something was decided about."""
     parser.add_argument(
         "subject",
-        metavar="POD[/CONTAINER]",
-        help="a pod, NAMESPACE/POD, POD/CONTAINER, NAMESPACE/POD/CONTAINER, or a container's id",
+        metavar="NAME",
+        help="a pod, NAMESPACE/POD, POD/CONTAINER, NAMESPACE/POD/CONTAINER, a container's id, or a part of a "
+        "name that only one pod has",
     )
 
 
@@ -34,7 +40,8 @@ def _container(one: dict[str, Any]) -> list[Block]:
     shown = decision_blocks(one)
     if one["earlier"]:
         rows = tuple((item["at"], item["id"], item["summary"]) for item in one["earlier"])
-        shown.append(Table((Column("EARLIER"), Column("CONTAINER ID"), Column("DECISION")), rows))
+        columns = (Column("EARLIER"), Column("CONTAINER ID", rank=1), Column("DECISION"))
+        shown.append(Table(columns, rows))
     if one["pageMoves"]:
         moves = tuple((item["at"], item["text"]) for item in one["pageMoves"])
         shown.append(Table((Column("PAGES MOVED"), Column("WHAT")), moves))

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
@@ -17,19 +18,37 @@ from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
     doctor,
     explain,
+    history,
     log_level,
     metrics,
     nodes,
     record_topology,
+    refused,
     release,
     simulate,
     status,
+    top,
     what_if,
 )
-from bayplan.cli.render import Block, show
-from bayplan.errors import EXIT_DEGRADED, EXIT_FAILURE, BayplanError
+from bayplan.cli.layout import Block
+from bayplan.cli.render import show
+from bayplan.errors import (
+    EXIT_CONFIG,
+    EXIT_DEGRADED,
+    EXIT_FAILURE,
+    EXIT_UNAVAILABLE,
+    BayplanError,
+    ConfigError,
+    Problem,
+)
 from bayplan.printable import printable_lines
-from bayplan.standard_streams import CommandLineParser, make_writable, write_answer, write_error
+from bayplan.standard_streams import (
+    EXIT_UNREAD,
+    CommandLineParser,
+    make_writable,
+    write_answer,
+    write_error,
+)
 
 
 class Verb(Protocol):
@@ -48,10 +67,15 @@ class Verb(Protocol):
         """The answer for people."""
 
 
+OUTPUTS: Final = ("table", "wide", "json", "yaml", "name")
+
 _MODULES: Final[tuple[Verb, ...]] = (
     status,
-    nodes,
+    refused,
     explain,
+    history,
+    nodes,
+    top,
     what_if,
     simulate,
     record_topology,
@@ -62,6 +86,19 @@ _MODULES: Final[tuple[Verb, ...]] = (
 )
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 
+_WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
+    status.VERB: status.wide_blocks,
+    nodes.VERB: nodes.wide_blocks,
+}
+"""Verbs that have more to show where there is room."""
+_NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
+    status.VERB: status.names,
+    refused.VERB: refused.names,
+    nodes.VERB: nodes.names,
+}
+"""Verbs that list something, and its names."""
+_WATCHABLE: Final = (status.VERB, refused.VERB, nodes.VERB)
+
 _PROGRAM: Final = "bayplan"
 
 _HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
@@ -69,17 +106,30 @@ _HEALTH: Final = {"ok": 0, "error": EXIT_FAILURE, "warning": EXIT_DEGRADED}
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 """What a shell makes of a program that was interrupted."""
+_WATCH_S: Final = 2.0
+_ABOVE: Final = "\x1b[H\x1b[J"
+"""To the corner of a terminal, and everything cleared from there (ECMA-48)."""
 
 _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
-_EPILOG: Final = """\
-  bayplan explain default/web-0                    why it is there, or why it was refused
+EXIT_STATUSES: Final[Mapping[int, str]] = {
+    0: "fine; of doctor: nothing is wrong",
+    EXIT_FAILURE: "the daemon could not answer, or the answer not be written; of doctor: errors",
+    EXIT_CONFIG: "wrong usage, or a wrong file",
+    EXIT_UNAVAILABLE: "no daemon answers",
+    EXIT_DEGRADED: "of doctor: only warnings",
+    _INTERRUPTED: "interrupted",
+    EXIT_UNREAD: "the reader of a pipe has seen enough",
+}
+"""They stay what they are; the help and the man page say them."""
+_EPILOG: Final = f"""\
+  bayplan status -n prod                           what needs attention, and the pods of a namespace
+  bayplan explain web-0                            why it is there, or why it was refused
   bayplan what-if --memory 40Gi --cpus 8           what would become of such a pod
   bayplan simulate --topology m.toml --trace t.jsonl --engine exact --engine kubelet
 
-Exit status: 0 fine, 1 the daemon could not answer or the answer not be written, 2 wrong usage, 3 no daemon
-answers, 141 the reader of a pipe has seen enough.
-Of doctor: 0 nothing is wrong, 1 errors, 4 only warnings.
+Exit status:
+{chr(10).join(f"  {status:<4} {meaning}" for status, meaning in EXIT_STATUSES.items())}
 Tables are for people; scripts should use --output json, whose fields stay."""
 
 
@@ -99,6 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
     for name, verb in VERBS.items():
         below = verbs.add_parser(name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.")
         verb.add_arguments(below)
+        if name in _WATCHABLE:
+            _add_watch(below)
         _add_options(below, absent=True)
     return parser
 
@@ -127,16 +179,61 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answered(arguments: argparse.Namespace) -> int:
     verb = VERBS[arguments.verb]
-    answer = printable_answer(verb.answer(arguments))
+    interval_s = _interval_s(arguments)
+    while True:
+        answer = printable_answer(verb.answer(arguments))
+        status = _written(arguments, answer, above=_ABOVE if interval_s is not None else "")
+        if interval_s is None or status:
+            return status or _HEALTH[answer.get("health", "ok")]
+        time.sleep(interval_s)
+
+
+def _interval_s(arguments: argparse.Namespace) -> float | None:
+    """How long to wait before the same is asked again; None: it is asked once."""
+    if arguments.verb == top.VERB:
+        # It measures over an interval of its own, so that nothing is to be waited for in between.
+        on_terminal = sys.stdout is not None and sys.stdout.isatty()
+        return 0.0 if on_terminal and not arguments.once and arguments.output == "table" else None
+    interval_s: float | None = getattr(arguments, "watch", None)
+    return interval_s
+
+
+def _written(arguments: argparse.Namespace, answer: dict[str, Any], above: str) -> int:
     color = not arguments.no_color and not os.environ.get("NO_COLOR")
+    text = _text(arguments.verb, arguments.output, answer)
 
     def write(stream: TextIO) -> None:
-        if arguments.output == "json":
-            stream.write(json.dumps(answer, indent=2) + "\n")
+        if isinstance(text, str):
+            stream.write(text)
         else:
-            show(verb.blocks(answer), stream, color=color)
+            stream.write(above if stream.isatty() else "")
+            show(text, stream, color=color)
 
-    return write_answer(_PROGRAM, write) or _HEALTH[answer.get("health", "ok")]
+    return write_answer(_PROGRAM, write)
+
+
+def _text(verb: str, output: str, answer: dict[str, Any]) -> str | list[Block]:
+    """*answer* as scripts want it, or the blocks for people.
+
+    Raises:
+        ConfigError: the verb has no such output.
+    """
+    if output == "json":
+        return json.dumps(answer, indent=2) + "\n"
+    if output == "yaml":
+        import yaml  # noqa: PLC0415 - loading PyYAML takes 20 ms
+
+        return str(yaml.safe_dump(answer, sort_keys=False, allow_unicode=False))
+    if output == "wide":
+        return _WIDE.get(verb, VERBS[verb].blocks)(answer)
+    if output == "name":
+        if verb not in _NAMES:
+            others = f"table, wide, json or yaml; name is for {', '.join(_NAMES)}"
+            others = f"table, wide, json or yaml; name is for {', '.join(_NAMES)}"
+            problem = Problem("--output", "name", others)
+            raise ConfigError(f"bayplan {verb}", (problem,))
+        return "".join(f"{one}\n" for one in _NAMES[verb](answer))
+    return VERBS[verb].blocks(answer)
 
 
 def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:
@@ -147,7 +244,11 @@ def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:
         return argparse.SUPPRESS if absent else value
 
     parser.add_argument(
-        "--output", choices=("table", "json"), default=default("table"), help="for people, or for scripts"
+        "-o",
+        "--output",
+        choices=OUTPUTS,
+        default=default("table"),
+        help="table or wide, with more in it, for people; json, yaml or name for scripts (default: table)",
     )
     parser.add_argument(
         "--json",
@@ -169,6 +270,18 @@ def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:
         action="store_true",
         default=default(False),  # noqa: FBT003 - a value, not a switch
         help="no colours on a terminal; the environment variable NO_COLOR does the same",
+    )
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-w",
+        "--watch",
+        nargs="?",
+        type=top.interval,
+        const=_WATCH_S,
+        metavar="SECONDS",
+        help=f"show it again every so often (default: {_WATCH_S:g}), until interrupted",
     )
 
 

@@ -1,27 +1,39 @@
-"""`bayplan nodes`: what each NUMA node has, keeps, promised and has left, and who is there."""
+"""`bayplan nodes`: what each NUMA node has, has promised and really holds, its CPUs, and who is there."""
 
 import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.cli.status import kept_for_pods
+from bayplan.cli.texts import amounts, optional_bytes
 from bayplan.quantity import MIB, format_bytes
 
 VERB: Final = "nodes"
-HELP: Final = "show every NUMA node: memory, huge pages, CPUs, distances and the containers there"
+HELP: Final = (
+    "show every NUMA node: memory promised and really used, CPUs, distances and the containers there"
+)
 
 _NODE: Final = Column("NODE", number=True)
-_COLUMNS: Final = (
+_MEMORY_COLUMNS: Final = (
     _NODE,
     Column("RESOURCE"),
-    Column("TOTAL", number=True),
-    Column("RESERVED", number=True),
-    Column("BOOKED", number=True),
-    Column("FREE", number=True),
-    Column("SAFE TO ASK FOR", number=True),
+    Column("TOTAL", number=True, rank=1),
+    Column("RESERVED", number=True, rank=4),
+    Column("PROMISED", number=True),
+    Column("STILL FITS", number=True),
+    Column("USED BY CONTAINERS", number=True),
+    Column("HELD OUTSIDE", number=True, rank=2),
+    Column("FREE NOW", number=True),
+    Column("NOT USED YET", number=True, rank=3),
+)
+_CPU_COLUMNS: Final = (
+    _NODE,
+    Column("SOCKET", rank=1),
     Column("SHARED CPUS"),
     Column("EXCLUSIVE CPUS"),
+    Column("L3 CACHES", rank=3),
+    Column("DISTANCES", rank=2),
 )
 _KIND_COLUMNS: Final = (
     _NODE,
@@ -46,24 +58,21 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 def blocks(answer: dict[str, Any]) -> list[Block]:
     """The answer to ``nodes`` for people."""
     nodes = answer["nodes"]
-    shown: list[Block] = [Table(_COLUMNS, tuple(row for node in nodes for row in _resource_rows(node)))]
-    if len(nodes) > 1:
-        shown.append(_distances(nodes))
+    shown: list[Block] = [
+        Table(_MEMORY_COLUMNS, tuple(row for node in nodes for row in _memory_rows(node))),
+        Table(_CPU_COLUMNS, tuple(_cpu_row(node, nodes) for node in nodes)),
+    ]
     if any(_is_of_note(node["kind"]) for node in nodes):
         shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
-    if any(node["reservation"]["measuredAt"] for node in nodes):
-        shown.append(_reservations(nodes))
-    if any(node["live"] for node in nodes):
-        shown.append(_live(nodes))
     residents = tuple(row for node in nodes for row in _resident_rows(node))
     if residents:
         columns = (
             _NODE,
-            Column("CONTAINER"),
-            Column("BOOKED HERE"),
-            Column("HELD HERE", number=True),
-            Column("EXCLUSIVE CPUS HERE"),
-            Column("DEVICES HERE"),
+            Column("CONTAINER", least=24),
+            Column("PROMISED HERE"),
+            Column("USED HERE", number=True),
+            Column("EXCLUSIVE CPUS HERE", rank=1),
+            Column("DEVICES HERE", rank=2),
         )
         shown.append(Table(columns, residents))
     else:
@@ -71,32 +80,55 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     return [*shown, *kept_for_pods(answer)]
 
 
-def _resource_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row for memory with the node's CPUs, one for each size of huge pages that the node has any of."""
-    rows = []
-    for name, amounts in node["resources"].items():
+def wide_blocks(answer: dict[str, Any]) -> list[Block]:
+    """The same, and how it is known what the nodes keep for others than containers, and what lies there."""
+    nodes = answer["nodes"]
+    shown = blocks(answer)
+    if any(node["reservation"]["measuredAt"] for node in nodes):
+        shown.append(_reservations(nodes))
+    if any(node["live"] for node in nodes):
+        shown.append(_live(nodes))
+    return shown
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    """The ids of the nodes."""
+    return [str(node["id"]) for node in answer["nodes"]]
+
+
+def _memory_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row for memory, one for each size of huge pages that the node has any of."""
+    rows, live = [], node["live"]
+    for name, held in node["resources"].items():
         first = name == "memory"
-        if not first and not amounts["totalBytes"]:
+        if not first and not held["totalBytes"]:
             continue
+        seen: tuple[str, ...] = ("-",) * 4
+        if first and live is not None:
+            used_bytes = live["usedByOwnersBytes"] + live["movableBytes"]
+            rest = (live[f"{key}Bytes"] for key in ("heldOutside", "free", "outstanding"))
+            seen = (format_bytes(used_bytes), *map(format_bytes, rest))
         rows.append(
             (
                 str(node["id"]) if first else "",
                 name,
-                *(format_bytes(amounts[f"{key}Bytes"]) for key in ("total", "reserved", "booked", "free")),
-                format_bytes(amounts["safeBytes"]) if not first else f"{amounts['safeBytes'] // MIB}Mi",
-                (node["cpus"]["shared"] or "-") if first else "",
-                (node["cpus"]["exclusive"] or "-") if first else "",
+                *(format_bytes(held[f"{key}Bytes"]) for key in ("total", "reserved", "booked")),
+                f"{held['safeBytes'] // MIB}Mi" if first else format_bytes(held["safeBytes"]),
+                *seen,
             )
         )
     return rows
 
 
-def _distances(nodes: list[dict[str, Any]]) -> Table:
-    ids = [str(node["id"]) for node in nodes]
-    columns = (Column("DISTANCE FROM", number=True), *(Column(f"TO {one}", number=True) for one in ids))
-    return Table(
-        columns,
-        tuple((str(node["id"]), *(str(node["distances"].get(one, "-")) for one in ids)) for node in nodes),
+def _cpu_row(node: dict[str, Any], nodes: list[dict[str, Any]]) -> tuple[str, ...]:
+    cpus = node["cpus"]
+    return (
+        str(node["id"]),
+        ", ".join(map(str, cpus["sockets"])) or "-",
+        cpus["shared"] or "-",
+        cpus["exclusive"] or "-",
+        " ".join(cpus["l3Caches"]) or "-",
+        " ".join(str(node["distances"].get(str(other["id"]), "-")) for other in nodes),
     )
 
 
@@ -138,13 +170,12 @@ def _reservations(nodes: list[dict[str, Any]]) -> Table:
 
 def _reservation_row(node: dict[str, Any]) -> tuple[str, ...]:
     known = node["reservation"]
-    held_bytes = known["heldOutsideBytes"]
     return (
         str(node["id"]),
         format_bytes(node["resources"]["memory"]["reservedBytes"]),
         known["source"],
         format_bytes(known["configuredBytes"]),
-        "-" if held_bytes is None else format_bytes(held_bytes),
+        optional_bytes(known["heldOutsideBytes"]),
         known["measuredAt"] or "-",
     )
 
@@ -153,7 +184,7 @@ def _live(nodes: list[dict[str, Any]]) -> Table:
     keys = ("outstanding", "free", "reclaimable", "usedByOwners", "movable", "heldOutside")
     columns = (
         _NODE,
-        Column("OUTSTANDING", number=True),
+        Column("NOT USED YET", number=True),
         Column("FREE NOW", number=True),
         Column("RECLAIMABLE", number=True),
         Column("USED BY OWNERS", number=True),
@@ -176,8 +207,8 @@ def _resident_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             str(node["id"]),
             one["name"],
-            ", ".join(f"{format_bytes(amount)} {name}" for name, amount in one["bookedBytes"].items()) or "-",
-            "-" if one["heldBytes"] is None else format_bytes(one["heldBytes"]),
+            amounts(one["bookedBytes"]),
+            optional_bytes(one["heldBytes"]),
             one["exclusiveCpus"] or "-",
             ", ".join(one["devices"]) or "-",
         )

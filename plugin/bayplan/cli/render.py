@@ -1,96 +1,103 @@
-"""Paragraphs and tables for people: with rich on a terminal, plain aligned text anywhere else.
+"""Paragraphs and tables for people, fitted into the width of the terminal.
 
-rich is imported only where it is used: it costs more time than everything else that this command does.
+Nothing is ever cut: what is too wide is folded, and columns that matter least are left out before names
+become unreadable. In a pipe lines are as long as they are, unless COLUMNS is set. Layout is in
+`bayplan.cli.layout`.
 """
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import Final, TextIO
 
+from bayplan.cli.layout import Block, Table, fold, table_lines
 from bayplan.printable import printable, printable_lines
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
-GAP = "  "
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's heading; ``number`` aligns it to the right."""
-
-    heading: str
-    number: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts under columns."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-Block = str | Table
-
-STYLES = {
-    "placed": "green",
-    "degraded": "yellow",
-    "adopted": "cyan",
+_BOLD: Final = "1"
+_STYLES: Final = {
+    "placed": "32",
+    "fits": "32",
+    "degraded": "33",
+    "not promised": "33",
+    "warning": "33",
+    "refused": "31",
+    "error": "31",
+    "adopted": "36",
 }
-"""Colours of cells on a terminal, by their text."""
+"""Colours (ECMA-48) of cells on a terminal, by their text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What is written on: the characters in a line (None: as many as it takes), whether it has colours, and
+    the characters that it can show."""
+
+    width: int | None = None
+    colored: bool = False
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of(cls, stream: TextIO, *, color: bool) -> "Paper":
+        """What *stream* is: a terminal has its width and colours, anything else only the width COLUMNS
+        says."""
+        width, encoding = _columns(), stream.encoding or "utf-8"
+        if not stream.isatty():
+            return cls(width, encoding=encoding)
+        if width is None:
+            try:
+                width = os.get_terminal_size(stream.fileno()).columns or None
+            except OSError:
+                width = None
+        return cls(width or 80, color and os.environ.get("TERM") != "dumb", encoding)
+
+    def text(self, words: str) -> str:
+        """*words* as they will be seen: what the encoding lacks is written as Python writes it in a
+        literal."""
+        if words.isascii():
+            return words
+        return words.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 def show(blocks: Iterable[Block], stream: TextIO, *, color: bool = True) -> None:
     """Write *blocks* to *stream*, with an empty line between them."""
-    if stream.isatty():
-        _show_rich(blocks, stream, color=color)
-        return
-    stream.write(
-        "\n".join(
-            _plain_table(one) if isinstance(one, Table) else printable_lines(one) + "\n" for one in blocks
-        )
+    stream.write("\n".join(f"{text}\n" for text in rendered(blocks, Paper.of(stream, color=color))))
+
+
+def rendered(blocks: Iterable[Block], paper: Paper) -> list[str]:
+    """Each of *blocks* as it is written on *paper*."""
+    return [_table(one, paper) if isinstance(one, Table) else _paragraph(one, paper) for one in blocks]
+
+
+def _paragraph(text: str, paper: Paper) -> str:
+    """Lines that are too long go on below, further in than they began."""
+    lines = []
+    for line in paper.text(printable_lines(text)).split("\n"):
+        inset = len(line) - len(line.lstrip())
+        width = None if paper.width is None else paper.width - inset
+        first, *rest = fold(line[inset:], width, inset=2)
+        lines += [" " * inset + first, *(" " * (inset + 2) + one for one in rest)]
+    return "\n".join(lines)
+
+
+def _table(table: Table, paper: Paper) -> str:
+    def style(cell: str, *, heading: bool) -> str:
+        code = _BOLD if heading else _STYLES.get(cell, "")
+        return code if paper.colored else ""
+
+    seen = Table(
+        table.columns,
+        tuple(
+            paper.text(printable(row))
+            if isinstance(row, str)
+            else tuple(paper.text(printable(cell)) for cell in row)
+            for row in table.rows
+        ),
+        table.inset,
+        paper.text(printable(table.title)),
     )
+    return "\n".join(table_lines(seen, paper.width, style))
 
 
-def _plain_table(table: Table) -> str:
-    rows = [tuple(column.heading for column in table.columns), *table.rows]
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[position]) for row in cells) for position in range(len(table.columns))]
-    return "".join(_plain_row(row, widths, table.columns) for row in cells)
-
-
-def _plain_row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    padded = [
-        cell.rjust(width) if column.number else cell.ljust(width)
-        for cell, width, column in zip(cells, widths, columns, strict=True)
-    ]
-    return GAP.join(padded).rstrip() + "\n"
-
-
-def _show_rich(blocks: Iterable[Block], stream: TextIO, *, color: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415 - imported only where it is needed, as it takes time
-    from rich.text import Text  # noqa: PLC0415 - imported only where it is needed, as it takes time
-
-    console = Console(file=stream, no_color=not color, highlight=False)
-    for position, block in enumerate(blocks):
-        if position:
-            console.print()
-        console.print(_rich_table(block) if isinstance(block, Table) else Text(printable_lines(block)))
-
-
-def _rich_table(table: Table) -> "RichTable":
-    from rich.table import Table as RichTable  # noqa: PLC0415 - imported only where it is needed, as it takes time
-    from rich.text import Text  # noqa: PLC0415 - imported only where it is needed, as it takes time
-
-    shown = RichTable(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
-    for column in table.columns:
-        shown.add_column(
-            column.heading,
-            justify="right" if column.number else "left",
-            header_style="bold",
-            overflow="fold",
-        )
-    for row in table.rows:
-        shown.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
-    return shown
+def _columns() -> int | None:
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None

@@ -1,33 +1,33 @@
 """`bayplan simulate`: what engines and policies would make of a machine and a trace. Needs no daemon."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import format_bytes
 
 VERB: Final = "simulate"
 HELP: Final = "play a trace of pods on a described machine, with any engine and policy; needs no daemon"
 
-_ENGINES: Final = (
-    Column("ENGINE"),
-    Column("POLICY"),
-    Column("ACCEPTED", number=True),
-    Column("REFUSED", number=True),
-    Column("DEGRADED", number=True),
-    Column("MOVES", number=True),
-    Column("ACCEPTED MEMORY", number=True),
-    Column("MEAN WIDTH", number=True),
-    Column("DISTANCE", number=True),
-    Column("FREE AT END", number=True),
-    Column("FITS ONE NODE", number=True),
-    Column("FRAGMENTATION", number=True),
+_RESULTS: Final[tuple[tuple[str, Callable[[dict[str, Any]], str]], ...]] = (
+    ("pods accepted", lambda run: str(run["accepted"])),
+    ("pods refused", lambda run: str(run["refused"])),
+    ("decisions degraded", lambda run: str(run["degraded"])),
+    ("containers moved for others", lambda run: str(run["moves"])),
+    ("memory accepted", lambda run: format_bytes(run["acceptedBytes"])),
+    ("nodes per placement", lambda run: f"{run['meanWidth']:.2f}"),
+    ("sum of distances", lambda run: str(run["totalDistance"])),
+    ("free at the end", lambda run: format_bytes(run["atEnd"]["freeBytes"])),
+    ("fits on one node at the end", lambda run: format_bytes(run["atEnd"]["largestOnOneNodeBytes"])),
+    ("fragmentation at the end", lambda run: f"{run['atEnd']['fragmentation']:.2f}"),
 )
+"""What is shown of each run, a row for each; the runs are columns, so that many results fit on any screen."""
 _STEPS: Final = (
-    Column("STEP", number=True),
-    Column("EVENT"),
+    Column("STEP", number=True, rank=2),
+    Column("EVENT", rank=1),
     Column("WHO"),
     Column("DECISION"),
 )
@@ -91,8 +91,11 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def blocks(said: dict[str, Any]) -> list[Block]:
-    """The runs for people: one row for each, then the decisions."""
-    shown: list[Block] = [Table(_ENGINES, tuple(_row(run) for run in said["runs"]))]
+    """The runs for people: one column for each, then the decisions."""
+    runs = said["runs"]
+    columns = (Column(""), *(Column(f"{run['engine']}, {run['policy']}", number=True) for run in runs))
+    results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)
+    shown: list[Block] = [Table(columns, results)]
     for run in said["runs"]:
         rows = tuple(row for step in run["steps"] for row in _step_rows(step))
         if rows:
@@ -107,21 +110,6 @@ def _only_refused(said: dict[str, Any]) -> dict[str, Any]:
         for run in said["runs"]
     ]
     return {**said, "runs": runs}
-
-
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    end = run["atEnd"]
-    return (
-        run["engine"],
-        run["policy"],
-        *(str(run[key]) for key in ("accepted", "refused", "degraded", "moves")),
-        format_bytes(run["acceptedBytes"]),
-        f"{run['meanWidth']:.2f}",
-        str(run["totalDistance"]),
-        format_bytes(end["freeBytes"]),
-        format_bytes(end["largestOnOneNodeBytes"]),
-        f"{end['fragmentation']:.2f}",
-    )
 
 
 def _step_rows(step: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -1,25 +1,29 @@
-"""`bayplan status`: what was decided about each container, and why; and how daemon and runtime are."""
+"""`bayplan status`: what needs attention first, then every container by namespace, where it is and what it
+has."""
 
 import argparse
+from itertools import groupby
 from typing import Any, Final
 
+from bayplan.cli.attention import attention, why
 from bayplan.cli.client import ask
-from bayplan.cli.render import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Row, Table
+from bayplan.cli.texts import amounts, duration
 from bayplan.quantity import format_bytes
 
 VERB: Final = "status"
-HELP: Final = "show every container with its decision, the runtime, and what needs attention"
+HELP: Final = "show what needs attention, then every container by namespace: where it is and what it has"
 
 _COLUMNS: Final = (
-    Column("CONTAINER"),
-    Column("QOS"),
-    Column("OUTCOME"),
-    Column("MEMS"),
+    Column("CONTAINER", least=24),
+    Column("OUTCOME", rank=2),
+    Column("NODES"),
     Column("CPUS"),
-    Column("MEMORY"),
-    Column("OOM", number=True),
-    Column("WHY"),
+    Column("MEMORY", rank=1),
+    Column("QOS", rank=3),
 )
+_WIDE_COLUMNS: Final = (*_COLUMNS, Column("OOM", number=True, rank=4), Column("ID", rank=5), Column("WHY"))
+_OUTCOMES: Final = ("placed", "degraded", "adopted")
 
 _WITHOUT: Final = {
     "memory_policy": "the annotation bayplan.dev/memory-policy has no effect: that takes NRI 0.12",
@@ -28,43 +32,46 @@ _WITHOUT: Final = {
 }
 """What a user notices of a capability that the runtime lacks; of the others there is nothing to notice."""
 
-_KEPT_WHERE: Final = (
-    "  What was decided is set again. A container that is to keep other CPUs and nodes is created with them, "
-    'or with the annotation bayplan.dev/opt-out: "true".'
+_INFERRED: Final = (
+    "(inferred): the pod is outside kubelet's cgroup tree, so that its class was inferred from the resources "
+    "it asks for."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None but those of every verb."""
+    """Which containers."""
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="only the pods of this namespace")
+    parser.add_argument("--outcome", choices=_OUTCOMES, help="only containers that were so placed")
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The daemon's answer."""
-    return ask(arguments.admin_socket, VERB)
+    """The daemon's answers to ``status`` and ``refused``, narrowed down to what was asked for."""
+    status = ask(arguments.admin_socket, VERB)
+    status["refusals"] = ask(arguments.admin_socket, "refused")["refusals"]
+    namespace, outcome = arguments.namespace, arguments.outcome
+    if namespace is not None:
+        for key in ("containers", "unmanaged", "drift", "keptForPods", "refusals"):
+            status[key] = [one for one in status[key] if one["name"].split("/")[0] == namespace]
+    if outcome is not None:
+        status["containers"] = [one for one in status["containers"] if one["outcome"] == outcome]
+    return status
 
 
 def blocks(status: dict[str, Any]) -> list[Block]:
-    """The answer to ``status`` for people."""
-    shown: list[Block] = [_summary(status)]
-    if status["containers"]:
-        shown.append(Table(_COLUMNS, tuple(_row(one) for one in status["containers"])))
-    else:
-        shown.append("No containers.")
-    if any(one["qosInferred"] for one in status["containers"]):
-        shown.append(
-            "(inferred): the pod is outside kubelet's cgroup tree, so that its class was inferred from the "
-            "resources it asks for."
-        )
-    if status["unmanaged"]:
-        names = "\n".join(f"  {one['name']}" for one in status["unmanaged"])
-        shown.append(f"Created without bayplan ({len(status['unmanaged'])}):\n{names}")
-    if status["drift"]:
-        lines = "\n".join(f"  {one['name']}: {one['difference']}" for one in status["drift"])
-        shown.append(f"Not as decided ({len(status['drift'])}):\n{lines}\n{_KEPT_WHERE}")
-    shown += kept_for_pods(status)
-    if status["problems"]:
-        shown.append("Needs attention:\n" + "\n".join(f"  {one}" for one in status["problems"]))
-    return shown
+    """The answer for people."""
+    return [*_above(status), *_containers(status, _COLUMNS, _row), *_below(status)]
+
+
+def wide_blocks(status: dict[str, Any]) -> list[Block]:
+    """The same with all that there is to say of each container, and what was counted."""
+    counted = ", ".join(f"{name} {number}" for name, number in status["counters"].items())
+    shown: list[Block] = [f"counted since the start: {counted}"] if counted else []
+    return [*_above(status), *_containers(status, _WIDE_COLUMNS, _wide_row), *_below(status), *shown]
+
+
+def names(status: dict[str, Any]) -> list[str]:
+    """The containers, NAMESPACE/POD/CONTAINER."""
+    return [one["name"] for one in status["containers"]]
 
 
 def kept_for_pods(answer: dict[str, Any]) -> list[Block]:
@@ -80,50 +87,64 @@ def kept_for_pods(answer: dict[str, Any]) -> list[Block]:
     )
 
 
-def duration(seconds: int) -> str:
-    """A duration in its two largest units: 3d 4h, 2h 5m, 1m 7s.
+def _above(status: dict[str, Any]) -> list[Block]:
+    return [_summary(status), *attention(status)]
 
-    >>> duration(7), duration(7500), duration(273_600)
-    ('7s', '2h 5m', '3d 4h')
-    """
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
-        amount, seconds = divmod(seconds, length)
-        if amount:
-            parts.append(f"{amount}{unit}")
-    return " ".join(parts[:2]) or "0s"
+
+def _below(status: dict[str, Any]) -> list[Block]:
+    inferred = any(one["qosInferred"] for one in status["containers"])
+    return [*([_INFERRED] if inferred else []), *kept_for_pods(status)]
 
 
 def _summary(status: dict[str, Any]) -> str:
     daemon, runtime = status["daemon"], status["runtime"]
-    policy, up = status["policy"]["topologyManagerPolicy"], duration(daemon["uptimeSeconds"])
-    shared = status["sharedCpus"] or "none"
-    engine = f"engine {daemon['engine']}"
-    lines = [f"bayplan {daemon['version']}, up {up}, {engine}, policy {policy}, shared CPUs {shared}"]
+    up, policy = duration(daemon["uptimeSeconds"]), status["policy"]["topologyManagerPolicy"]
+    lines = [f"bayplan {daemon['version']}, up {up}, engine {daemon['engine']}, policy {policy}"]
     if runtime["connected"]:
-        lines.append(f"{runtime['name']} {runtime['version']}, NRI {runtime['nriVersion']}")
+        lines[0] += f"; {runtime['name']} {runtime['version']}, NRI {runtime['nriVersion']}"
         able = runtime["capabilities"]
         lines += [f"  {text}" for name, text in _WITHOUT.items() if not able.get(name, True)]
     else:
         lines.append(
             "no container runtime is connected; what it creates meanwhile is created without bayplan"
         )
-    if status["counters"]:
-        counted = ", ".join(f"{name} {number}" for name, number in status["counters"].items())
-        lines.append(f"counted since start: {counted}")
+    lines.append(f"shared CPUs: {status['sharedCpus'] or 'none'}")
     return "\n".join(lines)
+
+
+def _containers(status: dict[str, Any], columns: tuple[Column, ...], row: Any) -> list[Block]:
+    """One table, with a line above those of each namespace."""
+    if not status["containers"]:
+        return ["No containers."]
+    rows: list[Row] = []
+    for namespace, group in groupby(status["containers"], key=lambda one: one["name"].split("/")[0]):
+        found = list(group)
+        pods = len({one["name"].rpartition("/")[0] for one in found})
+        rows.append(f"namespace {namespace}: {_count(pods, 'pod')}, {_count(len(found), 'container')}")
+        rows += [row(one) for one in found]
+    return [Table(columns, tuple(rows))]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _row(container: dict[str, Any]) -> tuple[str, ...]:
     return (
-        container["name"],
-        container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
+        container["name"].partition("/")[2],
         container["outcome"],
-        _mems(container),
-        _cpus(container),
+        _nodes(container),
+        _cpus(container, listed=False),
         _memory(container),
-        _score(container),
-        "; ".join(reason["text"] for reason in container["reasons"]) or "-",
+        container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
+    )
+
+
+def _wide_row(container: dict[str, Any]) -> tuple[str, ...]:
+    name, outcome, nodes, _, memory, qos = _row(container)
+    return (
+        *(name, outcome, nodes, _cpus(container, listed=True), memory, qos),
+        *(_score(container), container["id"], why(container["reasons"])),
     )
 
 
@@ -139,19 +160,22 @@ def _score(container: dict[str, Any]) -> str:
     return str(score) if wanted in (None, score) else f"{score} (not {wanted})"
 
 
-def _mems(container: dict[str, Any]) -> str:
-    mems = container["mems"]
-    if mems is None:
+def _nodes(container: dict[str, Any]) -> str:
+    nodes = container["mems"]
+    if nodes is None:
         return "any"
-    return f"{mems} (set by others)" if container["memsPinnedByOthers"] else str(mems)
+    return f"{nodes} (set by others)" if container["memsPinnedByOthers"] else str(nodes)
 
 
-def _cpus(container: dict[str, Any]) -> str:
+def _cpus(container: dict[str, Any], *, listed: bool) -> str:
+    """The shared CPUs are the same for all, so that they are only *listed* where there is room for it."""
     if container["cpusPinnedByOthers"]:
         return f"{container['cpus']} (set by others)"
     if container["cpus"] is None:
         return "as in its spec"
-    return f"{container['cpus'] or 'none'} {'exclusive' if container['cpusExclusive'] else 'shared'}"
+    if container["cpusExclusive"]:
+        return f"{container['cpus']} alone"
+    return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 
 
 def _memory(container: dict[str, Any]) -> str:
@@ -164,5 +188,5 @@ def _memory(container: dict[str, Any]) -> str:
         parts.append(format_bytes(low) if low == high else f"{format_bytes(low)}..{format_bytes(high)}")
     if limit is not None and not low == high == limit:
         parts.append(f"limit {format_bytes(limit)}")
-    parts += [f"{format_bytes(amount)} {name}" for name, amount in container["hugepagesBytes"].items()]
-    return ", ".join(parts) or "-"
+    pages = amounts(container["hugepagesBytes"], "")
+    return ", ".join([*parts, *([pages] if pages else [])]) or "-"

@@ -1,16 +1,34 @@
 """`bayplan what-if`: what would become of a pod if it came now. Nothing is changed."""
 
 import argparse
+from collections.abc import Iterator
 from typing import Any, Final
 
+from bayplan.cli.attention import why
 from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
-from bayplan.cli.render import Block
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.errors import ConfigError, Problem
+from bayplan.quantity import MIB
 
 VERB: Final = "what-if"
 HELP: Final = "say what would become of a pod if it came now; nothing is changed"
+
+_PODS: Final = (
+    Column("POD"),
+    Column("OUTCOME"),
+    Column("NODES"),
+    Column("CPUS", rank=1),
+    Column("WHY", rank=2),
+)
+_LARGEST: Final = (
+    Column("NODE", number=True),
+    Column("MEMORY NOW", number=True),
+    Column("CPUS NOW", number=True),
+    Column("MEMORY THEN", number=True),
+    Column("CPUS THEN", number=True),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +60,59 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def blocks(said: dict[str, Any]) -> list[Block]:
-    """The answer for people, one container after the other."""
-    return [
-        block
-        for pod in said["pods"]
-        for container in pod["containers"]
-        for block in decision_blocks(container)
-    ]
+    """The answer for people: a row for each pod, the first refusal in full, and what fits on each node."""
+    pods = said["pods"]
+    if len(pods) == 1:
+        shown = [block for container in pods[0]["containers"] for block in decision_blocks(container)]
+    else:
+        admitted = sum(pod["admitted"] for pod in pods)
+        shown = [
+            Table(_PODS, tuple(_reasons_once([_pod_row(pod) for pod in pods]))),
+            f"{admitted} of {len(pods)} pods have room.",
+            *_first_refusal(pods),
+        ]
+    fitting = Table(_LARGEST, tuple(map(_largest_row, said["nodesBefore"], said["nodes"])))
+    return [*shown, "The largest Guaranteed container that fits on one node:", fitting]
+
+
+def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
+    refused = [one for one in pod["containers"] if one["outcome"] == "refused"]
+    if refused:
+        return pod["name"], "refused", "-", "-", why(refused[0]["reasons"])
+    degraded = [one for one in pod["containers"] if one["outcome"] == "degraded"]
+    placements = [one["placement"] for one in pod["containers"]]
+    return (
+        pod["name"],
+        "degraded" if degraded else "fits",
+        "; ".join(dict.fromkeys(one["mems"] or "any" for one in placements)),
+        "; ".join(one["exclusiveCpus"] or "shared" for one in placements),
+        why((degraded or pod["containers"])[0]["reasons"]),
+    )
+
+
+def _reasons_once(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """*rows* with a reference in place of a reason that stands above."""
+    first: dict[str, str] = {}
+    for name, *cells, reason in rows:
+        above = first.setdefault(reason, name)
+        yield (name, *cells, reason if above == name else f"as {above}")
+
+
+def _first_refusal(pods: list[dict[str, Any]]) -> list[Block]:
+    """In full; those of the others mostly say the same."""
+    for pod in pods:
+        for container in pod["containers"]:
+            if container["outcome"] == "refused":
+                return decision_blocks(container)
+    return []
+
+
+def _largest_row(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(before["id"]),
+        *(
+            text
+            for one in (before["largest"], after["largest"])
+            for text in (f"{one['memoryBytes'] // MIB}Mi", str(one["cpus"]))
+        ),
+    )

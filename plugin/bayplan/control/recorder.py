@@ -16,7 +16,7 @@ from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
-from bayplan.state import Step, Store
+from bayplan.state import RefusedItem, Step, Store
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,14 @@ class Recorder:
         newest first."""
         items = await self._run(lambda: self.store.history(limit, subject))
         return [(item.at_us, item.decision) for item in items]
+
+    async def refused(self, limit: int, since_us: int) -> list[RefusedItem]:
+        """The *limit* containers that were refused last since then, the latest first."""
+        return await self._run(lambda: self.store.refused(limit, since_us))
+
+    async def names(self) -> list[tuple[str, str]]:
+        """Name and id of every container in the history, the latest first."""
+        return await self._run(self.store.names)
 
     async def held_memory(self) -> dict[int, Learned]:
         """What was learned last of memory that others than containers hold, by node."""

@@ -15,9 +15,11 @@ from typing import Final
 
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
-from bayplan.admin.questions import Question, explaining, rehearsing
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import Question, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.admin.top import watching
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
 from bayplan.config.settings import Settings
@@ -33,7 +35,7 @@ from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
-from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.memory_pressure import PressureWatch, residents_of
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import BayplanError
@@ -271,10 +273,11 @@ class Daemon:
     def questions(self, recorder: Recorder) -> dict[str, Question]:
         """What the admin socket answers beside its views."""
         return {
-            "explain": explaining(recorder.history, recorder.page_moves),
+            **recorded_questions(recorder),
             "what-if": rehearsing(
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),
+            "top": watching(self.hierarchy, lambda: residents_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
         }
 

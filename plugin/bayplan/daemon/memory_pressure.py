@@ -141,7 +141,7 @@ class PressureWatch:
                 controller.counters["looks_below_low_watermark"] += low
             if not self._is_count_due(look, nodes):
                 return None
-            seen = await self._in_thread(partial(self._seen, look, nodes, _residents(controller)))
+            seen = await self._in_thread(partial(self._seen, look, nodes, residents_of(controller)))
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
@@ -275,7 +275,8 @@ def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> 
     return lost_bytes > max(spare_bytes // 2, band_bytes // 2)
 
 
-def _residents(controller: Controller) -> list[Resident]:
+def residents_of(controller: Controller) -> list[Resident]:
+    """The containers that are known to run."""
     residents, found = controller.known, []
     for container in residents.containers.values():
         pod = residents.pods.get(container.pod_id)

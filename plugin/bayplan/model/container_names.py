@@ -1,5 +1,7 @@
 """The names of containers: how sentences name one, and which ones a word on a command line means."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Final
 
 from bayplan.model.workload import Container, Pod
@@ -7,6 +9,10 @@ from bayplan.printable import MOST_NAME_CHARACTERS, printable
 
 MIN_ID_PREFIX: Final = 12
 """So many characters of a container's id stand for it; crictl shows 13, docker 12."""
+
+_MIN_SIMILAR_ID: Final = 4
+_MAX_SPELLINGS: Final = 1000
+"""To compare the spelling of a word with so many takes 50 ms."""
 
 
 def container_name(pod: Pod, container: Container) -> str:
@@ -29,3 +35,30 @@ def names_container(subject: str, name: str, container_id: str) -> bool:
     if len(wanted) == 1:
         return wanted == parts[1:2]
     return wanted in (parts, parts[:2], parts[1:])
+
+
+def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[str]:
+    """The pods (``namespace/pod``) that *subject* may mean although it names none of *containers* (name and
+    id), in their order: those with it somewhere in a name or at the beginning of an id, else those that are
+    spelled alike.
+
+    >>> similar_pods("web", [("shop/web-0/main", "1f"), ("shop/web-1/main", "2f"), ("shop/db/main", "3f")])
+    ['shop/web-0', 'shop/web-1']
+    >>> similar_pods("web0", [("shop/web-0/main", "1f"), ("shop/web-1/main", "2f")])
+    ['shop/web-0']
+    >>> similar_pods("shop/bd", [("shop/web-0/main", "1f"), ("shop/db/main", "3f")])
+    ['shop/db']
+    """
+    wanted, found, spellings = subject.lower(), dict[str, None](), dict[str, str]()
+    for name, container_id in containers:
+        pod = name.rpartition("/")[0]
+        by_id = len(wanted) >= _MIN_SIMILAR_ID and container_id.lower().startswith(wanted)
+        if by_id or _letters(wanted) in _letters(name):
+            found[pod] = None
+        elif len(spellings) < _MAX_SPELLINGS:
+            spellings.setdefault(pod.lower() if "/" in wanted else pod.rpartition("/")[2].lower(), pod)
+    return list(found) or [spellings[one] for one in difflib.get_close_matches(wanted, spellings)]
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(".", "")

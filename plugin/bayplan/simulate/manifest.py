@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.qos.cgroup_values import NodeSettings, container_values, pod_values
@@ -52,24 +53,37 @@ class PlannedPod(Struct, frozen=True):
         return f"{self.pod.namespace}/{self.pod.name}"
 
 
-def plan_manifest(manifest: object, machine: Machine, id_prefix: str = "") -> list[PlannedPod]:
-    """The pods of *manifest* on *machine*: a Pod, anything with a pod template (a Deployment is planned as
-    one of its pods), or a List with such among its items. Ids are the names after *id_prefix*.
+def plan_manifest(
+    manifest: object, machine: Machine, id_prefix: str = "", *, most_replicas: int | None = None
+) -> list[PlannedPod]:
+    """The pods of *manifest* on *machine*: a Pod, anything with a pod template, or a List with such among its
+    items. Ids are the names after *id_prefix*. A Deployment is planned as one of its pods, unless
+    *most_replicas* allows as many as it wants.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
     if isinstance(manifest, Mapping) and isinstance(manifest.get("items"), list):
         items = [item for item in manifest["items"] if describes_pods(item)]
-        return [pod for item in items for pod in plan_manifest(item, machine, id_prefix)]
+        return [
+            pod
+            for item in items
+            for pod in plan_manifest(item, machine, id_prefix, most_replicas=most_replicas)
+        ]
     if isinstance(manifest, Mapping) and not describes_pods(manifest):
         problem = Problem("kind", repr(manifest["kind"]), "Pod, or a kind with a pod template")
         raise ConfigError("manifest", (problem,))
     reader = _Reader()
     spec = reader.pod(manifest)
+    replicas = None if most_replicas is None else reader.replicas(manifest, most_replicas)
     if reader.problems:
         raise ConfigError(f"pod {spec.name or 'without a name'}", tuple(reader.problems))
-    return [_planned(spec, machine, id_prefix)]
+    if replicas is None:
+        return [_planned(spec, machine, id_prefix)]
+    return [
+        _planned(replace(spec, name=f"{spec.name}-{number}", uid=f"{spec.uid}-{number}"), machine, id_prefix)
+        for number in range(1, replicas + 1)
+    ]
 
 
 def describes_pods(manifest: object) -> bool:
@@ -208,6 +222,17 @@ class _Reader:
             name=name,
             namespace=namespace,
         )
+
+    def replicas(self, manifest: object, most: int) -> int | None:
+        """How many pods the controller of a template wants at once; None where it does not say."""
+        spec = self._table("spec", self._table("manifest", manifest).get("spec"))
+        for key in ("replicas", "parallelism") if "template" in spec else ():
+            wanted = spec.get(key)
+            if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= most:
+                return wanted
+            if wanted is not None:
+                self._wrong(f"spec.{key}", repr(wanted), f"a number from 0 to {most}")
+        return None
 
     def _containers(self, path: str, value: object) -> Iterator[ContainerSpec]:
         if value is not None and not isinstance(value, list):

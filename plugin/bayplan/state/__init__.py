@@ -7,11 +7,12 @@ this package knows SQL or how an entry is written down, there or into the contai
 from bayplan.state.annotation import annotations_of, entries_in
 from bayplan.state.directory_check import check_directory
 from bayplan.state.step import Step
-from bayplan.state.store import HistoryItem, Store
+from bayplan.state.store import HistoryItem, RefusedItem, Store
 from bayplan.state.unusable import unusable
 
 __all__ = [
     "HistoryItem",
+    "RefusedItem",
     "Step",
     "Store",
     "annotations_of",

@@ -47,11 +47,30 @@ container every minute."""
 
 PAGE_MOVES_LIMIT: Final = 1000
 
+_REFUSED_MARK: Final = b'"outcome":"refused"'
+"""What the document of a refusal has; within a text it would have other quotes."""
+_REFUSED: Final = """
+    SELECT times, first_us, last_us, document FROM (
+      SELECT count(*) AS times, min(at_us) AS first_us, max(at_us) AS last_us, max(id) AS last_id
+      FROM decisions WHERE at_us >= ? AND NOT current AND instr(document, ?) GROUP BY name
+    ) JOIN decisions ON id = last_id ORDER BY last_id DESC LIMIT ?
+"""
+
 
 class HistoryItem(Struct, frozen=True):
     """A decision and when it was recorded, in microseconds since the epoch."""
 
     at_us: int
+    decision: Decision
+
+
+class RefusedItem(Struct, frozen=True):
+    """A container, by its name, that was refused ``times`` times; ``decision`` is the last one. Times are
+    microseconds since the epoch."""
+
+    times: int
+    first_us: int
+    last_us: int
     decision: Decision
 
 
@@ -180,6 +199,24 @@ class Store:
             connection.create_function("names_container", 3, names_container, deterministic=True)
             rows = connection.execute(query, values).fetchall()
             return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
+
+    def refused(self, limit: int, since_us: int) -> list[RefusedItem]:
+        """The *limit* containers that were refused last since *since_us*, the latest first."""
+        with self._connected() as connection:
+            rows = connection.execute(_REFUSED, (since_us, _REFUSED_MARK, limit)).fetchall()
+            return [
+                RefusedItem(times, first_us, last_us, decode_entry(document).decision)
+                for times, first_us, last_us, document in rows
+            ]
+
+    def names(self) -> list[tuple[str, str]]:
+        """Name and id of every container about which a decision is listed, the latest first."""
+        query = (
+            "SELECT name, container_id FROM decisions WHERE listed "
+            "GROUP BY name, container_id ORDER BY max(id) DESC"
+        )
+        with self._connected() as connection:
+            return [(name, container_id) for name, container_id in connection.execute(query)]
 
     def checkpoint(self) -> None:
         """Drop what is too old for the history, and fold the log into the database, so that the next commits

@@ -4,7 +4,7 @@ Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are
 are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.kept_for_pods import kept_for_pods
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
-from bayplan.model.machine import MEMORY, Machine, Node
+from bayplan.model.machine import MEMORY, Cpu, Machine, Node
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
@@ -180,6 +180,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         },
         "hugepagesBytes": dict(request.hugepages_bytes),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(spread.items())},
+        "shortBytes": {} if placement.claim is None else dict(placement.claim.short_bytes),
         "deviceHints": [{"device": hint.device, "nodes": str(hint.nodes)} for hint in request.hints],
         "oomScoreAdj": snapshot.kernel_oom_score_adj.get(entry.container_id, wanted_score),
         "oomScoreAdjWanted": wanted_score,
@@ -197,6 +198,7 @@ def _node(
     machine, ledger = snapshot.machine, snapshot.ledger
     exclusive = node.cpus & ledger.exclusive_cpus
     capacity = node.capacity_bytes()
+    cpus = [machine.cpu_by_id[one] for one in node.cpus if one in machine.cpu_by_id]
     return {
         "id": node.id,
         "memTotalBytes": node.memory_bytes,
@@ -215,6 +217,8 @@ def _node(
         },
         "cpus": {
             "all": str(node.cpus),
+            "sockets": sorted({cpu.socket_id for cpu in cpus}),
+            "l3Caches": _l3_caches(cpus),
             "exclusive": str(exclusive),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
@@ -236,6 +240,15 @@ def _node(
             or _held_bytes(entry.container_id, node, snapshot.live)
         ],
     }
+
+
+def _l3_caches(cpus: Sequence[Cpu]) -> list[str]:
+    """The CPUs behind each L3 cache, as far as the kernel says which they are."""
+    caches: dict[int, list[int]] = {}
+    for cpu in cpus:
+        if cpu.l3_cache_id is not None:
+            caches.setdefault(cpu.l3_cache_id, []).append(cpu.id)
+    return [str(CpuSet(ids)) for _, ids in sorted(caches.items())]
 
 
 def _safe_bytes(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bayplan.admin.questions import explaining, rehearsing
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot import snapshot_of
 from bayplan.cli.main import main
@@ -39,7 +40,7 @@ async def serving(
             lambda: snapshot_of(controller, 0, ()),
             lambda level: level or "info",
             questions={
-                "explain": explaining(controller.recorder.history, controller.recorder.page_moves),
+                **recorded_questions(controller.recorder),
                 "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
             },
         )
@@ -83,7 +84,10 @@ def test_explain_tells_of_what_runs_what_left_and_what_was_refused(tmp_path: Pat
         assert large_view["refusal"] == str(refused.value)
         for subject in ("default/g/large-name", "g/large-name", "large"):
             assert await bayplan("explain", subject) == 0
-            assert f"  error:      {refused.value}\n" in capsys.readouterr().out
+            said_again = capsys.readouterr().out
+            assert "  error:      TopologyAffinityError, with the reason above\n" in said_again
+            for reason in large_view["reasons"]:
+                assert said_again.count(reason["text"]) == 1
         assert await bayplan("explain", "nobody") == 1
         assert "no decision about 'nobody' is recorded" in capsys.readouterr().err
 
@@ -184,7 +188,12 @@ spec: {ports: [{port: 80}]}
         places = [one["placement"]["mems"] for one in said["pods"][0]["containers"]]
         assert places == ["0", "0", "0"]
         assert await bayplan("what-if", str(manifest)) == 0
-        assert "default/b/main (would be)\n  asked:      BestEffort" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert [line.split()[:3] for line in out.splitlines()[1:3]] == [
+            ["default/a", "fits", "0"],
+            ["default/b", "fits", "any"],
+        ]
+        assert "2 of 2 pods have room." in out
         manifest.write_text('{"kind": "List", "items": [{"kind": "Service"}]}')
         assert await bayplan("what-if", str(manifest)) != 0
         assert "pods: found none, " in capsys.readouterr().err

@@ -2,25 +2,36 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import rehearsing
 from bayplan.admin.server import AdminServer
+from bayplan.control.recorder import Recorder
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import Decision
+from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.state import Store
 from bayplan.views.snapshot import Snapshot
 from support.snapshots import make_snapshot
 
 
 class Daemon:
-    """An AdminServer with its event loop in a thread of its own."""
+    """An AdminServer with its event loop in a thread of its own, and a store for what was decided before.
+
+    ``activity`` are the answers to ``top``, one after the other: what a kernel shows is not read here."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.snapshot = make_snapshot()
         self.level = "info"
         self._loop = asyncio.new_event_loop()
-        self._server = AdminServer(path, self._current, self._set_level)
+        self.activity: Iterator[dict[str, Any]] = iter(())
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def _current(self) -> Snapshot:
@@ -32,10 +43,33 @@ class Daemon:
 
     def start(self) -> None:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+
+    async def _start(self) -> None:
+        state = self.path.parent / "state"
+        self.recorder = await Recorder.open(partial(Store.open, state, lambda: self.snapshot.taken_us))
+        questions = {
+            **recorded_questions(self.recorder),
+            "what-if": rehearsing(ExactEngine, MemoryPolicyAbility),
+            "top": self._top,
+        }
+        self._server = AdminServer(self.path, self._current, self._set_level, questions=questions)
+        await self._server.start()
+
+    async def _top(self, _: Snapshot, __: Mapping[str, object]) -> dict[str, Any]:
+        return next(self.activity)
+
+    async def _stop(self) -> None:
+        await self._server.close()
+        await self.recorder.close()
+
+    def refuse(self, decision: Decision, times: int = 1) -> None:
+        """Have *decision* recorded as the runtime was given it."""
+        for _ in range(times):
+            self._loop.call_soon_threadsafe(self.recorder.record_refusal, decision)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -29,6 +29,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 }
 GIVEN = {
     "explain": ["web"],
+    "history": ["web"],
     "what-if": ["--memory", "1Gi"],
     "simulate": ["--topology", "{machine}", "--trace", "{trace}"],
 }

@@ -119,14 +119,14 @@ CANDIDATE  WIDTH  DISTANCE  ROOM TAKEN  OBSTACLE
     )
 
 
-def test_a_refusal_says_the_cut_once_and_the_error_as_the_runtime_has_it() -> None:
+def test_a_refusal_says_the_cut_once_and_the_word_that_kubelet_shows() -> None:
     sentence = "nodes 1-2 hold 64Gi; 58Gi are promised to d/p/a, d/p/b and 3 more; you asked for 10Gi there"
     assert (
         shown(REFUSED).partition("  outcome:")[2]
         == f"""\
     refused
   why:        {sentence}
-  error:      TopologyAffinityError: default/db/main: {sentence}
+  error:      TopologyAffinityError, with the reason above
 """
     )
     assert str(sentences.refusal(REFUSED)) == f"TopologyAffinityError: default/db/main: {sentence}"

@@ -53,6 +53,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         },
         "hugepagesBytes": {"hugepages-2Mi": 4 * MIB},
         "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
+        "shortBytes": {},
         "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
         "oomScoreAdj": -997,
         "oomScoreAdjWanted": -997,
@@ -143,7 +144,14 @@ def test_nodes(snapshot: Snapshot) -> None:
         },
     }
     assert next(iter(first["resources"])) == "memory"
-    assert first["cpus"] == {"all": "0-3", "exclusive": "2-3", "shared": "0-1", "reserved": "0"}
+    assert first["cpus"] == {
+        "all": "0-3",
+        "sockets": [0],
+        "l3Caches": ["0-3"],
+        "exclusive": "2-3",
+        "shared": "0-1",
+        "reserved": "0",
+    }
     assert first["distances"] == {"0": 10, "1": 21}
     assert [one["id"] for one in first["containers"]] == ["aaa"]
     assert first["containers"][0]["exclusiveCpus"] == "2-3"

@@ -1,0 +1,130 @@
+"""Questions about what was decided before: what was refused lately, and everything about one pod in order.
+
+Answered from the store, so that a restart of the daemon loses nothing of it. What holds now is in the views.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from bayplan.admin.questions import (
+    MAX_RECORDED,
+    Question,
+    Recorded,
+    UnknownSubjectError,
+    explaining,
+    subject_of,
+)
+from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S
+from bayplan.control.recorder import Recorder
+from bayplan.errors import ConfigError, Problem
+from bayplan.model.decision import Decision
+from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.sentences import summary
+from bayplan.state import RefusedItem
+from bayplan.views.decision import View
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import timestamp
+
+MAX_REFUSED: Final = 200
+"""So many containers are listed, the latest first; all of them are counted."""
+
+_MAX_SINCE_S: Final = 366 * 86_400
+_US_PER_S: Final = 1_000_000
+
+
+def recorded_questions(recorder: Recorder) -> dict[str, Question]:
+    """All questions that are answered from the records of *recorder*."""
+    records = (recorder.history, recorder.page_moves, recorder.names)
+    return {
+        "explain": explaining(*records),
+        "history": telling_history(*records),
+        "refused": listing_refused(recorder.refused),
+    }
+
+
+def listing_refused(
+    refused: Callable[[int, int], Awaitable[Sequence[RefusedItem]]],
+) -> Question:
+    """The question ``refused``; *refused* finds so many containers that were refused since then (microseconds
+    since the epoch), the latest first."""
+
+    async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        since_s = request.get("sinceSeconds", REFUSED_SINCE_S)
+        if not isinstance(since_s, int) or isinstance(since_s, bool) or not 0 < since_s <= _MAX_SINCE_S:
+            problem = Problem("sinceSeconds", repr(since_s), f"a number of seconds from 1 to {_MAX_SINCE_S}")
+            raise ConfigError("refused", (problem,))
+        since_us = max(0, snapshot.taken_us - since_s * _US_PER_S)
+        found = await refused(MAX_REFUSED, since_us)
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "Refusals",
+            "since": timestamp(since_us),
+            "refusals": [_refused(one, snapshot) for one in found],
+        }
+
+    return answer
+
+
+def telling_history(
+    history: Callable[[int, str], Awaitable[Sequence[Recorded]]],
+    page_moves: Callable[[int, str], Awaitable[Sequence[PageMoveRecord]]],
+    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
+) -> Question:
+    """The question ``history``; the parameters are those of `bayplan.admin.questions.explaining`."""
+
+    async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        subject = await subject_of("history", snapshot, request, names)
+        recorded = await history(MAX_RECORDED, subject)
+        moved = await page_moves(MAX_RECORDED, subject)
+        if not recorded and not moved:
+            raise UnknownSubjectError(subject)
+        events = [(at_us, _decided(at_us, one)) for at_us, one in reversed(recorded)]
+        events += [(one.at_us, _moved(one)) for one in reversed(moved)]
+        events.sort(key=lambda event: event[0])
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "History",
+            "subject": subject,
+            "complete": len(recorded) < MAX_RECORDED and len(moved) < MAX_RECORDED,
+            "events": [view for _, view in events],
+        }
+
+    return answer
+
+
+def _refused(one: RefusedItem, snapshot: Snapshot) -> View:
+    request = one.decision.request
+    return {
+        "id": request.container_id,
+        "name": request.name,
+        "times": one.times,
+        "firstAt": timestamp(one.first_us),
+        "lastAt": timestamp(one.last_us),
+        "secondsAgo": max(0, (snapshot.taken_us - one.last_us) // _US_PER_S),
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in one.decision.reasons],
+        "placedSince": any(
+            entry.decision.request.name == request.name for entry in snapshot.ledger.entries.values()
+        ),
+    }
+
+
+def _decided(at_us: int, decision: Decision) -> dict[str, Any]:
+    return {
+        "at": timestamp(at_us),
+        "event": decision.outcome.value,
+        "id": decision.request.container_id,
+        "name": decision.request.name,
+        "text": summary(decision).partition(": ")[2] or summary(decision),
+        "summary": summary(decision),
+    }
+
+
+def _moved(record: PageMoveRecord) -> dict[str, Any]:
+    return {
+        "at": timestamp(record.at_us),
+        "event": "pages moved",
+        "id": record.container_id,
+        "name": record.name,
+        "text": str(record),
+        "summary": str(record),
+    }

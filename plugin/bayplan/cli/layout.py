@@ -1,0 +1,168 @@
+"""Tables laid out in a number of characters: which columns are shown, how wide each is, where cells are
+folded.
+
+Pure. A cell is never cut; where there is no room for all columns, those of the highest rank are left out
+first.
+"""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+GAP: Final = "  "
+_LEAST: Final = 20
+_NARROW: Final = 8
+_BREAKS_AFTER: Final = "/-,;:=."
+"""A word that is too long is folded after one of these, so that parts of names and of lists stay whole."""
+
+Style = Callable[..., str]
+"""``style(cell, heading=...)``: the code of its colour, empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's heading; ``number`` aligns it to the right. Where there is no room for all columns, those
+    with the highest ``rank`` are left out first; those of rank 0 never are. As long as others can be left
+    out, it is not folded to fewer than ``least`` characters."""
+
+    heading: str
+    number: bool = False
+    rank: int = 0
+    least: int = _LEAST
+
+
+Row = tuple[str, ...] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts under columns; a row that is one text heads those that follow. Without any heading there
+    is no line for them. ``inset`` spaces stand before each line but the ``title``."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    inset: int = 0
+    title: str = ""
+
+
+Block = str | Table
+"""A paragraph, or a table."""
+
+
+def table_lines(table: Table, width: int | None, style: Style) -> list[str]:
+    """The lines of *table*, at most *width* characters long as far as that is possible."""
+    kept, widths = _fitted(table, None if width is None else width - table.inset)
+    columns = [table.columns[position] for position in kept]
+    lines: list[str] = []
+    if any(column.heading for column in columns):
+        headings = [column.heading for column in columns]
+        lines += _row_lines(headings, columns, widths, style, heading=True)
+    for row in table.rows:
+        if isinstance(row, str):
+            first, *rest = fold(row, None if width is None else width - table.inset)
+            lines += [_colored(first, style(row, heading=True)), *rest]
+        else:
+            lines += _row_lines([row[position] for position in kept], columns, widths, style, heading=False)
+    title = fold(table.title, width, inset=2) if table.title else []
+    return [*title, *((" " * table.inset + line).rstrip() for line in lines)]
+
+
+def fold(text: str, width: int | None, inset: int = 0) -> list[str]:
+    """*text* in lines of at most *width* characters, those after the first of *inset* less: between words,
+    else after a mark within a word, else anywhere."""
+    if width is None or cells(text) <= width:
+        return [text]
+    lines, room, line = [], max(1, width), ""
+    for word in text.split(" "):
+        rest = f"{line} {word}" if line else word
+        if cells(rest) > room and line:
+            lines.append(line)
+            room, rest = max(1, width - inset), word
+        while cells(rest) > room:
+            head = _head(rest, room)
+            lines.append(head)
+            room, rest = max(1, width - inset), rest[len(head) :]
+        line = rest
+    return [*lines, line]
+
+
+def cells(text: str) -> int:
+    """How many characters of a terminal *text* takes: characters of East Asia take two, accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
+        for one in text
+    )
+
+
+def _head(word: str, room: int) -> str:
+    """The part of *word* that stands on a line; one character at least."""
+    end = 1
+    while end < len(word) and cells(word[: end + 1]) <= room:
+        end += 1
+    marks = [position + 1 for position in range(end) if word[position] in _BREAKS_AFTER]
+    return word[: marks[-1]] if marks else word[:end]
+
+
+def _fitted(table: Table, width: int | None) -> tuple[list[int], list[int]]:
+    """The positions of the columns that are shown, and how wide each is."""
+    kept = list(range(len(table.columns)))
+    inner = [
+        max((cells(row[position]) for row in table.rows if not isinstance(row, str)), default=0)
+        for position in kept
+    ]
+    natural = [max(inner[position], cells(table.columns[position].heading)) for position in kept]
+    if width is None:
+        return kept, natural
+    least = [_least(column, inner[position], column.least) for position, column in enumerate(table.columns)]
+    while _sum(least, kept) > width:
+        leaving = max(kept, key=lambda position: (table.columns[position].rank, position))
+        if not table.columns[leaving].rank:
+            break
+        kept.remove(leaving)
+    if _sum(least, kept) > width:
+        least = [_least(column, inner[position], _NARROW) for position, column in enumerate(table.columns)]
+    widths = list(natural)
+    while (over := _sum(widths, kept) - width) > 0:
+        shrinkable = [position for position in kept if widths[position] > least[position]]
+        if not shrinkable:
+            break
+        # The widest gives way to the next one, so that what is short stays on one line.
+        widest = max(shrinkable, key=lambda position: widths[position])
+        below = max((widths[one] for one in shrinkable if widths[one] < widths[widest]), default=0)
+        widths[widest] -= max(1, min(over, widths[widest] - max(below, least[widest])))
+    return kept, [widths[position] for position in kept]
+
+
+def _least(column: Column, inner: int, least: int) -> int:
+    """A heading is folded between its words, a number never."""
+    heading = max(map(cells, column.heading.split(" ")))
+    return max(heading, inner if column.number else min(inner, least))
+
+
+def _sum(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[position] for position in kept) + len(GAP) * (len(kept) - 1)
+
+
+def _row_lines(
+    texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], style: Style, *, heading: bool
+) -> list[str]:
+    folded = [fold(text, width) for text, width in zip(texts, widths, strict=True)]
+    codes = [style(text, heading=heading) for text in texts]
+    height = max(map(len, folded))
+    lines = []
+    for number in range(height):
+        parts = []
+        for column, width, cell, code in zip(columns, widths, folded, codes, strict=True):
+            text = cell[number] if number < len(cell) else ""
+            blank = " " * (width - cells(text))
+            shown = _colored(text, code)
+            parts.append(blank + shown if column.number else shown + blank)
+        lines.append(GAP.join(parts).rstrip())
+    return lines
+
+
+def _colored(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if code and text else text

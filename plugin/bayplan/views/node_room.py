@@ -1,0 +1,64 @@
+"""What a container could still have on each node alone: the table beside a refusal, and "the largest that
+fits".
+
+For both engines by the promises alone: a claim on several nodes counts on a node only as far as it cannot lie
+on the others. Pure.
+"""
+
+from bayplan.engines.exact.claiming import claimed_amounts
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.interface import reserved_cpus
+from bayplan.model.decision import Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import MIB
+from bayplan.views.decision import View
+
+
+def node_rooms(
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request | None = None
+) -> list[View]:
+    """For each node with memory what it may promise, has promised and has left, and how many CPUs could
+    become exclusive there; with a *request* also by how much it is short of that on the node alone."""
+    flows = ResourceFlows(machine, policy)
+    flows.follow(ledger)
+    taken = ledger.exclusive_cpus | reserved_cpus(machine, policy)
+    rows = []
+    for node in machine.nodes:
+        if not node.memory_bytes:
+            continue
+        capacity = {resource: by_node.get(1 << node.id, 0) for resource, by_node in flows.capacity.items()}
+        free = {
+            resource: flows.flow(resource).room(1 << node.id, most) for resource, most in capacity.items()
+        }
+        free_cpus = len(node.cpus - taken)
+        rows.append(
+            {
+                "id": node.id,
+                "resources": {
+                    resource: {
+                        "allocatableBytes": most,
+                        "promisedBytes": most - free[resource],
+                        "freeBytes": free[resource],
+                    }
+                    for resource, most in capacity.items()
+                    if most or resource == MEMORY
+                },
+                "freeCpus": free_cpus,
+                "largest": {"memoryBytes": free.get(MEMORY, 0) // MIB * MIB, "cpus": free_cpus},
+                "short": None if request is None else _short(request, free, free_cpus),
+            }
+        )
+    return rows
+
+
+def _short(request: Request, free_bytes: dict[str, int], free_cpus: int) -> View:
+    lacking = {
+        resource: amount - free_bytes.get(resource, 0)
+        for resource, amount in claimed_amounts(request).items()
+    }
+    return {
+        "bytes": {resource: amount for resource, amount in lacking.items() if amount > 0},
+        "cpus": max(0, request.exclusive_cpus - free_cpus),
+    }

@@ -1,0 +1,305 @@
+"""What status, refused, history, nodes and top show: rows, columns and commands, not how they are worded."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.cli import nodes, status
+from bayplan.cli.attention import MOST_OF_A_KIND, attention
+from bayplan.cli.layout import Block, Table
+from bayplan.cli.main import main
+from bayplan.model.decision import (
+    Affinity,
+    Claim,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    PodTotals,
+    QosClass,
+    Reason,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.request import derive_request
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.snapshot import Unmanaged
+from bayplan.views.status import status_view
+from support.machines import container, pod
+from support.snapshots import BURSTABLE, GUARANTEED, make_snapshot
+
+if TYPE_CHECKING:
+    from conftest import Daemon
+
+Capture = pytest.CaptureFixture[str]
+REFUSED = Decision(
+    replace(GUARANTEED.request, name="shop/web-0/main", container_id="refused"),
+    Outcome.REFUSED,
+    reasons=(Reason("no-room", "there is no room"),),
+)
+
+
+def tables(blocks: list[Block]) -> list[Table]:
+    return [one for one in blocks if isinstance(one, Table)]
+
+
+def rows(table: Table) -> list[dict[str, str]]:
+    """The rows by the headings of their columns."""
+    headings = [column.heading for column in table.columns]
+    return [dict(zip(headings, row, strict=True)) for row in table.rows if not isinstance(row, str)]
+
+
+def asked(daemon: "Daemon", capsys: Capture, *words: str) -> Any:
+    assert main([*words, "--json", "--admin-socket", str(daemon.path)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_attention_comes_first_then_the_pods_by_namespace(daemon: "Daemon", capsys: Capture) -> None:
+    daemon.refuse(REFUSED, times=3)
+    said = asked(daemon, capsys, "status")
+    above, below = tables(status.blocks(said))
+    assert [(row["NEEDS ATTENTION"], row["CONTAINER"]) for row in rows(above)] == [
+        ("refused", "shop/web-0/main"),
+        ("degraded", "default/job/worker"),
+        ("differs", "default/web-0/nginx"),
+        ("unmanaged", "kube-system/agent/agent"),
+        ("problem", "-"),
+    ]
+    assert rows(above)[0]["WHAT"].startswith("3 times")
+    assert rows(above)[0]["WHAT"].endswith("there is no room")
+    assert [row.partition(":")[0] for row in below.rows if isinstance(row, str)] == [
+        "namespace default",
+        "namespace kube-system",
+    ]
+    assert [row["CONTAINER"] for row in rows(below)] == ["job/worker", "web-0/nginx", "agent/agent"]
+    assert rows(below)[1] == {
+        "CONTAINER": "web-0/nginx",
+        "OUTCOME": "placed",
+        "NODES": "0",
+        "CPUS": "2-3 alone",
+        "MEMORY": "1Gi, 4Mi hugepages-2Mi",
+        "QOS": "Guaranteed",
+    }
+    assert (rows(below)[0]["NODES"], rows(below)[0]["CPUS"]) == ("any", "shared")
+    assert rows(below)[2]["CPUS"] == "7 (set by others)"
+
+
+def test_wide_has_the_reasons_the_scores_and_the_ids(daemon: "Daemon", capsys: Capture) -> None:
+    daemon.snapshot = replace(daemon.snapshot, kernel_oom_score_adj={"aaa": 0})
+    said = asked(daemon, capsys, "status")
+    nginx = rows(tables(status.wide_blocks(said))[1])[1]
+    assert (nginx["OOM"], nginx["ID"]) == ("0 (not -997)", "aaa")
+    assert nginx["WHY"] == GUARANTEED.explanation()
+    assert ("differs", "default/web-0/nginx") in [
+        (row["NEEDS ATTENTION"], row["CONTAINER"]) for row in rows(tables(attention(said))[0])
+    ]
+
+
+def test_what_was_not_promised_is_named_with_its_amount(daemon: "Daemon", capsys: Capture) -> None:
+    short = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([0]), short_bytes={"memory": GIB})))
+    daemon.snapshot = make_snapshot(ledger=Ledger.of([Entry(short)]))
+    (row,) = [
+        one
+        for one in rows(tables(attention(asked(daemon, capsys, "status")))[0])
+        if one["CONTAINER"] == short.request.name
+    ]
+    assert row["NEEDS ATTENTION"] == "not promised"
+    assert row["WHAT"].startswith("1Gi")
+
+
+def test_a_namespace_and_an_outcome_narrow_it_down(daemon: "Daemon", capsys: Capture) -> None:
+    daemon.refuse(REFUSED)
+    said = asked(daemon, capsys, "status", "-n", "default")
+    assert {one["name"].split("/")[0] for one in said["containers"]} == {"default"}
+    assert said["unmanaged"] == said["refusals"] == []
+    assert len(said["drift"]) == 1
+    said = asked(daemon, capsys, "status", "--outcome", "adopted")
+    assert [one["outcome"] for one in said["containers"]] == ["adopted"]
+
+
+def test_many_of_a_kind_are_counted_and_the_command_for_all_is_named(
+    daemon: "Daemon", capsys: Capture
+) -> None:
+    many = tuple(Unmanaged(str(number), f"a/b/{number}") for number in range(MOST_OF_A_KIND + 3))
+    daemon.snapshot = make_snapshot(unmanaged=many)
+    unmanaged = [
+        row
+        for row in rows(tables(attention(asked(daemon, capsys, "status")))[0])
+        if row["NEEDS ATTENTION"] == "unmanaged"
+    ]
+    assert len(unmanaged) == MOST_OF_A_KIND + 1
+    assert unmanaged[-1]["CONTAINER"] == "and 3 more"
+    assert unmanaged[-1]["WHAT"].startswith("bayplan ")
+
+
+def test_an_idle_daemon_has_nothing_that_needs_attention(daemon: "Daemon", capsys: Capture) -> None:
+    daemon.snapshot = make_snapshot(
+        ledger=Ledger(), runtime=None, unmanaged=(), drift=(), problems=(), counters={}
+    )
+    shown = status.blocks(asked(daemon, capsys, "status"))
+    assert tables(shown) == []
+    assert "no container runtime is connected" in str(shown[0])
+    assert shown[-1] == "No containers."
+
+
+def test_cpus_that_are_nobodys_business_are_as_in_the_spec(daemon: "Daemon", capsys: Capture) -> None:
+    entry = daemon.snapshot.ledger.entries["bbb"]
+    decision = replace(entry.decision, request=replace(entry.decision.request, opted_out=True))
+    ledger = daemon.snapshot.ledger.with_entry(replace(entry, decision=decision))
+    daemon.snapshot = replace(daemon.snapshot, ledger=ledger)
+    (_, below) = tables(status.blocks(asked(daemon, capsys, "status")))
+    assert rows(below)[0]["CPUS"] == "as in its spec"
+
+
+def test_what_is_kept_for_pods_is_shown_beside_their_engine(daemon: "Daemon", capsys: Capture) -> None:
+    """The nodes' columns do not know of it, and others are refused because of it."""
+    totals = PodTotals(900 * MIB, 3000, {"hugepages-2Mi": 4 * MIB})
+    affinity = Affinity(NodeSet([1]), preferred=True, whole=True, mems=NodeSet([1]), cpus=CpuSet([4, 5, 6]))
+    home = pod("team", QosClass.GUARANTEED)
+    request = derive_request(home, container("i", home, memory_bytes=MIB, milli_cpus=1000), GIB)
+    init = Decision(replace(request, pod_totals=totals), Outcome.PLACED, Placement(affinity=affinity))
+    ledger = Ledger().with_entry(Entry(init)).after_end_of("i")
+    kept = "  default/team: 4Mi hugepages-2Mi, 900Mi memory on node 1 and CPUs 4-6"
+    for engine, expected in (("kubelet", True), ("exact", False)):
+        daemon.snapshot = replace(make_snapshot(), ledger=ledger, engine=engine)
+        for shown in (
+            status.blocks(asked(daemon, capsys, "status")),
+            nodes.blocks(asked(daemon, capsys, "nodes")),
+        ):
+            assert any(kept in one for one in shown if isinstance(one, str)) is expected
+
+
+def test_refusals_are_grouped_by_container_the_latest_first(daemon: "Daemon", capsys: Capture) -> None:
+    other = replace(REFUSED, request=replace(REFUSED.request, name="shop/db-0/main", container_id="x"))
+    daemon.refuse(REFUSED, times=2)
+    daemon.refuse(other)
+    daemon.refuse(replace(REFUSED, reasons=(Reason("no-room", "still none"),)))
+    said = asked(daemon, capsys, "refused")
+    assert [(one["name"], one["times"], one["reasons"][0]["text"]) for one in said["refusals"]] == [
+        ("shop/web-0/main", 3, "still none"),
+        ("shop/db-0/main", 1, "there is no room"),
+    ]
+    assert asked(daemon, capsys, "refused", "-n", "elsewhere")["refusals"] == []
+    before = daemon.snapshot
+    daemon.snapshot = replace(before, taken_us=before.taken_us + 7200 * 1_000_000)
+    assert asked(daemon, capsys, "refused")["refusals"] == []
+    assert len(asked(daemon, capsys, "refused", "--since", "3h")["refusals"]) == 2
+
+
+def test_a_refusal_says_whether_the_container_was_placed_since(daemon: "Daemon", capsys: Capture) -> None:
+    daemon.refuse(replace(REFUSED, request=GUARANTEED.request))
+    (one,) = asked(daemon, capsys, "refused")["refusals"]
+    assert one["placedSince"] is True
+
+
+@pytest.mark.parametrize("since", ["soon", "0", "-1h", "", "3w"])
+def test_a_wrong_duration_is_wrong_usage(since: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["refused", f"--since={since}"])
+    assert raised.value.code == 2
+
+
+def test_history_is_in_the_order_in_which_it_happened(daemon: "Daemon", capsys: Capture) -> None:
+    for text in ("first", "second"):
+        daemon.refuse(replace(REFUSED, reasons=(Reason("no-room", text),)))
+    said = asked(daemon, capsys, "history", "shop/web-0")
+    assert [(one["event"], one["text"]) for one in said["events"]] == [
+        ("refused", "first"),
+        ("refused", "second"),
+    ]
+    assert said["complete"] is True
+
+
+@pytest.mark.parametrize("verb", ["explain", "history"])
+def test_a_part_of_a_name_is_enough_where_only_one_pod_has_it(
+    daemon: "Daemon", capsys: Capture, verb: str
+) -> None:
+    daemon.refuse(REFUSED)
+    assert asked(daemon, capsys, verb, "web-0/ma")["subject"] == "shop/web-0"
+    other = replace(REFUSED, request=replace(REFUSED.request, name="shop/web-1/main", container_id="x"))
+    daemon.refuse(other)
+    assert main([verb, "web", "--admin-socket", str(daemon.path)]) == 1
+    choices = capsys.readouterr().err.splitlines()[1:]
+    assert sorted(one.strip() for one in choices) == ["default/web-0", "shop/web-0", "shop/web-1"]
+
+
+def test_a_refusal_is_explained_with_what_each_node_has(daemon: "Daemon", capsys: Capture) -> None:
+    memory = Interval(3 * GIB, 3 * GIB, "limit")
+    wanted = replace(
+        REFUSED.request, memory=memory, memory_limit_bytes=3 * GIB, exclusive_cpus=2, hugepages_bytes={}
+    )
+    daemon.refuse(replace(REFUSED, request=wanted))
+    (one,) = asked(daemon, capsys, "explain", "shop/web-0")["containers"]
+    rooms = {room["id"]: room for room in one["nodes"]}
+    assert rooms[0]["resources"]["memory"] == {
+        "allocatableBytes": 3 * GIB - 64 * MIB,
+        "promisedBytes": GIB,
+        "freeBytes": 2 * GIB - 64 * MIB,
+    }
+    assert rooms[0]["short"] == {"bytes": {"memory": GIB + 64 * MIB}, "cpus": 1}
+    assert rooms[0]["freeCpus"] == 1
+    assert rooms[1]["short"] == {"bytes": {}, "cpus": 0}
+
+
+def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsys: Capture) -> None:
+    memory, cpus, residents = tables(nodes.blocks(asked(daemon, capsys, "nodes")))
+    assert [(row["NODE"], row["RESOURCE"], row["PROMISED"], row["STILL FITS"]) for row in rows(memory)] == [
+        ("0", "memory", "1Gi", "1984Mi"),
+        ("", "hugepages-2Mi", "4Mi", "60Mi"),
+        ("1", "memory", "0", "4096Mi"),
+    ]
+    assert rows(cpus)[0] == {
+        "NODE": "0",
+        "SOCKET": "0",
+        "SHARED CPUS": "0-1",
+        "EXCLUSIVE CPUS": "2-3",
+        "L3 CACHES": "0-3",
+        "DISTANCES": "10 21",
+    }
+    assert [row["CONTAINER"] for row in rows(residents)] == ["default/web-0/nginx", "kube-system/agent/agent"]
+    assert status_view(daemon.snapshot)["containers"][1]["name"] == rows(residents)[0]["CONTAINER"]
+
+
+def activity(at_us: int, faults: int, missed: int) -> dict[str, Any]:
+    one = {
+        "id": "aaa",
+        "name": "default/web-0/nginx",
+        "nodes": "0",
+        "promisedBytes": GIB,
+        "usedHereBytes": MIB,
+        "usedElsewhereBytes": 2 * MIB,
+        "pageFaults": faults,
+        "majorPageFaults": 0,
+        "memoryStallPercent": None,
+        "cpuStallPercent": 1.5,
+    }
+    other = {**one, "id": "bbb", "name": "other/b/c", "usedElsewhereBytes": 3 * MIB, "pageFaults": 0}
+    node = {
+        f"{key}Bytes": GIB for key in ("total", "promised", "used", "usedByContainers", "free", "reclaimable")
+    }
+    return {
+        "apiVersion": "bayplan/v1",
+        "kind": "Top",
+        "atMicroseconds": at_us,
+        "nodes": [{"id": 0, "missedPages": missed, **node}],
+        "containers": [one, other],
+    }
+
+
+def test_top_shows_rates_between_two_looks_and_sorts(daemon: "Daemon", capsys: Capture) -> None:
+    def looks() -> Any:
+        while True:
+            yield activity(0, 100, 10)
+            yield activity(2_000_000, 300, 11)
+
+    daemon.activity = looks()
+    said = asked(daemon, capsys, "top", "--interval", "0.01")
+    assert [(one["name"], one["pageFaultsPerSecond"]) for one in said["containers"]] == [
+        ("other/b/c", 0),
+        ("default/web-0/nginx", 100),
+    ]
+    assert said["nodes"][0]["missedPagesPerSecond"] == 0.5
+    said = asked(daemon, capsys, "top", "--interval", "0.01", "--sort", "faults", "-n", "default")
+    assert [one["name"] for one in said["containers"]] == ["default/web-0/nginx"]
