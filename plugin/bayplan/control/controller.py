@@ -222,6 +222,8 @@ class Controller:
         for container in containers:
             self.known.add(pods.get(container.pod_id, Pod(container.pod_id)), container)
         self.known.add_recorded(entries, seen={container.id for container in containers})
+        for pod in self.known.pods.values():
+            placements.kubelet_pods.expect(pod)
         placements.stopped_pods &= pods.keys()
         self._missed_ends.clear()
         if self._devices is not None:
@@ -296,6 +298,8 @@ class Controller:
     def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
         if event is Event.RUN_POD_SANDBOX and self._devices is not None:
             self._devices.pod_started(pod)
+        if event is Event.RUN_POD_SANDBOX:
+            self.placements.kubelet_pods.expect(pod)
         if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
             self.placements.stopped_pods.add(pod.id)
             transaction.accept(ledger=transaction.basis.ledger.without_retained(pod.id))

@@ -5,24 +5,42 @@ Nothing of it is recorded, and how much is kept is bounded: pods without contain
 the oldest first. A pod's uid is never used again, so that what is kept of a pod that is gone does no harm.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final
 
+from bayplan.model.decision import Reason, Request
+from bayplan.model.kubelet_requests import Contradiction, with_kubelet_request
 from bayplan.model.pod_facts import PodFacts
+from bayplan.model.workload import Pod
+
+logger = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 8192
-"""Pods and containers together, some 2 kB each. kubelet runs 110 pods by default, and hardly ever more than
+"""Pods and containers together, some 2 kB each. kubelet runs 110 pods by default, hardly ever more than
 500."""
+
+NOT_BELIEVED: Final = "kubelet-request-not-used"
+"""Code of the reason that kubelet's word about a request does not count."""
 
 
 class KubeletPods:
     """The latest of each pod, by uid. *in_use* gives the uids of the pods that have containers; *counters*
-    count what was dropped."""
+    count what was dropped and not believed.
+
+    ``due`` are the uids of the pods whose containers are to be looked at, each with whether something new was
+    said of it; ``became_due`` is called when there is one more. ``wanted`` is called with a pod of which more
+    should be known, ``not_believed`` with uid, container and problem.
+    """
 
     def __init__(
         self, in_use: Callable[[], Collection[str]], counters: Counter[str], most_kept: int = MAX_KEPT
     ) -> None:
+        self.due: dict[str, bool] = {}
+        self.became_due: Callable[[], None] = lambda: None
+        self.wanted: Callable[[Pod], None] = lambda _: None
+        self.not_believed: Callable[[str, str, str], None] = lambda *_: None
         self._in_use = in_use
         self._counters = counters
         self._most_kept = most_kept
@@ -33,23 +51,78 @@ class KubeletPods:
         """What is known of that pod."""
         return self._pods.get(uid)
 
-    def known(self, pod: PodFacts) -> bool:
-        """Keep what kubelet says of *pod*, if there is room; whether it says something new."""
+    def known(self, pod: PodFacts) -> None:
+        """Keep what kubelet says of *pod*, if there is room."""
         if self._pods.get(pod.uid) == pod:
-            return False
+            return
         self.gone(pod.uid)
         if not self._make_room(_weight(pod)):
             self._counters["agent_pods_dropped"] += 1
-            return False
+            return
         self._pods[pod.uid] = pod
         self._weight += _weight(pod)
-        return True
+        self.due[pod.uid] = True
+        self.became_due()
 
     def gone(self, uid: str) -> None:
         """Forget that pod."""
         gone = self._pods.pop(uid, None)
         if gone is not None:
             self._weight -= _weight(gone)
+
+    def expect(self, pod: Pod) -> None:
+        """Containers of *pod* are about to be created, were found, or changed: what is known may be too
+        old."""
+        if not pod.uid:
+            return
+        self.wanted(pod)
+        if pod.uid in self._pods:
+            self.due.setdefault(pod.uid, False)
+            self.became_due()
+
+    def for_creation(
+        self, pod: Pod, name: str, capacity_bytes: int, request: Request
+    ) -> tuple[Request, tuple[Reason, ...]]:
+        """*request* of the container *name*, which is about to be created, by kubelet's word, and the reason
+        why that does not count, if it contradicts the spec."""
+        exact = self._exact(pod, name, capacity_bytes, request, running=False)
+        if not isinstance(exact, Contradiction):
+            return exact, ()
+        self._note(pod, name, exact)
+        text = f"what kubelet is said to know of its request does not count: {exact.problem}"
+        return request, (Reason(NOT_BELIEVED, text),)
+
+    def for_change(
+        self, pod: Pod, name: str, capacity_bytes: int, request: Request
+    ) -> tuple[Request, tuple[Reason, ...]]:
+        """*request* of a running container, which is being changed, by kubelet's word, unless that is of
+        before the change."""
+        exact = self._exact(pod, name, capacity_bytes, request, running=True)
+        return (request if isinstance(exact, Contradiction) else exact), ()
+
+    def corrected(self, pod: Pod, name: str, capacity_bytes: int, request: Request) -> Request:
+        """*request* of a running container by kubelet's word; what was said newly and contradicts it is
+        noted."""
+        exact = self._exact(pod, name, capacity_bytes, request, running=True)
+        if not isinstance(exact, Contradiction):
+            return exact
+        if self.due.get(pod.uid):
+            self._note(pod, name, exact)
+        return request
+
+    def _exact(
+        self, pod: Pod, name: str, capacity_bytes: int, request: Request, *, running: bool
+    ) -> Request | Contradiction:
+        known = self._pods.get(pod.uid)
+        if known is None:
+            return request
+        return with_kubelet_request(request, known, name, capacity_bytes, running=running)
+
+    def _note(self, pod: Pod, name: str, found: Contradiction) -> None:
+        self._counters["agent_requests_not_used"] += 1
+        fields = {"pod": f"{pod.namespace}/{pod.name}", "container": name, "problem": found.problem}
+        logger.warning("what the agent says of a request is not used", extra=fields)
+        self.not_believed(pod.uid, name, found.problem)
 
     def _make_room(self, weight: int) -> bool:
         if self._weight + weight <= self._most_kept:

@@ -8,6 +8,7 @@ that fails or is cancelled before its commit leaves the ledger as it was.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NoReturn
 
 from msgspec.structs import replace
@@ -99,6 +100,7 @@ class Placements:
         base, ability = ledger.without(container.id), self.policy_ability(origin)
         annotated = read_annotations(machine, policy, pod, container)
         findings = await self._findings(pod, container, annotated.wishes)
+        exact = partial(self.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
         decision = await self._engine_thread.run(
             engine,
             machine,
@@ -112,6 +114,7 @@ class Placements:
                 annotated=annotated,
                 ability=ability,
                 findings=findings,
+                exact=exact,
             ),
         )
         if decision.outcome is Outcome.REFUSED:
@@ -161,11 +164,15 @@ class Placements:
         if entry is None:
             return self.enter(transaction, pod, container, replied=True)
         old, base = entry.decision, ledger.without(container.id)
+        exact = partial(self.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
         decision = await self._engine_thread.run(
             engine,
             machine,
-            lambda engine: decide_change(machine, policy, engine, base, old, container.resources, resources),
+            lambda engine: decide_change(
+                machine, policy, engine, base, old, container.resources, resources, exact=exact
+            ),
         )
+        self.kubelet_pods.expect(pod)
         if decision is None:
             return ()
         if decision.outcome is Outcome.REFUSED:
@@ -232,6 +239,7 @@ class Placements:
         updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
         self.known.add(pod, container)
         self.known.unmanaged[container.id] = entry.decision.request.name
+        self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
         return updates
 

@@ -96,6 +96,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
             daemon.narrowing.follow(daemon.narrowing_due),
+            daemon.exact_requests.follow(),
             daemon.pressure.follow(),
             _feed_watchdog(notifier),
         )

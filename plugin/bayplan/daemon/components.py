@@ -20,12 +20,14 @@ from bayplan.admin.questions import Question, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
+from bayplan.agent_protocol import PodWanted, Unusable
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.device_search import DeviceSearch
+from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.reading import read_meanwhile
@@ -141,6 +143,7 @@ class Daemon:
             self._verify_now.set,
             _return_bounds(self.settings),
         )
+        self.exact_requests = ExactRequests(self.controller)
         self.pressure = PressureWatch(
             self.controller,
             self.hierarchy,
@@ -260,15 +263,11 @@ class Daemon:
                 "only root may use the agent socket: there is no such group",
                 extra={"group": self.settings.agent_group},
             )
-        controller = self.controller
-        return AgentServer(
-            path,
-            group,
-            controller.changes,
-            lambda: controller.basis,
-            self.observe,
-            controller.placements.kubelet_pods,
-        )
+        controller, pods = self.controller, self.controller.placements.kubelet_pods
+        server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
+        pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
+        pods.not_believed = lambda *found: server.say(Unusable(*found))
+        return server
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:
         """What the admin socket answers beside its views."""

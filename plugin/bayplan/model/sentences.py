@@ -19,6 +19,7 @@ from bayplan.model.decision import (
     Outcome,
     Request,
 )
+from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.sidecar_scores import BY_SCORE
@@ -32,6 +33,7 @@ _HOW_KNOWN = {
     "limit": "known from its limit",
     BY_SCORE: "known from its oom_score_adj",
     BY_ANNOTATION: "given by annotation",
+    BY_KUBELET: "known from kubelet",
     "QoS class": "as its class asks for none",
     "no limit": "as it has no limit",
     NO_SIGNAL: "as nothing says how much",

@@ -3,6 +3,7 @@
 The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
 """
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons
 from bayplan.engines.interface import Engine
 from bayplan.errors import ConfigError
 from bayplan.model.decision import Decision, Outcome, Reason, Request
+from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -21,6 +23,9 @@ from bayplan.model.workload import Container, Pod, Resources
 from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
 from bayplan.placement.release import RELEASED
 from bayplan.quantity import format_bytes
+
+ExactRequest = Callable[[Request], tuple[Request, tuple[Reason, ...]]]
+"""The request with numbers that somebody knows better, and why some of them do not count."""
 
 WRONG_ANNOTATION: Final = "wrong-annotation"
 """Code of the reason that names what is wrong with a pod's annotations."""
@@ -42,6 +47,11 @@ def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, contai
         return Annotated(Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}"))
 
 
+def _as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
+    """Nobody knows better."""
+    return request, ()
+
+
 def decide_creation(
     machine: Machine,
     policy: PlacementPolicy,
@@ -53,19 +63,22 @@ def decide_creation(
     annotated: Annotated,
     ability: MemoryPolicyAbility,
     findings: Findings = NOTHING_FOUND,
+    exact: ExactRequest = _as_derived,
 ) -> Decision:
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
-    `read_annotations` returns for it, *findings* are those about its devices."""
+    `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
+    than the spec shows."""
     wishes, complaint = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
     request = derive_request(
         pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
     )
+    request, disbelief = exact(request)
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = engine.decide(machine, policy, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
-    notes = (*notes, *_unused_request(wishes, request))
+    notes = (*notes, *_unused_request(wishes, request), *disbelief)
     said = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
     return replace(decision, reasons=(*decision.reasons, *said)) if said else decision
 
@@ -78,12 +91,15 @@ def decide_change(
     old: Decision,
     spec: Resources,
     change: Resources,
+    *,
+    exact: ExactRequest = _as_derived,
 ) -> Decision | None:
     """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
-    it asks for the same as before."""
+    it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
     request = changed_request(old.request, spec, change)
     if request == old.request:
         return None
+    request, _ = exact(request)
     current = old.placement
     decision = engine.decide(machine, policy, ledger, request, current)
     if decision.outcome is Outcome.REFUSED:
@@ -104,5 +120,6 @@ def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
     if wanted is None or (known.exact and known.high_bytes == wanted):
         return ()
     counts = memory_text(replace(known, source="its spec") if known.source == BY_ANNOTATION else known)
-    text = f"the annotated memory request of {format_bytes(wanted)} contradicts its spec; counts: {counts}"
+    against = "what kubelet knows" if known.source == BY_KUBELET else "its spec"
+    text = f"the annotated memory request of {format_bytes(wanted)} contradicts {against}; counts: {counts}"
     return (Reason("memory-request-not-used", text),)
