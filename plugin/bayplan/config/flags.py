@@ -46,17 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-config", action="store_true", help="check files and flags against this machine, and exit"
     )
-    parser.add_argument("--version", action="version", version=version_text("baypland"))
+    version = f"%(prog)s {__version__} (python {platform.python_version()})"
+    parser.add_argument("--version", action="version", version=version)
     for heading, keys in GROUPS.items():
         group = parser.add_argument_group(heading)
         for key in keys:
             _add(group, key)
     return parser
-
-
-def version_text(program: str) -> str:
-    """What --version says."""
-    return f"{program} {__version__} (python {platform.python_version()})"
 
 
 def given_flags(arguments: argparse.Namespace) -> Mapping[str, Sequence[str]]:

@@ -49,10 +49,10 @@ def read_text(path: str | bytes, *, dir_fd: int | None = None, below: str = "") 
     return content.decode("ascii", "backslashreplace")
 
 
-def read_optional(path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> str | None:
+def read_optional(path: str) -> str | None:
     """Like `read_text`, but None where there is no such file."""
     try:
-        return read_text(path, dir_fd=dir_fd, below=below)
+        return read_text(path)
     except AbsentError:
         return None
 

@@ -79,6 +79,7 @@ class Confinement:
         self.machine, self.policy, self.request = flows.machine, flows.policy, request
         self.current = current
         self.amounts = claimed_amounts(request)
+        self.bounded = is_bounded(request)
         self.strict = self.policy.topology in STRICT
         aligned = self.policy.topology is not TopologyPolicy.NONE
         self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
@@ -96,10 +97,10 @@ class Confinement:
         if kept is not None:
             return kept
         wished = wished_nodes(self.machine, self.request)
-        if wished is None and not is_bounded(self.request):
+        if wished is None and not self.bounded:
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
         options = [*self._nodes_of_pod(), *([wished] if wished is not None else [])]
-        if is_bounded(self.request) and not any(candidates.required for candidates in options):
+        if self.bounded and not any(candidates.required for candidates in options):
             options.append(CandidateNodes(self.machine.ordinary_nodes, required=self.strict))
         passed_over: list[Attempt] = []
         for candidates in options:
@@ -121,7 +122,7 @@ class Confinement:
             if candidates.why:
                 self.notes.append(not_granted(attempt, self.ledger))
             passed_over.append(attempt)
-        if is_bounded(self.request):
+        if self.bounded:
             return self._second_best()
         return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
 

@@ -43,7 +43,6 @@ def cpu_policy(
     reserved_milli_cpus: int | None,
     reserved_cpus: CpuSet = CpuSet(),
     topology_policy: TopologyPolicy = TopologyPolicy.NONE,
-    gates: FeatureGates | None = None,
 ) -> "StaticCpuPolicy | None":
     """The policy that is configured; None for the policy ``none``, which gives no CPUs away.
 
@@ -54,7 +53,6 @@ def cpu_policy(
         reserved_milli_cpus: CPU of kubeReserved and systemReserved together, None if neither has any.
         reserved_cpus: reservedSystemCPUs.
         topology_policy: topologyManagerPolicy.
-        gates: feature gates; v1.36's defaults if None.
 
     Raises:
         CpuConfigError: the name is unknown, or the policy cannot work with this machine and reservation.
@@ -73,9 +71,7 @@ def cpu_policy(
             "systemreserved.cpu + kubereserved.cpu to be greater than zero"
         )
     options.check(topology, topology_policy)
-    return StaticCpuPolicy.reserving(
-        topology, options, -(-reserved_milli_cpus // 1000), reserved_cpus, gates=gates
-    )
+    return StaticCpuPolicy.reserving(topology, options, -(-reserved_milli_cpus // 1000), reserved_cpus)
 
 
 class StaticCpuPolicy(Struct, frozen=True, dict=True):
