@@ -46,7 +46,7 @@ def test_a_slower_tier_is_for_those_who_ask_for_it(node: Node) -> None:
     unknown = node.launch(best_effort("unknown", annotations={"bayplan.dev/required-tier": "hbm"}))
     assert node.view(unknown).mems_allowed == {0, 1}
     reasons = node.bayplan.decided(unknown.container_id)["reasons"]
-    assert any("expected a tier of this machine: 0, 1, dram, slow, cxl" in one["text"] for one in reasons)
+    assert "wrong-annotation" in [one["code"] for one in reasons]
 
 
 @on(TIERED, "2.1")
@@ -62,7 +62,8 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     write(node, CPU, "0")
     node.bayplan.await_log(CHANGED, since=since)
     assert node.bayplan.nodes()["nodes"][1]["cpus"]["all"] == "2"
-    assert "default/pinned/main lost its exclusive CPUs 3, which are offline; it runs on 2" in problems(node)
+    (problem,) = problems(node)
+    assert problem.startswith("default/pinned/main ")
     since = node.bayplan.log_position()
     write(node, CPU, "1")
     node.bayplan.await_log("all promised capacity is available again", since=since)
@@ -76,8 +77,8 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     less = node.bayplan.nodes()["nodes"][1]
     assert before["memTotalBytes"] - less["memTotalBytes"] == 128 * MIB
     (problem,) = problems(node)
-    assert problem.startswith("node 1 has ")
-    assert "memory are promised to default/pinned/main; nothing new is placed there" in problem
+    assert problem.startswith("node 1 ")
+    assert "default/pinned/main" in problem
     assert node.view(node.launch(guaranteed("new", 0.5, "50Mi"))).mems_allowed == {0}
     since = node.bayplan.log_position()
     write(node, f"{block}/state", "online")

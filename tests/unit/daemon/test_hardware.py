@@ -184,10 +184,8 @@ class TestHotPlug:
                 one.host.lose_node(1)
                 await one.reread()
                 gone, cpus = one.hardware.problems()
-                assert gone.startswith(
-                    "node 1 is gone, and 3996Mi memory there are promised to default/second/"
-                )
-                assert "second-name lost its exclusive CPUs 4-5, which are offline" in cpus
+                assert [fact for fact in ("node 1 ", "3996Mi", "default/second/") if fact not in gone] == []
+                assert [fact for fact in ("default/second/", "CPUs 4-5") if fact not in cpus] == []
                 assert await one.place("third", GIB) == NodeSet([0])
                 owner = pod("second")
                 await one.controller.stop_container(owner, Container("second", owner.id))
