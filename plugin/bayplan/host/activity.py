@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
-from bayplan.host.live_memory import ContainerMemory, HeldPages
+from bayplan.host.live_memory import ContainerMemory
+from bayplan.host.numa_stat import HeldPages
 
 _FAULTS: Final = re.compile(r"^(?:total_)?(pgfault|pgmajfault) ([0-9]{1,20})$", re.MULTILINE)
 _SOME: Final = re.compile(r"^some avg10=([0-9]{1,3}\.[0-9]{1,2}) ", re.MULTILINE)
