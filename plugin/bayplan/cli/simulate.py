@@ -93,15 +93,20 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 def blocks(said: dict[str, Any]) -> list[Block]:
     """The runs for people: one column for each, then the decisions."""
     runs = said["runs"]
-    columns = (Column(""), *(Column(f"{run['engine']}, {run['policy']}", number=True) for run in runs))
+    columns = (Column(""), *(Column(_heading(run), number=True) for run in runs))
     results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)
     shown: list[Block] = [Table(columns, results)]
     for run in said["runs"]:
         rows = tuple(row for step in run["steps"] for row in _step_rows(step))
         if rows:
-            shown.append(f"{run['engine']}, {run['policy']}:")
+            shown.append(f"{_heading(run)}:")
             shown.append(Table(_STEPS, rows))
     return shown
+
+
+def _heading(run: dict[str, Any]) -> str:
+    spread = ", spread" if run["strategy"] == "spread" and run["engine"] == "exact" else ""
+    return f"{run['engine']}, {run['policy']}{spread}"
 
 
 def _only_refused(said: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
 from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import OPTIONS, Scope
-from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -84,6 +84,11 @@ PLACEMENT: Final = (
         "engine", "engine", "engine", "ENGINE",
         one_of(_same(EXACT, KUBELET)), syntax.text, EXACT,
         "how places are found: exact, or kubelet for the answers that kubelet's managers would give",
+    ),
+    Key(
+        "placementStrategy", "placement_strategy", "placement-strategy", "STRATEGY",
+        one_of({strategy.value: strategy for strategy in PlacementStrategy}), syntax.text, "pack",
+        "which of equally narrow and near nodes are taken: pack for the fullest, spread for the emptiest",
     ),
     Key(
         "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",

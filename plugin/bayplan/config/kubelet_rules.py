@@ -38,7 +38,7 @@ from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.engines.kubelet.topology.options import OptionGates, TopologyConfigError, TopologyOptions
 from bayplan.errors import Problem
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import PlacementStrategy, TopologyPolicy
 from bayplan.sets import CpuSet
 
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
@@ -72,6 +72,9 @@ _CPUS_OF: Final = {
 """The keys on which the checks against a machine depend."""
 
 _NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
+_NO_SPREAD: Final = (
+    "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
+)
 _MILLI: Final = 1000
 
 
@@ -139,14 +142,16 @@ def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]
 
 
 def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
-    """What kubelet would not do on *machine* and this engine does."""
+    """What kubelet would not do on *machine* and this engine does, and what this engine does not do."""
+    spread = settings.placement_strategy is PlacementStrategy.SPREAD
+    remarks = (_NO_SPREAD,) if settings.engine == KUBELET and spread else ()
     beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
     if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
-        return ()
+        return remarks
     policy, nodes = settings.topology.value, len(machine.nodes)
     where = f"this machine's {nodes} NUMA nodes ({beyond}, see max-allowable-numa-nodes)"
     kubelet = f"kubelet would not start with topologyManagerPolicy {policy} on {where}"
-    return (f"{kubelet}; bayplan decides here all the same",)
+    return (*remarks, f"{kubelet}; bayplan decides here all the same")
 
 
 def eviction_bytes(settings: Settings, capacity_bytes: int) -> int:

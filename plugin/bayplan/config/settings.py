@@ -23,7 +23,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.topology.options import Scope
-from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
@@ -63,6 +63,7 @@ class Settings(Struct, frozen=True):
     """
 
     engine: str = EXACT
+    placement_strategy: PlacementStrategy = PlacementStrategy.PACK
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     topology_scope: Scope = Scope.CONTAINER
     topology_options: Mapping[str, str] = field(default_factory=dict)

@@ -9,11 +9,15 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet
 
 ROOM_TAKEN: Final = "room taken"
 """The criterion of the exact engine whose values are bytes."""
+
+SHARE_TAKEN: Final = "share taken"
+"""The one whose values are thousandths."""
 
 
 class QosClass(enum.Enum):
@@ -135,7 +139,7 @@ class Request(Struct, frozen=True):
     ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
-    running container, not with its spec.
+    running container, not with its spec. ``strategy`` is None where the pod leaves it to the operator.
     """
 
     container_id: str
@@ -160,6 +164,7 @@ class Request(Struct, frozen=True):
     pod_level: bool = False
     pinned_by_update: bool = False
     score: int | None = None
+    strategy: PlacementStrategy | None = None
 
 
 class Claim(Struct, frozen=True):

@@ -26,6 +26,15 @@ class TopologyPolicy(enum.Enum):
     SINGLE_NUMA_NODE = "single-numa-node"
 
 
+class PlacementStrategy(enum.Enum):
+    """Which of the sets of nodes that are equally narrow and near is taken. PACK: the fullest, so that room
+    for large requests stays in one piece. SPREAD: the emptiest, so that containers share bandwidth and caches
+    with few others. What fits, and what is refused, is the same."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+
+
 class MemoryReservationPolicy(enum.Enum):
     """kubelet's memoryReservationPolicy: whether MemoryQoS also sets memory.min and memory.low."""
 
@@ -49,7 +58,7 @@ class PlacementPolicy(Struct, frozen=True):
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
-    instead of ignoring them.
+    instead of ignoring them. ``strategy`` is for the engine `exact`, and for pods that say nothing of it.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -61,3 +70,4 @@ class PlacementPolicy(Struct, frozen=True):
     set_oom_score_adj: bool = True
     refuse_wrong_annotations: bool = False
     withheld_cpus: CpuSet = CpuSet()
+    strategy: PlacementStrategy = PlacementStrategy.PACK

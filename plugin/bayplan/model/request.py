@@ -91,6 +91,7 @@ def derive_request(
         memory_policy=wishes.memory_policy,
         opted_out=wishes.opted_out,
         keeps_pages=wishes.keeps_pages,
+        strategy=wishes.strategy,
         pod_level=pod_level,
         score=adjustment if scored else None,
     )

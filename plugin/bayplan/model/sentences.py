@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from bayplan.errors import PlacementError
 from bayplan.model.decision import (
     ROOM_TAKEN,
+    SHARE_TAKEN,
     Advantage,
     Decision,
     DeviceHint,
@@ -75,6 +76,8 @@ def wishes(request: Request) -> list[str]:
         found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
     if request.memory_policy is not None:
         found.append(f"memory policy {policy_text(request.memory_policy)}")
+    if request.strategy is not None:
+        found.append(f"placement strategy {request.strategy.value}")
     return found + [_hint(hint) for hint in request.hints]
 
 
@@ -131,6 +134,8 @@ def advantage(winner: NodeSet | None, found: Advantage) -> str:
 
 def criterion(name: str, value: int) -> str:
     """A value by which candidates were compared."""
+    if name == SHARE_TAKEN:
+        return f"{value / 10:g} %"
     return format_bytes(value) if name == ROOM_TAKEN else str(value)
 
 

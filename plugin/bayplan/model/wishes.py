@@ -6,6 +6,7 @@ limited to 63 characters and a container's name alone may have as many. To add a
 `KEYS`, a field of `Wishes`.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import tier_rank
+from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
@@ -34,6 +36,9 @@ ALL: Final = "all"
 
 MAX_CHARACTERS: Final = 16_384
 """In one annotation, while the runtime waits; all nodes of the largest machine, one by one, take 5000."""
+
+MAX_KEY_CHARACTERS: Final = 63
+"""Kubernetes' limit for what comes after the slash; a runtime passes on anything."""
 
 MAX_PROBLEMS: Final = 20
 """No more unknown keys than these are reported of one container; they are recorded with its decision."""
@@ -63,6 +68,7 @@ class Wishes(Struct, frozen=True):
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
     keeps_pages: bool = False
+    strategy: PlacementStrategy | None = None
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -133,6 +139,13 @@ def _memory_policy(text: str) -> MemoryPolicyWish:
     )
 
 
+def _strategy(text: str) -> PlacementStrategy:
+    known = {one.value: one for one in PlacementStrategy}
+    if text not in known:
+        raise ParseError("placement strategy", text, " or ".join(known))
+    return known[text]
+
+
 def _yes_or_no(text: str) -> bool:
     if text not in ("true", "false"):
         raise ParseError("switch", text, "true or false")
@@ -154,6 +167,7 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
         "tier", lambda text, machine: TierWish(_tier(text, machine), required=True)
     ),
     "memory-policy": _key("memory_policy", _memory_policy),
+    "placement-strategy": _key("strategy", _strategy),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
     "add-device-hints": _key("added_hints", _device_hints),
@@ -186,8 +200,7 @@ def read_wishes(
         for annotation, text in sorted(asked):
             path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
             if key is None:
-                known = ", ".join(f"{prefix}/{known_key}" for known_key in sorted(KEYS))
-                problems.append(Problem(path, "an unknown key", f"one of {known}"))
+                problems.append(Problem(path, "an unknown key", _meant(ours, annotation.removeprefix(ours))))
                 if len(problems) > MAX_PROBLEMS:
                     break
                 continue
@@ -209,6 +222,14 @@ def read_wishes(
     if problems:
         raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
     return Wishes(**values)
+
+
+def _meant(prefix: str, key: str) -> str:
+    """The key that was probably meant by *key*, or all that there are."""
+    near = difflib.get_close_matches(key[:MAX_KEY_CHARACTERS].lower(), KEYS, n=1)
+    if near:
+        return f"{prefix}{near[0]}, perhaps"
+    return f"one of {', '.join(f'{prefix}{known}' for known in sorted(KEYS))}"
 
 
 def readable_wishes(annotations: Mapping[str, str], container_name: str, machine: Machine) -> Wishes:

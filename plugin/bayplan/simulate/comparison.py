@@ -89,6 +89,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
     return {
         "engine": settings.engine,
         "policy": policy.topology.value,
+        "strategy": policy.strategy.value,
         "accepted": quality.accepted,
         "refused": quality.refused,
         "degraded": quality.degraded,

@@ -136,6 +136,7 @@ def _policy(policy: PlacementPolicy) -> View:
     qos = policy.memory_qos
     return {
         "topologyManagerPolicy": policy.topology.value,
+        "placementStrategy": policy.strategy.value,
         "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
         "reservedCpus": str(policy.reserved_cpus),
         "memoryQoS": None

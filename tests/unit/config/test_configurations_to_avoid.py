@@ -328,3 +328,11 @@ def test_more_nodes_than_kubelet_takes_are_worth_a_remark(tmp_path: Path) -> Non
     assert remarks(TopologyPolicy.NONE.value) == ()
     assert remarks("restricted", engine="exact") == ()
     assert remarks_on_machine(load_settings([path], {"engine": ["kubelet"]}), MACHINE) == ()
+
+
+def test_spreading_is_worth_a_remark_with_the_engine_that_keeps_kubelets_preferences() -> None:
+    for engine, count in (("kubelet", 1), ("exact", 0)):
+        settings = load_settings([], {"engine": [engine], "placementStrategy": ["spread"]}, Path("/nowhere"))
+        remarks = remarks_on_machine(settings, MACHINE)
+        assert len(remarks) == count
+        assert all("placementStrategy" in remark for remark in remarks)

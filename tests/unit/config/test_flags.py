@@ -51,6 +51,7 @@ def test_kubelets_spelling_of_reserved_memory() -> None:
 def test_every_flag() -> None:
     settings = settings_of(
         "--engine=kubelet",
+        "--placement-strategy=spread",
         "--topology-manager-policy=restricted",
         "--topology-manager-scope=pod",
         "--topology-manager-policy-options=prefer-closest-numa-nodes=true,max-allowable-numa-nodes=9",

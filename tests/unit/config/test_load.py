@@ -18,7 +18,7 @@ from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_pe
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ConfigError, Problem
-from bayplan.model.policy import MemoryReservationPolicy, TopologyPolicy
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
@@ -26,6 +26,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 FULL_TOML = """
 engine = "kubelet"
+placementStrategy = "spread"
 topologyManagerPolicy = "single-numa-node"
 topologyManagerScope = "pod"
 topologyManagerPolicyOptions = { prefer-closest-numa-nodes = "true", max-allowable-numa-nodes = 16 }
@@ -78,6 +79,7 @@ limits = { memory = "2148Mi" }
 """
 FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
 FULL = Settings(
+    placement_strategy=PlacementStrategy.SPREAD,
     memory_pressure=MemoryPressure.OFF,
     page_move_rate_bytes=512 << 20,
     engine="kubelet",

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from bayplan.errors import ConfigError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
 from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementStrategy
 from bayplan.model.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
@@ -41,6 +42,8 @@ TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes)
             "preferred-many:1",
             Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.PREFERRED_MANY, NodeSet([1]))),
         ),
+        ("placement-strategy", "spread", Wishes(strategy=PlacementStrategy.SPREAD)),
+        ("placement-strategy", "pack", Wishes(strategy=PlacementStrategy.PACK)),
         ("opt-out", "true", Wishes(opted_out=True)),
         ("keep-pages", "true", Wishes(keeps_pages=True)),
         ("opt-out", "false", Wishes()),
@@ -68,7 +71,10 @@ def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
         ("memory-policy", "interleave:7", "nodes of this machine with memory: 0-3"),
         ("memory-policy", "local:0", "local has neither flag nor nodes"),
         ("opt-out", "yes", "true or false"),
-        ("opt_out", "true", "bayplan.dev/memory-policy, bayplan.dev/memory-request, bayplan.dev/opt-out"),
+        ("placement-strategy", "wide", "pack or spread"),
+        ("opt_out", "true", "bayplan.dev/opt-out, perhaps"),
+        ("Prefered-Nodes", "0", "bayplan.dev/preferred-nodes, perhaps"),
+        ("x", "true", "bayplan.dev/memory-policy, bayplan.dev/memory-request, bayplan.dev/opt-out"),
     ],
 )
 def test_a_wrong_annotation_is_named_with_what_was_expected(key: str, text: str, expected: str) -> None:

@@ -234,3 +234,20 @@ def test_steps_say_who_went_back_and_who_is_promised_more(tmp_path: Path, capsys
         ["5", "return", "default/a/main", "back from node 0-1 to node 0"],
         ["5", "promise", "default/c/main", "is promised what it lacked"],
     ]
+
+
+def test_a_strategy_is_played_as_configured(files: tuple[Path, Path]) -> None:
+    files[1].write_text(
+        "".join(f'{{"arrive": "{name}", "memory": "1Gi", "cpus": 1}}\n' for name in ("first", "second"))
+    )
+    runs = {
+        strategy: simulate(files[0], files[1], ["exact"], [], {"placementStrategy": [strategy]})["runs"][0]
+        for strategy in ("pack", "spread")
+    }
+    assert {strategy: run["strategy"] for strategy, run in runs.items()} == {
+        "pack": "pack",
+        "spread": "spread",
+    }
+    assert runs["pack"]["accepted"] == runs["spread"]["accepted"]
+    chosen = [[one["mems"] for step in run["steps"] for one in step["containers"]] for run in runs.values()]
+    assert chosen[0] != chosen[1]

@@ -60,6 +60,7 @@ witness         bytes by container and node, and the sets that lack memory
 topology        what depends on the machine only: distances, initiators, sets in the order of both
 claiming        what a request claims, on which nodes, on how many, and how firmly
 budget          the steps of a decision, and questions that are charged for
+shares          how much of each node is taken, for the strategy `spread`
 criteria        what a set is wanted for, and by what sets are compared
 bounds          when a branch of the search ends
 branching       branch and bound over sets of one width

@@ -40,6 +40,7 @@ from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
 from bayplan.engines.exact.resources import Amounts, ResourceFlows
 from bayplan.engines.exact.search import Area, Found, search
+from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
@@ -58,7 +59,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import PlacementStrategy, TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -205,12 +206,19 @@ class Confinement:
             every_hint if self.strict else required,
             self.counted,
             self.budget,
+            self._shares(amounts),
         )
         widest = widest_allowed(self.topology, self.flows, candidates.nodes, amounts, cpus)
         exactly = candidates.exactly and (candidates.of_pod or widest >= len(candidates.nodes))
         if exactly:
             widest = len(candidates.nodes)
         return Attempt(candidates, Area(candidates.nodes.mask, widest, exactly=exactly), question)
+
+    def _shares(self, amounts: Amounts) -> Shares | None:
+        """What is taken of the nodes, if the container goes where the least is."""
+        if (self.request.strategy or self.policy.strategy) is PlacementStrategy.PACK:
+            return None
+        return Shares.of(self.topology, self.flows, self.ledger, amounts)
 
     def _best_set(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt, for a running container among those that keep most of its place."""

@@ -1,7 +1,9 @@
-"""By what sets of nodes are compared: one named function each, in the order of `CRITERIA`, smaller is better.
+"""By what sets of nodes are compared: one named function each, in the order of `criteria_of`, smaller is
+better.
 
 The kernel fills nodes by first touch and knows no limit per node. Nothing makes it keep promises on sets that
-cross each other, so that sets that are nested or disjoint come before everything else.
+cross each other, so that sets that are nested or disjoint come before everything else. The strategy decides
+only between sets that are alike in all that; so it changes neither what fits nor how narrow it is.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +15,9 @@ from msgspec.structs import replace
 from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.model.decision import ROOM_TAKEN
+from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
 
 EIGHTHS: Final = 8
@@ -27,6 +30,7 @@ class Question(Struct, frozen=True):
     that the set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices
     are close to; the set must touch all ``required_hints``.
     ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
+    ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
     """
 
     topology: NodeTopology
@@ -38,6 +42,7 @@ class Question(Struct, frozen=True):
     required_hints: tuple[int, ...]
     counted: CountedFlows
     budget: StepBudget
+    shares: Shares | None = None
 
     @property
     def flows(self) -> ResourceFlows:
@@ -119,18 +124,32 @@ def room_taken(question: Question, nodes: int) -> int:
     return free_bytes * EIGHTHS // capacity_bytes * (flows.largest_node_bytes // EIGHTHS)
 
 
-CRITERIA: Final[Mapping[str, Callable[[Question, int], int]]] = {
+def share_taken(question: Question, nodes: int) -> int:
+    """How much of *nodes* is taken by others, in thousandths: of memory, of what is asked for beside it, or
+    of CPUs that can be exclusive, whichever is the most."""
+    assert question.shares is not None
+    return question.shares.of_set(nodes)
+
+
+Criteria = Mapping[str, Callable[[Question, int], int]]
+
+_COMMON: Final[Criteria] = {
     "overlapping sets": overlapping_sets,
     "nodes": width,
     "distance": distance,
     "remote initiators": remote_initiators,
     "devices elsewhere": devices_elsewhere,
-    ROOM_TAKEN: room_taken,
 }
+_PACK: Final[Criteria] = {**_COMMON, ROOM_TAKEN: room_taken}
+_SPREAD: Final[Criteria] = {**_COMMON, SHARE_TAKEN: share_taken}
 """After these the lowest ids decide."""
-_FUNCTIONS: Final = tuple(CRITERIA.values())
+
+
+def criteria_of(question: Question) -> Criteria:
+    """What sets of nodes are compared by, in this order."""
+    return _PACK if question.shares is None else _SPREAD
 
 
 def values(question: Question, nodes: int) -> tuple[int, ...]:
     """*nodes* by all criteria."""
-    return tuple([criterion(question, nodes) for criterion in _FUNCTIONS])
+    return tuple([criterion(question, nodes) for criterion in criteria_of(question).values()])

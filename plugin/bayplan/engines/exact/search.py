@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bayplan.engines.exact.branching import Branching, Limit
 from bayplan.engines.exact.claiming import fewest
-from bayplan.engines.exact.criteria import CRITERIA, Question, overlapping_sets, values
+from bayplan.engines.exact.criteria import Question, criteria_of, overlapping_sets, values
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.model.decision import Advantage, Candidate
 from bayplan.quantity import format_bytes
@@ -250,8 +250,9 @@ def _decisive_rooms(question: Question) -> Mapping[int, int]:
 
 
 def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]) -> Found:
+    criteria = criteria_of(question)
     candidates = [
-        Candidate(NodeSet.of_mask(nodes), dict(zip(CRITERIA, by_criteria, strict=True)))
+        Candidate(NodeSet.of_mask(nodes), dict(zip(criteria, by_criteria, strict=True)))
         for by_criteria, _, nodes in fitting[:KEPT]
     ]
     candidates += [Candidate(NodeSet.of_mask(nodes), {}, _obstacle(question, nodes)) for nodes in obstacles]
@@ -260,7 +261,7 @@ def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]
     if len(fitting) > 1:
         lost, _, runner_up = fitting[1]
         name, mine, other = "id", 0, 1
-        for criterion, first, second in zip(CRITERIA, won, lost, strict=True):
+        for criterion, first, second in zip(criteria, won, lost, strict=True):
             if first != second:
                 name, mine, other = criterion, first, second
                 break

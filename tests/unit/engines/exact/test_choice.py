@@ -6,7 +6,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, PlacementStrategy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.decisions import codes
@@ -132,3 +132,58 @@ def test_what_did_not_fit_is_listed_with_what_was_missing() -> None:
         ("0", "room for 1Gi of 2Gi memory"),
     ]
     assert won(decision) == "nodes"
+
+
+SPREAD = PlacementPolicy(strategy=PlacementStrategy.SPREAD)
+
+
+def placed_one_by_one(hardware: Machine, requests: list[Request], policy: PlacementPolicy) -> list[str]:
+    """The nodes of each, in the order of the requests."""
+    ledger, nodes = Ledger(), []
+    for request in requests:
+        decision = decide(hardware, request, ledger, policy)
+        ledger = ledger.with_entry(Entry(decision))
+        nodes.append(str(decision.placement.mems))
+    return nodes
+
+
+def test_pack_fills_a_node_before_the_next_and_spread_takes_the_emptiest() -> None:
+    hardware = machine(4, memory_bytes=8 * GIB)
+    requests = [asking(GIB, f"c{number}") for number in range(6)]
+    assert placed_one_by_one(hardware, requests, PlacementPolicy()) == ["0"] * 6
+    assert placed_one_by_one(hardware, requests, SPREAD) == ["0", "1", "2", "3", "0", "1"]
+
+
+def test_the_pods_own_strategy_wins_over_the_operators() -> None:
+    hardware = machine(2, memory_bytes=8 * GIB)
+    ledger = Ledger().with_entry(Entry(decide(hardware, asking(GIB))))
+    spread = replace(asking(GIB, "other"), strategy=PlacementStrategy.SPREAD)
+    pack = replace(asking(GIB, "other"), strategy=PlacementStrategy.PACK)
+    assert str(decide(hardware, spread, ledger).placement.mems) == "1"
+    assert str(decide(hardware, pack, ledger, SPREAD).placement.mems) == "0"
+
+
+def test_cpus_that_others_have_alone_count_as_much_as_memory() -> None:
+    hardware = machine(2, cpus_per_node=8, memory_bytes=8 * GIB)
+    first = replace(asking(GIB, "first"), exclusive_cpus=6)
+    large = replace(asking(4 * GIB, "large"), nodes=NodeWish(NodeSet([1])))
+    assert placed_one_by_one(hardware, [first, large, asking(GIB)], SPREAD) == ["0", "1", "1"]
+    decision = decide(
+        hardware,
+        asking(GIB),
+        Ledger.of([Entry(decide(hardware, one, policy=SPREAD)) for one in (first, large)]),
+        SPREAD,
+    )
+    assert won(decision) == "share taken"
+
+
+def test_a_claim_on_several_nodes_counts_on_each_of_them() -> None:
+    hardware = machine(4, memory_bytes=8 * GIB)
+    assert placed_one_by_one(hardware, [asking(12 * GIB, "wide"), asking(GIB)], SPREAD) == ["0-1", "2"]
+
+
+def test_spread_is_no_reason_to_be_wider_or_farther() -> None:
+    far = {(0, 1): 12, (1, 0): 12, (0, 2): 30, (2, 0): 30, (1, 2): 30, (2, 1): 30}
+    hardware = machine(3, memory_bytes=8 * GIB, distances=far)
+    requests = [asking(4 * GIB, "first"), asking(12 * GIB, "wide")]
+    assert placed_one_by_one(hardware, requests, SPREAD) == ["0", "0-1"]
