@@ -13,15 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bayplan.errors import ParseError
-from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.host.kernelfs import read_optional
+from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages
-from bayplan.quantity import KIB
 
 _NODES: Final = "sys/devices/system/node"
-_TOTAL: Final = "MemTotal"
-_FREE: Final = "MemFree"
-_CACHE: Final = ("Active(file)", "Inactive(file)")
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
@@ -48,9 +44,9 @@ def read_held_memory(
     held = {}
     for node, pools_bytes in hugepages_bytes.items():
         amounts = _amounts(root, node)
-        reclaimable_bytes = sum(amounts.get(name, 0) for name in _CACHE)
+        reclaimable_bytes = sum(amounts.get(name, 0) for name in FILES)
         reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
-        used_bytes = amounts[_TOTAL] - amounts[_FREE] - pools_bytes - at_hand.get(node, 0)
+        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - at_hand.get(node, 0)
         used_bytes -= _isolated_bytes(root, node)
         held[node] = max(0, used_bytes - reclaimable_bytes - inside[node])
     return held
@@ -62,7 +58,7 @@ def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int
     Raises:
         HostError: a file is missing or garbled.
     """
-    return {node: _amounts(root, node)[_TOTAL] for node in nodes}
+    return {node: _amounts(root, node)[MEM_TOTAL] for node in nodes}
 
 
 def _amounts(root: Path, node: int) -> dict[str, int]:
@@ -71,19 +67,7 @@ def _amounts(root: Path, node: int) -> dict[str, int]:
     text = read_optional(path)
     if text is None:
         path = str(root / "proc/meminfo")
-    return parse_file(path, _parse_amounts, text)
-
-
-def _parse_amounts(text: str) -> dict[str, int]:
-    amounts = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        number, _, unit = value.strip().partition(" ")
-        if unit == "kB":
-            amounts[name.rpartition(" ")[2]] = parse_number(number) * KIB
-    if not {_TOTAL, _FREE} <= amounts.keys():
-        raise ParseError("meminfo", text, f"lines {_TOTAL} and {_FREE} in kB")
-    return amounts
+    return read_meminfo(path, MEM_TOTAL, MEM_FREE, text=text)
 
 
 def _isolated_bytes(root: Path, node: int) -> int:

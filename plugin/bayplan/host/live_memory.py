@@ -12,19 +12,16 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.errors import HostError, ParseError
+from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
+from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
 from bayplan.placement.page_placement import NodeMemory
-from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
 
 _NODE: Final = "sys/devices/system/node/node{}/meminfo"
-_AMOUNT: Final = re.compile(
-    r"(MemTotal|MemFree|Active\(file\)|Inactive\(file\)|Dirty|Writeback|KReclaimable|SReclaimable): +(\d+) kB"
-)
 _ZONE: Final = re.compile(r"^Node (\d+), zone|^ +(low|high) +(\d+)$", re.MULTILINE)
 
 _SERVICES: Final = ("system.slice", "user.slice")
@@ -72,23 +69,16 @@ def read_nodes(
 
 
 def _node(path: str, pools_bytes: int, marks: Watermarks) -> NodeMemory:
-    amounts = parse_file(path, _parse_amounts)
+    amounts = read_meminfo(path, MEM_TOTAL, MEM_FREE, *FILES)
     # As the kernel estimates MemAvailable: half of the page cache at most, up to the low watermark, is needed
     # by what runs. What is to be written to a disk first cannot be had at once.
-    files = amounts["Active(file)"] + amounts["Inactive(file)"]
+    files = sum(amounts[name] for name in FILES)
     slab = amounts.get("KReclaimable", amounts.get("SReclaimable", 0))
     clean = max(0, files - amounts.get("Dirty", 0) - amounts.get("Writeback", 0))
     reclaimable = sum(part - min(part // 2, marks.low_bytes) for part in (clean, slab))
-    free = amounts["MemFree"]
-    used = max(0, amounts["MemTotal"] - free - pools_bytes - files - slab)
+    free = amounts[MEM_FREE]
+    used = max(0, amounts[MEM_TOTAL] - free - pools_bytes - files - slab)
     return NodeMemory(max(0, free - marks.high_bytes), reclaimable, used, free < marks.low_bytes)
-
-
-def _parse_amounts(text: str) -> dict[str, int]:
-    amounts = {name: int(number) * KIB for name, number in _AMOUNT.findall(text)}
-    if not {"MemTotal", "MemFree", "Active(file)", "Inactive(file)"} <= amounts.keys():
-        raise ParseError("meminfo", text, "lines MemTotal, MemFree, Active(file) and Inactive(file) in kB")
-    return amounts
 
 
 class ContainerMemory:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bayplan.errors import HostError, ParseError
+from bayplan.errors import HostError
 from bayplan.host.kernelfs import (
     garbage,
     numbered_entries,
@@ -21,6 +21,7 @@ from bayplan.host.kernelfs import (
     read_text,
     refusal,
 )
+from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
 from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node
 from bayplan.quantity import KIB
@@ -96,7 +97,7 @@ def _machine_memory_bytes(root: Path) -> int:
     """MemTotal of the whole machine; 0 where a recorded tree is of sysfs alone."""
     path = str(root / "proc/meminfo")
     text = read_optional(path)
-    return 0 if text is None else parse_file(path, _parse_memory_total, text)
+    return 0 if text is None else read_meminfo(path, MEM_TOTAL, text=text)[MEM_TOTAL]
 
 
 def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
@@ -116,7 +117,7 @@ def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
             Node(
                 node_id,
                 cpus_of[node_id],
-                parse_file(f"{directory}/meminfo", _parse_memory_total),
+                read_meminfo(f"{directory}/meminfo", MEM_TOTAL)[MEM_TOTAL],
                 _hugepages(f"{directory}/hugepages"),
                 _distances(f"{directory}/distance", online_nodes),
                 tier=tiers.get(node_id),
@@ -143,19 +144,9 @@ def _cpus_of_nodes(base: str, online_nodes: NodeSet, online_cpus: CpuSet) -> dic
 
 def _only_node(root: Path, online_cpus: CpuSet) -> Node:
     """The machine of a kernel built without NUMA, as one node."""
-    memory_bytes = parse_file(str(root / "proc/meminfo"), _parse_memory_total)
+    memory_bytes = read_meminfo(str(root / "proc/meminfo"), MEM_TOTAL)[MEM_TOTAL]
     pools = _hugepages(str(root / "sys/kernel/mm/hugepages"))
     return Node(0, online_cpus, memory_bytes, pools, {0: LOCAL_DISTANCE})
-
-
-def _parse_memory_total(text: str) -> int:
-    """Bytes from ``Node 0 MemTotal: 1024 kB`` or, in /proc/meminfo, ``MemTotal: 1024 kB``."""
-    for line in text.splitlines():
-        name, colon, value = line.partition("MemTotal:")
-        amount, _, unit = value.strip().partition(" ")
-        if colon and (not name or name.startswith("Node ")) and unit == "kB":
-            return parse_number(amount) * KIB
-    raise ParseError("meminfo", text, "a line 'MemTotal: <number> kB'")
 
 
 def _hugepages(directory: str) -> Mapping[int, int]:
