@@ -1,7 +1,6 @@
 """podman on a node with systemd: what containers really get by the hook, precreate and the wrapper."""
 
 import json
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from testbed.agreement import assert_agreement, differences
 from testbed.bayplan import DAEMON, FILLER, STATE_DIRECTORY
 from testbed.channel import LIMIT_S
 from testbed.errors import CommandError
-from testbed.forms import FORMS, HOOKS_DIR, PROJECT
+from testbed.forms import FORMS, PROJECT
+from testbed.killing import Killer
 from testbed.node import Node
 from testbed.podman import DRIVERS, RUNTIMES, Asked, Engine
 from testbed.pods import MIB
@@ -23,25 +23,6 @@ RECORDER = "#!/bin/sh\ncat >>/run/recorder/states\necho >>/run/recorder/states\n
 PATIENT = ("--oci-deadline", "20s")
 KILLINGS = 10
 EVERYWHERE = (frozenset({0, 1}), frozenset({0, 1, 2, 3}))
-# How long a hook takes that has little to ask: the placing of a container takes up to twice as long.
-TIMED_HOOK = """
-import subprocess, time
-started = time.monotonic()
-state = b'{"ociVersion": "1.2.0", "id": "nobody", "status": "stopped", "bundle": "/nowhere"}'
-subprocess.run(["/usr/libexec/bayplan/oci-hook", "poststop"], input=state)
-print(time.monotonic() - started)
-"""
-# Starts the hook with the words after the first and its own input, and kills it after so many seconds.
-KILLER = """#!/usr/bin/python3 -IS
-import os, signal, sys, time
-child = os.fork()
-if not child:
-    os.execv("/usr/libexec/bayplan/oci-hook", ["oci-hook", *sys.argv[2:]])
-time.sleep(float(sys.argv[1]))
-os.kill(child, signal.SIGKILL)
-status = os.waitpid(child, 0)[1]
-os._exit(1 if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
-"""
 
 
 @pytest.mark.matrix
@@ -316,24 +297,20 @@ def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
 def test_killed_hooks_and_a_restarted_daemon_leave_ledger_and_kernel_agreed(node: Node) -> None:
     node.forms.install()
     node.bayplan.start(*PATIENT)
-    node.guest.write("/run/killer/killer", KILLER, mode=0o755)
-    definition = json.loads(node.guest.read(f"{HOOKS_DIR}/90-bayplan.json"))
-    words = definition["hook"]["args"][1:]
-    definition["hook"]["path"] = "/run/killer/killer"
-    whole_s = float(node.guest.run("python3", "-c", TIMED_HOOK).stdout)
-    chance = random.Random(20)
+    killer = Killer(node.guest)
     survivors: dict[str, str] = {}
     for number in range(KILLINGS):
-        runtime = RUNTIMES[number % 2]
-        definition["hook"]["args"] = ["killer", f"{chance.uniform(0, 2 * whole_s):.3f}", *words]
-        node.guest.write("/run/killer/hooks.d/90-bayplan.json", json.dumps(definition))
+        # The first one dies before it has asked, whatever the machine does beside.
+        killer.strike(2 * killer.whole_s * number / KILLINGS)
+        engine = node.forms.engine("hook", RUNTIMES[number % 2], "systemd")
         asked = Asked(f"killed-{number}", memory="60m", cpus=0.5)
         try:
-            made = node.podman.create(Engine(runtime, "systemd", "/run/killer/hooks.d"), asked)
+            made = node.podman.create(engine, asked)
         except CommandError:
             continue
         node.podman.start(made)
         survivors[made] = asked.name
+    killer.spare()
     assert len(survivors) < KILLINGS
     # Nobody told the daemon about those that died: it finds out by itself.
     node.bayplan.await_known(set(survivors))

@@ -1,7 +1,5 @@
 """`bayplan release`: containers get back what their parents may use, with a daemon and without."""
 
-import json
-
 from testbed.crictl import Running
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, guaranteed
@@ -36,8 +34,7 @@ def test_released_containers_have_their_parents_cpus_and_nodes(node: Node) -> No
     assert cpusets(node, owner) == narrowed[0]
 
     node.bayplan.stop()
-    recorded = node.guest.run("/opt/bayplan/bin/bayplan", "release", "--yes", "--output", "json").stdout
-    assert outcomes(json.loads(recorded)) == {"given back"}
+    assert outcomes(node.bayplan.ask_in_guest("release", "--yes")) == {"given back"}
     assert [cpusets(node, pod) for pod in (owner, shared, later)] == [ALL, ALL, ALL]
     node.bayplan.start()
     node.bayplan.await_synchronized()

@@ -112,6 +112,12 @@ class Bayplan:
         answer: dict[str, Any] = json.loads(self.command(*words, "--output", "json").stdout)
         return answer
 
+    def ask_in_guest(self, *words: str) -> dict[str, Any]:
+        """The same in the guest, for what the command line finds out by itself, whatever its exit status."""
+        argv = (CLIENT, *words, "--admin-socket", ADMIN_SOCKET, "--output", "json")
+        answer: dict[str, Any] = json.loads(self.guest.run(*argv, check=False).stdout)
+        return answer
+
     def command(self, *words: str, check: bool = True) -> Completed:
         """What the command line tool says of the daemon. It runs here, where it takes a tenth of the time."""
         argv = [*words, "--admin-socket", str(self.guest.forwarded(ADMIN_SOCKET))]

@@ -152,8 +152,8 @@ class CrioNode(Node):
 
     def examined(self, subject: str) -> str:
         """What `bayplan doctor` finds to be wrong with that."""
-        said = self.bayplan.command("doctor", "--output", "json", check=False).stdout
-        return "; ".join(one["text"] for one in json.loads(said)["findings"] if one["subject"] == subject)
+        findings = self.bayplan.ask_in_guest("doctor")["findings"]
+        return "; ".join(one["text"] for one in findings if one["subject"] == subject)
 
     @property
     def _engine(self) -> Crictl:

@@ -68,6 +68,12 @@ class Killer:
         self.guest.write(AFTER, f"{after_s:.3f}\n")
         hook = self._definition["hook"]
         words = [PROGRAM, f"{after_s:.3f}", HOOK, *hook["args"][1:]]
-        killed = {**self._definition, "hook": {**hook, "path": PROGRAM, "args": words}}
-        self.guest.write(f"{self._path}.tmp", json.dumps(killed))
+        self._write({**self._definition, "hook": {**hook, "path": PROGRAM, "args": words}})
+
+    def spare(self) -> None:
+        """Let the hook live again."""
+        self._write(self._definition)
+
+    def _write(self, definition: dict[str, Any]) -> None:
+        self.guest.write(f"{self._path}.tmp", json.dumps(definition))
         self.guest.run("mv", f"{self._path}.tmp", self._path)
