@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property schedules e2e
-.PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto lock clean
+.PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a vi
 
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
+
+reference: setup ## make the man pages and the completions of the shells from the parsers of the commands
+	$(RUN) python -m bayplan.cli.reference .
 
 # Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.
 lock: setup ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade takes the newest versions

@@ -1,0 +1,38 @@
+"""``python -m bayplan.cli.reference ROOT`` writes all man pages and completions below ROOT, the source
+tree."""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from bayplan import __version__
+from bayplan.cli.main import EXIT_STATUSES, build_parser
+from bayplan.cli.reference.commands import command_of
+from bayplan.cli.reference.completions import bash, fish, zsh
+from bayplan.cli.reference.man_pages import man_page
+from bayplan.config import flags
+from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
+
+_DAEMON_STATUSES: Final = {
+    0: "it was asked to end, or the runtime that launched it is gone",
+    EXIT_FAILURE: "it cannot run here; standard error says why",
+    EXIT_CONFIG: "a flag or a file is wrong; to start it again does not help",
+    EXIT_UNAVAILABLE: "another one runs already",
+}
+
+
+def reference() -> dict[str, str]:
+    """Every file, by its path in the source tree."""
+    bayplan, baypland = command_of(build_parser()), command_of(flags.build_parser())
+    return {
+        "docs/man/bayplan.1": man_page(bayplan, 1, __version__, EXIT_STATUSES, ["baypland(8)"]),
+        "docs/man/baypland.8": man_page(baypland, 8, __version__, _DAEMON_STATUSES, ["bayplan(1)"]),
+        "packaging/completions/bayplan.bash": bash(bayplan),
+        "packaging/completions/_bayplan": zsh(bayplan),
+        "packaging/completions/bayplan.fish": fish(bayplan),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in reference().items():
+        Path(sys.argv[1], path).write_text(text)

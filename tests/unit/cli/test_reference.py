@@ -1,0 +1,85 @@
+"""Man pages and completions: as the parsers are now, complete, and, for the shell that is here, at work."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bayplan.cli.main import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
+from bayplan.cli.reference.__main__ import reference
+from bayplan.cli.reference.commands import Operand, command_of, every_option
+from bayplan.config.keys import KEYS
+
+TREE = Path(__file__).parents[3]
+FILES = reference()
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_is_in_the_tree_is_what_the_parsers_say(path: str) -> None:
+    assert (TREE / path).read_text() == FILES[path], "run `make reference`"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "baypland" not in path])
+def test_every_verb_and_every_flag_is_there(path: str) -> None:
+    text = FILES[path].replace("\\-", "-")
+    assert all(verb in text for verb in VERBS)
+    for option in every_option(command_of(build_parser())):
+        for flag in option.flags:
+            in_fish = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+            assert (in_fish if path.endswith(".fish") else flag) in text
+
+
+def test_the_daemons_page_has_every_key_and_the_clients_every_exit_status() -> None:
+    text = FILES["docs/man/baypland.8"].replace("\\-", "-")
+    assert all(f"--{key.flag}" in text for key in KEYS.values())
+    client = FILES["docs/man/bayplan.1"]
+    assert all(f".TP\n.B {status}\n" in client for status in EXIT_STATUSES)
+
+
+def test_pages_have_no_line_that_roff_would_take_for_a_request() -> None:
+    known = (".TH", ".SH", ".SS", ".TP", ".B ")
+    for path, text in FILES.items():
+        if path.startswith("docs/man"):
+            assert all(line.startswith(known) for line in text.splitlines() if line[:1] in (".", "'"))
+
+
+def completed(*words: str, known: str = "") -> list[str]:
+    """What bash offers for the last of *words*; a bayplan on the way answers *known*."""
+    script = (
+        f"bayplan() {{ printf %b {known!r}; }}\n"
+        f"source {TREE / 'packaging/completions/bayplan.bash'}\n"
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _bayplan; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    shell = ["bash", "-c", script, "bash", "bayplan", *words]
+    return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_bash_completes_verbs_flags_and_values(tmp_path: Path) -> None:
+    assert set(completed("")) >= set(VERBS)
+    assert completed("expl") == ["explain"]
+    assert completed("status", "--outc") == ["--outcome"]
+    assert completed("status", "-o", "") == list(OUTPUTS)
+    assert completed("-o", "json", "nod") == ["nodes"]
+    (tmp_path / "machine.toml").touch()
+    assert completed("simulate", "--topology", f"{tmp_path}/m") == [f"{tmp_path}/machine.toml"]
+    assert completed("log-level", "de") == ["debug"]
+
+
+def test_bash_asks_the_daemon_for_names() -> None:
+    known = "shop/web-0/main\nshop/db-0/main\nprod/x/y\n"
+    assert completed("explain", "shop/w", known=known) == ["shop/web-0/main"]
+    assert completed("status", "-n", "", known=known) == ["prod", "shop"]
+
+
+def test_operands_are_told_apart() -> None:
+    kinds = {
+        (command.name, operand.operand)
+        for command in command_of(build_parser()).commands
+        for operand in command.operands
+    }
+    assert kinds >= {
+        ("explain", Operand.CONTAINER),
+        ("history", Operand.CONTAINER),
+        ("what-if", Operand.PATH),
+        ("log-level", Operand.TEXT),
+    }
