@@ -7,7 +7,7 @@ from bayplan.errors import ParseError
 from bayplan.host.kernelfs import parse_file
 from bayplan.quantity import KIB
 
-_LINE: Final = re.compile(r"^(?:Node \d+ )?([\w()]+): +(\d{1,20}) kB$", re.MULTILINE)
+_LINE: Final = re.compile(r"^(?:Node \d+ )?([^:\n]+): +(\d{1,20}) kB$", re.MULTILINE)
 
 MEM_TOTAL: Final = "MemTotal"
 MEM_FREE: Final = "MemFree"
