@@ -55,7 +55,6 @@ def load_settings(
     Raises:
         ConfigError: everything that is wrong, in all of them.
     """
-    sources: list[Source] = []
     problems: list[tuple[str, Problem]] = []
     documents, notices = _read_all(paths, default_directory, problems)
     damaged = bool(problems)

@@ -16,13 +16,13 @@ from typing import Final
 from bayplan.host.kernelfs import read_optional
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages
+from bayplan.host.zoneinfo import AT_HAND, read_zones
 
 _NODES: Final = "sys/devices/system/node"
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
 _ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
-_ZONE: Final = re.compile(r"^Node (\d+), zone|^ +count: +(\d+)", re.MULTILINE)
 
 
 def read_held_memory(
@@ -40,13 +40,13 @@ def read_held_memory(
     inside: Counter[int] = Counter()
     for container in containers:
         inside.update(container.unreclaimable_bytes)
-    at_hand = _free_at_hand_bytes(root)
+    zones = read_zones(root)
     held = {}
     for node, pools_bytes in hugepages_bytes.items():
         amounts = _amounts(root, node)
         reclaimable_bytes = sum(amounts.get(name, 0) for name in FILES)
         reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
-        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - at_hand.get(node, 0)
+        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - zones[node, AT_HAND]
         used_bytes -= _isolated_bytes(root, node)
         held[node] = max(0, used_bytes - reclaimable_bytes - inside[node])
     return held
@@ -76,18 +76,3 @@ def _isolated_bytes(root: Path, node: int) -> int:
     text = read_optional(str(root / _NODES / f"node{node}/vmstat"))
     pages = sum(map(int, _ISOLATED.findall(text or "")))
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_at_hand_bytes(root: Path) -> dict[int, int]:
-    """Free pages in the lists of single CPUs, which MemFree leaves out: since Linux 6.7 up to an eighth of a
-    zone. Nothing where /proc/zoneinfo is absent."""
-    text = read_optional(str(root / "proc/zoneinfo"))
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    found: dict[int, int] = {}
-    node = 0
-    for zone, count in _ZONE.findall(text or ""):
-        if zone:
-            node = int(zone)
-        else:
-            found[node] = found.get(node, 0) + int(count) * page_bytes
-    return found

@@ -4,8 +4,6 @@ A look at the nodes is one small file each. What a container holds is memory.num
 path is looked for once. Nothing here judges or changes anything.
 """
 
-import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,14 +13,14 @@ from msgspec import Struct
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, parse_file, read_optional, read_text
+from bayplan.host.kernelfs import AbsentError, parse_file, read_text
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
+from bayplan.host.zoneinfo import HIGH, LOW, read_zones
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.sets import NodeSet
 
 _NODE: Final = "sys/devices/system/node/node{}/meminfo"
-_ZONE: Final = re.compile(r"^Node (\d+), zone|^ +(low|high) +(\d+)$", re.MULTILINE)
 
 _SERVICES: Final = ("system.slice", "user.slice")
 """Not machine.slice, where systemd has containers and virtual machines, nor what somebody else made."""
@@ -36,18 +34,9 @@ class Watermarks(Struct, frozen=True):
 
 
 def read_watermarks(root: Path = Path("/")) -> dict[int, Watermarks]:
-    """The watermarks of each node, summed over its zones; none where /proc/zoneinfo is absent. The file is
-    long on machines with many CPUs, and its watermarks hardly ever change."""
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    sums: dict[int, dict[str, int]] = {}
-    node = 0
-    for zone, name, pages in _ZONE.findall(read_optional(str(root / "proc/zoneinfo")) or ""):
-        if zone:
-            node = int(zone)
-        else:
-            row = sums.setdefault(node, {"low": 0, "high": 0})
-            row[name] += int(pages) * page_bytes
-    return {node: Watermarks(row["low"], row["high"]) for node, row in sums.items()}
+    """The watermarks of each node, which hardly ever change; none where /proc/zoneinfo is absent."""
+    zones = read_zones(root)
+    return {node: Watermarks(zones[node, LOW], zones[node, HIGH]) for node, _ in zones}
 
 
 def read_nodes(
