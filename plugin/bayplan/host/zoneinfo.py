@@ -1,4 +1,4 @@
-"""/proc/zoneinfo, summed over the zones of each node. Long on machines with many CPUs: not for every second."""
+"""/proc/zoneinfo, summed over the zones of each node. With many CPUs it is long: not for every second."""
 
 import os
 import re
