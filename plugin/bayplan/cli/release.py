@@ -37,7 +37,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         return ask(arguments.admin_socket, VERB, dryRun=dry_run)
     except UnavailableError:
-        from bayplan.admin.release import release_recorded  # noqa: PLC0415 - the daemon's modules are heavy
+        from bayplan.admin.release import release_recorded  # noqa: PLC0415 - other verbs need neither kernel nor state
 
         return release_recorded(arguments.state_directory, dry_run=dry_run)
 

@@ -77,7 +77,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a file or a key is wrong.
     """
     from bayplan.config.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
-    from bayplan.simulate.comparison import simulate  # noqa: PLC0415 - imported only where it is needed, as it takes time
+    from bayplan.simulate.comparison import simulate  # noqa: PLC0415 - other verbs need no engines
 
     keys: dict[str, list[str]] = {}
     for text in arguments.set:

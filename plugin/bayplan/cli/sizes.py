@@ -45,7 +45,7 @@ def manifest_of_sizes(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ConfigError: options are not what they should be; all of them are named.
     """
     # The command starts with this module for every verb.
-    from bayplan.simulate.manifest import sizes_manifest  # noqa: PLC0415 - imported only where it is needed, as it takes time
+    from bayplan.simulate.manifest import sizes_manifest  # noqa: PLC0415 - other verbs need no engines
 
     given = (arguments.memory, arguments.memory_limit, arguments.cpus, arguments.hugepages, arguments.qos)
     if all(one is None for one in given):

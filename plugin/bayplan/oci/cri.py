@@ -22,7 +22,7 @@ def list_containers(socket: Path, timeout_s: float = TIMEOUT_S) -> Mapping[str, 
     Raises:
         UnavailableError: nobody answers there, or not as a CRI runtime does.
     """
-    import grpc  # noqa: PLC0415 - see above
+    import grpc  # noqa: PLC0415 - only nodes with CRI-O need it
 
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:

@@ -194,7 +194,7 @@ async def test_thousands_of_clients_leave_the_daemon_and_the_agent_as_they_are(t
                 writer.transport.abort()
             await create(one, "a")
             await agent.hear_until(lambda message: isinstance(message, Change))
-        while server.clients:  # noqa: ASYNC110 - nothing tells of it
+        while server.clients:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         async with connected(path) as again:
             await again.hear_until(is_up_to_date)
@@ -221,12 +221,12 @@ async def test_a_flood_is_read_slowly_and_kept_within_bounds(tmp_path: Path) -> 
             await client.hear_until(is_up_to_date)
             for number in range(100):
                 await client.say(known(f"u{number}", MAX_CONTAINERS))
-            while kept.get("u99") is None:  # noqa: ASYNC110 - nothing tells of it
+            while kept.get("u99") is None:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
             assert kept.get("u0") is None
             assert one.controller.counters["agent_pods_dropped"] == 100 - MAX_KEPT // (MAX_CONTAINERS + 1)
             await client.say(PodGone("u99"))
-            while kept.get("u99") is not None:  # noqa: ASYNC110 - nothing tells of it
+            while kept.get("u99") is not None:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
 
 

@@ -108,7 +108,7 @@ async def test_what_is_known_of_pods_is_said_again_after_each_new_connection(tmp
             async with controlled(tmp_path / str(number)) as one, serving(one, path):
                 await knows(mirror)
                 kept = one.controller.placements.kubelet_pods
-                while kept.get("v") is None:  # noqa: ASYNC110 - nothing tells of it
+                while kept.get("v") is None:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0)
                 assert kept.get("u") is None
 

@@ -209,7 +209,7 @@ async def test_corrections_come_by_themselves(tmp_path: Path) -> None:
         exact = ExactRequests(one.controller)
         following = asyncio.create_task(exact.follow(pause_s=0))
         say(one, ONE)
-        while claimed(one) != 101 * MIB:  # noqa: ASYNC110 - nothing tells of it
+        while claimed(one) != 101 * MIB:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -57,7 +57,7 @@ class Stall:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
+        while not condition():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
 
 

@@ -101,7 +101,7 @@ class TestEndsInEveryPhase:
                 if self.attempts == 1:
                     puppet = await self.puppets.get()
                     puppet.link.abort("")
-                    while protocol.open:  # noqa: ASYNC110 - nothing else tells
+                    while protocol.open:  # noqa: ASYNC110 - no event reports it
                         await asyncio.sleep(0)
 
         endpoint, handler, clock = Hasty(), RecordingHandler(), ManualClock()

@@ -101,12 +101,12 @@ def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, place
             announced = one.node.begin(ID, placed, 4242)
             async with one.transaction:
                 answer = asyncio.create_task(one.ask("createRuntime", announced))
-                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - nothing tells when it is so
+                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0)
                 # It is about to be decided, and the thread that writes has something else to do then.
                 busy = asyncio.ensure_future(one.handler._thread.do(gate.wait))
                 await asyncio.sleep(0)
-            while ID not in one.entries:  # noqa: ASYNC110 - nothing tells when it is so
+            while ID not in one.entries:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
             nri = container("x", GUARANTEED, memory_bytes=GIB // 4, milli_cpus=2000)
             await one.around.controller.create_container(GUARANTEED, nri)
@@ -455,7 +455,7 @@ def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: P
                 _, writer = await asyncio.open_unix_connection(str(one.path))
                 writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
                 await writer.drain()
-                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - nothing tells when it is so
+                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0)
                 writer.transport.abort()
             await one.handler.close()

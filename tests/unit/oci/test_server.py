@@ -172,9 +172,9 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
         for number in range(MAX_CLIENTS + 50):
             asked.append(asyncio.ensure_future(ask(path, "delete", b"x")))
             # The kernel's queue has an end as well.
-            while len(server.clients) < min(number, MAX_CLIENTS):  # noqa: ASYNC110 - nothing tells when it is so
+            while len(server.clients) < min(number, MAX_CLIENTS):  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
-        while server._without_request or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
+        while server._without_request or len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         server._max_wait_s = 0.0
         for _ in range(1000):
@@ -196,7 +196,7 @@ def test_clients_that_say_nothing_lose_their_places_to_those_who_wait(path: Path
         for _ in range(MAX_CLIENTS):
             silent.append(await asyncio.open_unix_connection(str(path)))
             silent[-1][1].write(begin)
-        while len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - nothing tells when it is so
+        while len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         assert await ask(path, "delete", b"x") == ("ok", b"yes")
         assert await silent[0][0].read() == b""
@@ -246,7 +246,7 @@ def test_an_answer_that_nobody_takes_is_dropped(path: Path) -> None:
     async def scenario(server: OciServer, path: Path) -> None:
         _, writer = await asyncio.open_unix_connection(str(path), limit=1)
         writer.write(b"bayplan-oci/1 precreate 1\nx")
-        while not server.clients:  # noqa: ASYNC110 - nothing tells when it is so
+        while not server.clients:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         await asyncio.wait(list(server.clients))
         writer.transport.abort()
