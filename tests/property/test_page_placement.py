@@ -1,7 +1,7 @@
 """Where pages should lie, against brute force over all sets of nodes: Hall's condition on live numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +22,13 @@ class Scene:
     containers: list[ContainerPages]
     start_bytes: dict[int, int]
     goal_bytes: dict[int, int]
+    distances: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def planned(self) -> Plan:
-        return plan(self.nodes, self.containers, self.start_bytes, self.goal_bytes)
+        return plan(self.nodes, self.containers, self.start_bytes, self.goal_bytes, self.distance)
+
+    def distance(self, source: int, target: int) -> int:
+        return self.distances.get((source, target), 20)
 
     def room(self, kept: Mapping[int, int], at_risk: NodeSet = NodeSet()) -> dict[int, int]:
         """What nodes have beside what is kept; less than nothing only those that are at risk."""
@@ -59,7 +63,26 @@ def scenes(draw: st.DrawFn) -> Scene:
     start = {node: draw(st.integers(0, 2)) for node in ids}
     goal = {node: start[node] + draw(st.integers(0, 2)) for node in ids}
     nodes = {node: NodeMemory(draw(few), draw(few)) for node in ids}
-    return Scene(nodes, containers, start, goal)
+    return Scene(nodes, containers, start, goal, draw(distances(ids)))
+
+
+def distances(ids: Sequence[int]) -> st.SearchStrategy[dict[tuple[int, int], int]]:
+    pairs = [(one, other) for one in ids for other in ids if one != other]
+    return st.fixed_dictionaries(dict.fromkeys(pairs, st.integers(11, 14)))
+
+
+@st.composite
+def promised_on_single_nodes(draw: st.DrawFn) -> Scene:
+    """Pages of containers that may lie elsewhere are on nodes that are promised, one by one."""
+    few = st.integers(0, 12)
+    owners = [ContainerPages(f"o{node}", f"o{node}", NodeSet([node]), draw(few)) for node in IDS[:2]]
+    others = []
+    for number in range(2):
+        held = {node: draw(few) for node in IDS[:2]}
+        nodes = NodeSet({*held, *draw(st.sets(st.sampled_from(IDS)))})
+        others.append(ContainerPages(f"c{number}", f"c{number}", nodes, 0, held, held, draw(few)))
+    nodes = {node: NodeMemory(0 if node in IDS[:2] else draw(few)) for node in IDS}
+    return Scene(nodes, [*owners, *others], NOTHING, NOTHING, draw(distances(IDS)))
 
 
 def violation(room: Mapping[int, int], containers: Sequence[ContainerPages], *, movable: bool) -> int:
@@ -99,7 +122,7 @@ def moved(scene: Scene, made: Plan) -> Scene:
         replace(one, held_bytes=held[one.container_id], movable_bytes=movable[one.container_id])
         for one in scene.containers
     ]
-    return Scene(nodes, containers, scene.start_bytes, scene.goal_bytes)
+    return Scene(nodes, containers, scene.start_bytes, scene.goal_bytes, scene.distances)
 
 
 @given(scenes())
@@ -145,6 +168,18 @@ def test_what_was_moved_is_not_moved_again(scene: Scene) -> None:
     assert after.planned().moves == ()
 
 
+@given(promised_on_single_nodes())
+def test_nothing_goes_far_as_long_as_there_is_room_nearer(scene: Scene) -> None:
+    made = scene.planned()
+    after = moved(scene, made)
+    by_id = {one.container_id: one for one in scene.containers}
+    for move in made.moves:
+        for nearer in by_id[move.container_id].nodes:
+            if scene.distance(move.source, nearer) < scene.distance(move.source, move.target):
+                due = [one.outstanding_bytes for one in scene.containers if one.nodes == NodeSet([nearer])]
+                assert nearer == move.source or after.nodes[nearer].free_bytes <= sum(due)
+
+
 @given(scenes())
 def test_a_risk_names_a_set_that_lacks_memory_and_who_is_concerned(scene: Scene) -> None:
     made, room = scene.planned(), scene.room(scene.start_bytes)
@@ -180,6 +215,25 @@ def test_the_measured_case() -> None:
     assert [(str(risk.nodes), risk.lacking_bytes) for risk in made.risks] == [("1", 50), ("2", 60)]
     assert made.risks[0].owners == ("g1",)
     assert made.risks[0].occupants == ("b", "x")
+
+
+def test_pages_go_to_the_nearest_node_that_has_room() -> None:
+    """Nodes 0 and 5 are a socket, 1 and 2 the other one; nodes 0 and 2 are promised."""
+    sockets = ((0, 5), (1, 2))
+    near = {pair: 12 for one, other in sockets for pair in ((one, other), (other, one))}
+    scene = Scene(
+        {0: NodeMemory(0), 1: NodeMemory(100), 2: NodeMemory(0), 5: NodeMemory(30)},
+        [
+            ContainerPages("g", "g", NodeSet([0]), 50),
+            ContainerPages("h", "h", NodeSet([2]), 20),
+            ContainerPages("x", "x", NodeSet(IDS), 0, {0: 60, 2: 60}, {0: 60, 2: 60}),
+        ],
+        NOTHING,
+        NOTHING,
+        near,
+    )
+    moves = {(move.source, move.target): move.amount_bytes for move in scene.planned().moves}
+    assert moves == {(0, 5): 30, (0, 1): 20, (2, 1): 20}
 
 
 def test_who_may_not_be_moved_is_named() -> None:

@@ -205,7 +205,7 @@ class PressureWatch:
             for path, (mems, held) in outside.items()
         }
         everybody = (*containers.values(), *services.values())
-        found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine))
+        found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine), machine.distance)
         return LivePages(time.time_ns() // 1000, nodes, containers, found, services)
 
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:

@@ -7,7 +7,7 @@ containers that must stay within the set: promised and not yet used there. That 
 maximum flow answers it for all sets. Pure: nothing here knows how pages are counted or moved.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Final
@@ -27,6 +27,9 @@ NAMED: Final = 5
 """How many containers a `Risk` names."""
 MOST_RISKS: Final = 16
 """How many sets a plan names, the narrowest ones; what is moved does not depend on it."""
+
+Distance = Callable[[int, int], int]
+"""How far it is from one node to another, as `Machine.distance` says."""
 
 
 class NodeMemory(Struct, frozen=True):
@@ -125,13 +128,15 @@ def plan(
     containers: Sequence[ContainerPages],
     start_bytes: Mapping[int, int],
     goal_bytes: Mapping[int, int],
+    distance: Distance,
 ) -> Plan:
     """What is at risk, and which pages to move.
 
     A set is at risk if what is outstanding there would leave less than *start_bytes* on its nodes. Then pages
     are moved until it would leave *goal_bytes*, which are more: so nothing is begun for a few pages, and what
     was done does not have to be done again at once. Where all that lacks is these bytes, and no page could be
-    moved for them, nothing is at risk: everything is promised, as it may be.
+    moved for them, nothing is at risk: everything is promised, as it may be. Pages go to the nearest nodes
+    that have room for them.
     """
     outstanding = _outstanding(containers)
     loads, lacking = _promises(nodes, outstanding, start_bytes)
@@ -146,7 +151,7 @@ def plan(
     before = _with_pages(loads, containers)
     _push(loads, lacking)
     _push(loads, _debts(nodes, NodeSet.of_mask(reduce(or_, at_risk)), goal_bytes))
-    moves = _moves(loads, before, containers)
+    moves = _moves(loads, before, containers, distance)
     loads, lacking = _promises(nodes, outstanding, {})
     if not (moves or lacking):
         return calm
@@ -228,24 +233,55 @@ def _with_pages(loads: Loads, containers: Iterable[ContainerPages]) -> dict[int,
 
 
 def _moves(
-    loads: Loads, before: Mapping[int, Mapping[int, int]], containers: Iterable[ContainerPages]
+    loads: Loads,
+    before: Mapping[int, Mapping[int, int]],
+    containers: Iterable[ContainerPages],
+    distance: Distance,
 ) -> tuple[PageMove, ...]:
-    """The moves that lead from *before* to what *loads* carry: for each set, from the nodes that have less of
-    its pages to those that have more."""
-    found: list[PageMove] = []
-    movers = _movers(containers)
-    for claimant in {claimant for row in before.values() for claimant in row}:
+    """The moves that lead from *before* to what *loads* carry, or to where it is nearer: for each set, from
+    the nodes that have less of its pages to those that have more."""
+    found: dict[tuple[int, int, str], int] = {}
+    movers, room = _movers(containers), dict(loads.free)
+    for claimant in sorted({claimant for row in before.values() for claimant in row}):
         changes = {
             node: loads.carried[node].get(claimant, 0) - row.get(claimant, 0) for node, row in before.items()
         }
-        leaving = [
-            (container_id, _id(node), part)
-            for node, more in sorted(changes.items())
-            for container_id, part in _taken(movers.get((_id(node), claimant), ()), -more)
-        ]
-        coming = [(_id(node), more) for node, more in sorted(changes.items()) if more > 0]
-        found += _paired(leaving, coming)
-    return tuple(sorted(found, key=lambda move: (move.source, move.target, move.container_id)))
+        coming = {node: more for node, more in sorted(changes.items()) if more > 0}
+        for node, more in sorted(changes.items()):
+            for container_id, part in _taken(movers.get((_id(node), claimant), ()), -more):
+                for target, amount in _targets(node, claimant, part, coming, room, distance):
+                    key = _id(node), _id(target), container_id
+                    found[key] = found.get(key, 0) + amount
+    return tuple(PageMove(one, source, target, part) for (source, target, one), part in sorted(found.items()))
+
+
+def _targets(
+    source: int,
+    claimant: int,
+    amount: int,
+    coming: dict[int, int],
+    room: dict[int, int],
+    distance: Distance,
+) -> Iterator[tuple[int, int]]:
+    """Where *amount* of the pages of a set goes from *source*: to the nearest of the nodes that get some by
+    the flow (*coming*), or to a nearer one of the set that has *room* left, to which the node that it was
+    meant for then gives its own. *coming* and *room* are changed."""
+    by_distance = sorted(
+        (node for node in room if node & claimant and node != source),
+        key=lambda node: (distance(_id(source), _id(node)), node),
+    )
+    while amount:
+        meant = next(node for node in by_distance if coming.get(node))
+        part = min(amount, coming[meant])
+        # Up to the node itself: nothing is nearer, or nothing else has room.
+        target = next(node for node in by_distance if node == meant or room[node])
+        if target != meant:
+            part = min(part, room[target])
+            room[target] -= part
+            room[meant] += part
+        coming[meant] -= part
+        amount -= part
+        yield target, part
 
 
 def _movers(containers: Iterable[ContainerPages]) -> dict[tuple[int, int], list[tuple[str, int]]]:
@@ -268,20 +304,6 @@ def _taken(movers: Iterable[tuple[str, int]], wanted_bytes: int) -> Iterator[tup
         part = min(amount, wanted_bytes)
         wanted_bytes -= part
         yield container_id, part
-
-
-def _paired(leaving: Iterable[tuple[str, int, int]], coming: list[tuple[int, int]]) -> Iterator[PageMove]:
-    """What leaves and what comes, which are equally much, as moves."""
-    targets = iter(coming)
-    target, room = 0, 0
-    for container_id, source, amount in leaving:
-        left = amount
-        while left:
-            if not room:
-                target, room = next(targets)
-            part = min(left, room)
-            left, room = left - part, room - part
-            yield PageMove(container_id, source, target, part)
 
 
 def _risk(nodes: Mapping[int, NodeMemory], containers: Sequence[ContainerPages], reached: int) -> Risk:
