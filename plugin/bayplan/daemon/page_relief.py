@@ -14,6 +14,7 @@ from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import read_held
 from bayplan.host.page_moves import Pace, PagesMoved, move_pages
 from bayplan.host.reclaim import can_reclaim_nodes, reclaim_in_cgroup, reclaim_on_node
 from bayplan.model.page_records import PageMoveRecord
@@ -156,19 +157,31 @@ class PageRelief:
             found = PagesMoved(obstacle=str(error), exhausted=True, passing=True)
         obstacle = ""
         if found.exhausted and found.moved_bytes < move.amount_bytes:
-            self._learn(seen, move, found)
-            obstacle = found.obstacle or "no more of its pages there can be moved"
+            stuck_bytes = self._learn(seen, move, cgroup, found)
+            if found.obstacle or stuck_bytes:
+                obstacle = found.obstacle or "no more of its pages there can be moved"
         self._note(seen, move, found.moved_bytes, obstacle, begun_s)
         return found.moved_bytes
 
-    def _learn(self, seen: LivePages, move: PageMove, found: PagesMoved) -> None:
+    def _learn(self, seen: LivePages, move: PageMove, cgroup: str, found: PagesMoved) -> int:
+        """Remember what is still there although all of it was tried, and how much that is. What the container
+        gave back since it was looked at, or got since, says nothing about what can be moved."""
         one = seen.holder(move.container_id)
         key = move.container_id, move.source
         before = self._stuck.get(key)
-        amount = max(0, one.movable_bytes.get(move.source, 0) - found.moved_bytes)
+        left_bytes = max(0, one.movable_bytes.get(move.source, 0) - found.moved_bytes)
         if before is not None:
-            amount += before.amount_bytes
-        self._stuck[key] = _Stuck(amount, self._clock_s() + (PASSING_S if found.passing else STUCK_S))
+            left_bytes += before.amount_bytes
+        left_bytes = min(left_bytes, self._held_bytes(cgroup, move.source))
+        self._stuck[key] = _Stuck(left_bytes, self._clock_s() + (PASSING_S if found.passing else STUCK_S))
+        return left_bytes
+
+    def _held_bytes(self, cgroup: str, node: int) -> int:
+        """What the processes of *cgroup* have on *node* now; nothing if it is gone."""
+        try:
+            return read_held(self._hierarchy, cgroup).of_processes_bytes.get(node, 0)
+        except HostError:
+            return 0
 
     def _note(self, seen: LivePages, move: PageMove, moved_bytes: int, obstacle: str, begun_s: float) -> None:
         way = move.container_id, move.source, move.target

@@ -13,7 +13,7 @@ from msgspec import Struct
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, parse_file, read_text
+from bayplan.host.kernelfs import AbsentError, parse_file
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
 from bayplan.host.zoneinfo import HIGH, LOW, read_zones
@@ -70,19 +70,28 @@ def _node(path: str, pools_bytes: int, marks: Watermarks) -> NodeMemory:
     return NodeMemory(max(0, free - marks.high_bytes), reclaimable, used, free < marks.low_bytes)
 
 
+def read_held(hierarchy: Hierarchy, cgroup: str) -> HeldPages:
+    """What *cgroup* holds, a path below the mount.
+
+    Raises:
+        AbsentError: it is gone, or has no such file.
+        HostError: its file is garbled.
+    """
+    parse = parse_numa_stat if hierarchy.unified else parse_legacy_numa_stat
+    return parse_file(f"{hierarchy.mounts[MEMORY]}{cgroup}/memory.numa_stat", parse)
+
+
 class ContainerMemory:
-    """Reads what containers hold; remembers where their files are."""
+    """Reads what containers hold; remembers where their cgroups are."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
-        self._paths: dict[str, str] = {}
         self.cgroups: dict[str, str] = {}
-        """The cgroups of those that were read, below their mount."""
+        """The cgroups of those that were found, below their mount."""
 
     def keep(self, container_ids: Iterable[str]) -> None:
         """Forget all but those."""
         kept = set(container_ids)
-        self._paths = {key: path for key, path in self._paths.items() if key in kept}
         self.cgroups = {key: path for key, path in self.cgroups.items() if key in kept}
 
     def read(
@@ -94,25 +103,23 @@ class ContainerMemory:
             AbsentError: it has no cgroup (yet, or any more).
             HostError: its file is missing or garbled.
         """
-        path = self._paths.get(container_id)
+        path = self.cgroups.get(container_id)
         if path is None:
             with (
                 ContainerCgroup(self._hierarchy, dict(cgroups))
                 if cgroups
                 else ContainerCgroup.find(self._hierarchy, cgroups_path, cgroup_parent, container_id)
             ) as cgroup:
-                self.cgroups[container_id] = cgroup.path
-                path = f"{self._hierarchy.mounts[MEMORY]}{cgroup.path}/memory.numa_stat"
+                path = self.cgroups[container_id] = cgroup.path
         try:
-            found = self.at(path)
+            return read_held(self._hierarchy, path)
         except AbsentError as error:
-            self._paths.pop(container_id, None)
-            self.cgroups.pop(container_id, None)
-            if Path(path).parent.exists():
-                raise HostError(path, "there is no such file: the kernel has it from 5.10 on") from error
+            del self.cgroups[container_id]
+            if Path(f"{self._hierarchy.mounts[MEMORY]}{path}").exists():
+                raise HostError(
+                    error.path, "there is no such file: the kernel has it from 5.10 on"
+                ) from error
             raise
-        self._paths[container_id] = path
-        return found
 
     def outside(self) -> dict[str, tuple[NodeSet, HeldPages]]:
         """What the machine's own services hold, by the slice of systemd that they are in, with the nodes that
@@ -128,15 +135,7 @@ class ContainerMemory:
                 continue
             try:
                 mems = parse_file(f"{root}/{name}/cpuset.mems.effective", NodeSet.parse)
-                found[f"/{name}"] = mems, self.at(f"{root}/{name}/memory.numa_stat")
+                found[f"/{name}"] = mems, read_held(self._hierarchy, f"/{name}")
             except AbsentError:
                 continue  # Gone, or without these controllers.
         return found
-
-    def at(self, path: str) -> HeldPages:
-        """What the cgroup holds whose memory.numa_stat is *path*; raises like `read`."""
-        parse = parse_numa_stat if self._hierarchy.unified else parse_legacy_numa_stat
-        try:
-            return parse_file(path, parse, read_text(path))
-        except ValueError as error:
-            raise HostError(path, str(error)) from error

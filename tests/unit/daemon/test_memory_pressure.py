@@ -310,6 +310,22 @@ def test_pages_that_cannot_be_moved_are_learned_and_tried_again_later(tmp_path: 
     run(scenario)
 
 
+def test_pages_that_their_owner_gave_back_meanwhile_are_not_taken_for_unmovable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            it.meanwhile.append(lambda: it.live.hold(BATCH_PATH, {0: 50 * MIB, 1: 100 * MIB}))
+            assert await it.until_calm() == 1
+            assert it.live.held[BATCH_PATH] == {0: 0, 1: 150 * MIB}
+            (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+            assert (record.moved_bytes, record.obstacle) == (50 * MIB, "")
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            assert await it.until_calm() == 1
+            assert it.live.held[BATCH_PATH] == {0: 392 * MIB, 1: 408 * MIB}
+
+    run(scenario)
+
+
 def test_where_there_is_no_room_it_is_tried_again_soon(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path, RELIEVE) as it:
