@@ -1,9 +1,8 @@
 """Moving pages of running processes from one NUMA node to another, a few at a time: move_pages(2).
 
-A process runs on meanwhile; it waits only where it touches a page that is just being moved, and one call
-takes so few pages that this is over within `CALL_S`. What is moved is anonymous and shared memory; page cache
-is reclaimed by whoever needs its node. Memory that a process bound to nodes itself (mbind(2)) is moved only
-within these.
+A process runs on meanwhile; it waits only where it touches one of the pages that the kernel is just moving,
+512 at most at a time. What is moved is anonymous and shared memory; page cache is reclaimed by whoever needs
+its node. Memory that a process bound to nodes itself (mbind(2)) is moved only within these.
 """
 
 import ctypes
@@ -23,8 +22,11 @@ from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 
 CALL_S: Final = 0.02
-"""So long a call should take: a fifth of what anybody may have to wait."""
-FEWEST_PAGES: Final = 64
+"""So much CPU time a call should take."""
+FEWEST_PAGES: Final = 512
+"""The kernel takes as many together (mm/migrate.c: NR_MAX_BATCHED_MIGRATION), so that nobody waits less for
+smaller calls. But each call costs the same beside its pages: all CPUs have to hand in their lists of pages
+first, for which a busy machine takes its time."""
 MOST_PAGES: Final = 8192
 FIRST_PAGES: Final = 1024
 LOOKED_AT_PAGES: Final = 16_384
@@ -77,23 +79,26 @@ class _Lap(NamedTuple):
 
 
 class Pace:
-    """How many pages a call takes, by how long the calls before it took, and where a walk that was broken off
-    goes on. One for all that is moved."""
+    """How many pages a call takes, by the CPU time of the calls before it, and where a walk that was broken
+    off goes on. One for all that is moved. ``slowest_s`` is how long the slowest call took in all."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cpu_s: Callable[[], float] = time.thread_time, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.pages = FIRST_PAGES
         self.slowest_s = 0.0
         self.laps: dict[tuple[int, int], _Lap] = {}
+        self._cpu_s = cpu_s
         self._clock_s = clock_s
 
     def timed(self, call: Callable[[], int]) -> int:
         """The result of *call*, from which is learned how large the next one may be."""
-        begun_s = self._clock_s()
+        begun_s, cpu_begun_s = self._clock_s(), self._cpu_s()
         try:
             return call()
         finally:
-            took_s = self._clock_s() - begun_s
-            self.slowest_s = max(self.slowest_s, took_s)
+            took_s = self._cpu_s() - cpu_begun_s
+            self.slowest_s = max(self.slowest_s, self._clock_s() - begun_s)
             if took_s > CALL_S:
                 self.pages = max(FEWEST_PAGES, self.pages // 2)
             elif took_s < CALL_S / 4:

@@ -142,13 +142,14 @@ def test_a_process_that_is_gone(holder):
         move_pages(holder.pid, HERE, HERE, MIB, Pace())
 
 
-def test_slow_calls_become_smaller_and_quick_ones_larger():
-    now = [0.0]
-    pace = Pace(lambda: now[0])
+def test_dear_calls_become_smaller_and_cheap_ones_larger():
+    cpu_s, now_s = [0.0], [0.0]
+    pace = Pace(lambda: cpu_s[0], lambda: now_s[0])
 
-    def taking(seconds: float) -> int:
+    def taking(seconds: float, waiting: float = 0.0) -> int:
         def call() -> int:
-            now[0] += seconds
+            cpu_s[0] += seconds
+            now_s[0] += seconds + waiting
             return 0
 
         return pace.timed(call)
@@ -160,7 +161,8 @@ def test_slow_calls_become_smaller_and_quick_ones_larger():
     assert pace.pages == FEWEST_PAGES
     taking(CALL_S / 2)
     assert pace.pages == FEWEST_PAGES
+    # What is waited for is the same for every call, and dearer the smaller they are.
     for _ in range(20):
-        taking(CALL_S / 8)
+        taking(CALL_S / 8, waiting=CALL_S * 10)
     assert pace.pages == MOST_PAGES
-    assert pace.slowest_s == pytest.approx(CALL_S * 2)
+    assert pace.slowest_s == pytest.approx(CALL_S * 10.125)
