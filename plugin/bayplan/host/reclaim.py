@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 from typing import Final
 
+from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import RefusedError, write_text
 
 _NODE: Final = "sys/devices/system/node/node{}/reclaim"
@@ -17,6 +18,19 @@ _PARTLY: Final = (errno.EAGAIN, errno.EINTR)
 def can_reclaim_nodes(node: int, root: Path = Path("/")) -> bool:
     """Whether the kernel reclaims on single nodes (from Linux 6.17 on)."""
     return (root / _NODE.format(node)).exists()
+
+
+def missing_abilities(hierarchy: Hierarchy, node: int) -> str:
+    """What this machine cannot do about memory that runs out, as a sentence; empty for nothing. *node* is one
+    of its nodes."""
+    if not hierarchy.unified:
+        found = "with cgroup v1 the kernel's memory of containers, and what services hold, is not known"
+        return (
+            found if can_reclaim_nodes(node, hierarchy.root) else f"{found}, and page cache is not reclaimed"
+        )
+    if can_reclaim_nodes(node, hierarchy.root) or Path(hierarchy.mounts[MEMORY], _CGROUP).exists():
+        return ""
+    return "page cache is not reclaimed: the kernel has memory.reclaim from 5.19 on"
 
 
 def reclaim_on_node(node: int, amount_bytes: int, root: Path = Path("/")) -> None:

@@ -1,0 +1,96 @@
+"""Pages of real processes are moved, also where some of them end or may not be touched meanwhile."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bayplan.daemon.page_relief import PageRelief
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from support.oci_node import OciNode
+
+PATH = "/pods/batch"
+HOLDS = """
+import mmap, sys
+memory = mmap.mmap(-1, 64 << 20)
+memory[:8 << 20] = b"x" * (8 << 20)
+print("touched", flush=True)
+sys.stdin.read()
+"""
+NOBODY = 1 << 22
+"""Above the highest pid that the kernel gives."""
+
+
+@pytest.fixture
+def holders() -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes with 8 MiB each."""
+    found = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for one in found:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "touched\n"
+    yield found
+    for one in found:
+        one.kill()
+        one.communicate()
+
+
+def seen(wanted_bytes: int) -> LivePages:
+    """A plan to move so much of the container; this machine has one node, to which it is moved."""
+    one = ContainerPages("batch", "batch", NodeSet([0]), 0, {0: wanted_bytes}, {0: wanted_bytes})
+    nodes = {0: NodeMemory(GIB)}
+    return LivePages(0, nodes, {"batch": one}, Plan(moves=(PageMove("batch", 0, 0, wanted_bytes),)))
+
+
+def relief(root: Path, pids: list[int]) -> tuple[PageRelief, OciNode]:
+    node = OciNode(root)
+    directory = node.make_cgroup(PATH)
+    (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+    return PageRelief(node.hierarchy, GIB), node
+
+
+def test_of_several_processes_those_that_ended_are_passed_over(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    first, second = holders
+    first.kill()
+    first.wait()
+    made, _ = relief(tmp_path, [NOBODY, first.pid, second.pid])
+    assert made.carry_out(seen(4 * MIB), {"batch": PATH}) == 4 * MIB
+    (record,) = made.records(all_of_them=True)
+    assert (record.moved_bytes, record.obstacle) == (4 * MIB, "")
+
+
+def test_who_has_nothing_left_there_is_not_taken_for_unmovable(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    """All processes end while it is planned that much more of them is moved."""
+    for one in holders:
+        one.kill()
+        one.wait()
+    made, node = relief(tmp_path, [one.pid for one in holders])
+    (node.directory(PATH) / "memory.numa_stat").write_text(
+        "inactive_anon N0=0\nactive_anon N0=0\nunevictable N0=0\n"
+    )
+    assert made.carry_out(seen(64 * MIB), {"batch": PATH}) == 0
+    assert made.movable("batch", {0: 64 * MIB}) == {0: 64 * MIB}
+
+
+def test_it_ends_in_the_middle_when_it_is_stopped(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    made, _ = relief(tmp_path, [one.pid for one in holders])
+    made.stopping.set()
+    begun_s = time.monotonic()
+    assert made.carry_out(seen(GIB), {"batch": PATH}) == 0
+    assert time.monotonic() - begun_s < 60
+    assert made.records(all_of_them=True) == ()
