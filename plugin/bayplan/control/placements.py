@@ -23,7 +23,7 @@ from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
-from bayplan.model.decision import Decision, Move, Outcome, Reason
+from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Form, Origin
 from bayplan.model.qos import OOM_GROUP
@@ -81,8 +81,8 @@ class Placements:
         self._devices = devices
         self._capacity_freed = capacity_freed
         self._engine_thread = EngineThread(decide_in_thread)
-        self.live_reasons: Callable[[Decision], tuple[Reason, ...]] = lambda _: ()
-        """What to add to a decision about a new container by the memory that is free at the moment."""
+        self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
+        """Completes a decision about a new container by the memory that is free at the moment."""
 
     async def place(
         self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
@@ -119,8 +119,7 @@ class Placements:
         )
         if decision.outcome is Outcome.REFUSED:
             self._refuse(decision)
-        if reasons := self.live_reasons(decision):
-            decision = replace(decision, reasons=(*decision.reasons, *reasons))
+        decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         shared = base.shared_cpus(machine, policy.withheld_cpus, decision.placement.exclusive_cpus)

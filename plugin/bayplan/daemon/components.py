@@ -151,7 +151,7 @@ class Daemon:
             self.settings.memory_pressure,
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
         )
-        self.controller.placements.live_reasons = self.pressure.reasons
+        self.controller.placements.by_live_memory = self.pressure.completed
         self.stale_entries = StaleEntries(
             self.controller,
             self.hierarchy,

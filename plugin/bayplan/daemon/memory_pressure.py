@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
@@ -23,9 +25,11 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, Watermarks, read_nodes, read_watermarks
 from bayplan.host.numa_stat import HeldPages
-from bayplan.model.decision import Decision, Reason
+from bayplan.host.reclaim import missing_abilities
+from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import (
     container_pages,
     goal_bytes,
@@ -34,6 +38,8 @@ from bayplan.placement.page_owners import (
     start_bytes,
 )
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
+from bayplan.placement.starting_nodes import with_starting_nodes
+from bayplan.sets import NodeSet
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +49,8 @@ COUNT_S: Final = 30.0
 """What containers hold is counted at least as often."""
 AT_RISK_S: Final = 3.0
 """And as often while something is at risk."""
+QUIET_S: Final = 60.0
+"""For so long nothing was at risk when it is said that it is, or is over."""
 
 
 class Resident(NamedTuple):
@@ -86,10 +94,12 @@ class PressureWatch:
         self._counted_at_s = -COUNT_S
         self._counted_for: Look | None = None
         self._problem = ""
-        self._at_risk: tuple[str, ...] = ()
+        self._at_risk_at_s: dict[NodeSet, float] = {}
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
+        if problem := missing_abilities(self._hierarchy, self._controller.machine.nodes[0].id):
+            logger.info("nodes are watched as far as this kernel allows", extra={"problem": problem})
         moved_bytes = 0
         while True:
             # Who is moved is looked at again at once: others go on meanwhile.
@@ -101,12 +111,15 @@ class PressureWatch:
                 # Placing containers does not depend on it.
                 logger.exception("it could not be seen whether nodes can give what was promised")
 
-    def reasons(self, decision: Decision) -> tuple[Reason, ...]:
-        """What there is to say of a decision by what was seen last."""
+    def completed(self, decision: Decision, ability: MemoryPolicyAbility) -> Decision:
+        """*decision* about a new container with what there is to say by what was seen last, and with the
+        nodes on which its pages should begin to lie."""
         if self.mode is not MemoryPressure.RELIEVE or self.latest is None:
-            return ()
-        reason = pages_in_the_way(self._controller.machine, self.latest, decision)
-        return () if reason is None else (reason,)
+            return decision
+        machine = self._controller.machine
+        if (reason := pages_in_the_way(machine, self.latest, decision)) is not None:
+            decision = replace(decision, reasons=(*decision.reasons, reason))
+        return with_starting_nodes(machine, self.latest, ability, decision)
 
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""
@@ -244,10 +257,13 @@ class PressureWatch:
         return found
 
     def _report(self, found: Plan) -> None:
-        """Log and count what was not at risk at the last look."""
-        at_risk = tuple(str(risk.nodes) for risk in found.risks)
+        """Log and count sets of nodes that were not at risk of late: on a full node one comes and goes every
+        few seconds."""
+        now_s = self._clock_s()
         for risk in found.risks:
-            if str(risk.nodes) in self._at_risk:
+            last_s = self._at_risk_at_s.get(risk.nodes, -QUIET_S)
+            self._at_risk_at_s[risk.nodes] = now_s
+            if now_s - last_s < QUIET_S:
                 continue
             self._controller.counters["memory_at_risk"] += 1
             moves = [move for move in found.moves if move.source in risk.nodes]
@@ -260,9 +276,9 @@ class PressureWatch:
                     "to_move": sorted({move.container_id for move in moves}),
                 },
             )
-        if self._at_risk and not at_risk:
+        if self._at_risk_at_s and now_s - max(self._at_risk_at_s.values()) >= QUIET_S:
             logger.info("nodes can give what is outstanding again")
-        self._at_risk = at_risk
+            self._at_risk_at_s.clear()
 
 
 def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> bool:

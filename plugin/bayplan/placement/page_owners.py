@@ -34,11 +34,10 @@ def container_pages(
     """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed, beside its page
     cache; *movable_bytes* of them could be moved by what they are."""
     request, placement = entry.decision.request, entry.decision.placement
+    nodes = allowed_nodes(machine, entry.decision)
     if placement.claim is not None:
-        nodes = placement.claim.nodes
         promised_bytes = placement.claim.amounts_bytes.get(MEMORY, 0)
     else:
-        nodes = request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
         promised_bytes = sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())
     may_move = len(nodes) > 1 and not stays(entry)
     return ContainerPages(
@@ -51,6 +50,14 @@ def container_pages(
         _RANKS[request.qos],
         {} if request.opted_out else cache_bytes,
     )
+
+
+def allowed_nodes(machine: Machine, decision: Decision) -> NodeSet:
+    """Where the memory of the container may lie."""
+    request, placement = decision.request, decision.placement
+    if placement.claim is not None:
+        return placement.claim.nodes
+    return request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
 
 
 def outside_pages(

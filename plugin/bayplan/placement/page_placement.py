@@ -159,6 +159,14 @@ def plan(
     return replace(calm, risks=risks, moves=moves, unmet_bytes=sum(_push(loads, lacking).values()))
 
 
+def unpromised_bytes(
+    nodes: Mapping[int, NodeMemory], containers: Iterable[ContainerPages], kept_bytes: Mapping[int, int]
+) -> dict[int, int]:
+    """By node, what is left there beside *kept_bytes* and what is outstanding to *containers*."""
+    loads, _ = _promises(nodes, _outstanding(containers), kept_bytes)
+    return {_id(node): amount for node, amount in loads.free.items()}
+
+
 def _to_reclaim(
     nodes: Mapping[int, NodeMemory],
     expected: Mapping[int, int],

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,16 +12,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
-from bayplan.host.kernelfs import AbsentError
+from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container, Pod, Resources
+from bayplan.nri.translate import adjustment_to
 from bayplan.placement.page_owners import PAGES_TO_MOVE
+from bayplan.placement.starting_nodes import STARTS_ELSEWHERE
 from bayplan.quantity import GIB, MIB
-from support.controllers import Controlled, controlled, here
+from support.controllers import Controlled, controlled, here, runtime
 from support.live_nodes import LiveNodes
 from support.machines import container, pod
 from support.oci_node import OciNode
@@ -152,6 +156,14 @@ def test_pages_that_took_what_was_promised_are_named_once(tmp_path: Path) -> Non
             it.now_s += AT_RISK_S
             await it.watch.look()
             assert it.watch.latest.plan.risks == ()
+            # What comes and goes is said once, and again after a while.
+            for quiet_s, events in ((AT_RISK_S, 1), (QUIET_S, 2)):
+                it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+                it.now_s += quiet_s
+                await it.watch.look()
+                assert it.events() == events
+                it.live.hold(BATCH_PATH, {0: 100 * MIB, 1: 700 * MIB})
+                await it.watch.look()
 
     run(scenario)
 
@@ -395,6 +407,54 @@ def test_page_cache_is_reclaimed_before_somebody_has_to_wait_for_it(tmp_path: Pa
     run(scenario)
 
 
+def test_where_the_kernel_cannot_reclaim_on_nodes_the_largest_page_cache_there_is_reclaimed(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.cache_bytes[0] = 820 * MIB
+            it.live.write()
+            numa_stat = it.live.node.directory(BATCH_PATH) / "memory.numa_stat"
+            cached = f"inactive_file N0={600 * MIB} N1=0\nactive_file N0=0 N1=0\n"
+            numa_stat.write_text(f"{numa_stat.read_text()}{cached}")
+            # Before Linux 5.19 there is no such file, and nothing happens.
+            assert await it.watch.look() == 0
+            it.now_s += AT_RISK_S
+            reclaim = it.live.node.directory(BATCH_PATH) / "memory.reclaim"
+            reclaim.write_text("")
+            assert await it.watch.look() == 0
+            assert reclaim.read_text() == f"{28 * MIB} swappiness=0"
+            assert it.watch.problems() == ()
+
+    run(scenario)
+
+
+def test_a_node_that_goes_away_while_pages_are_moved_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+
+            def unplug() -> None:
+                shutil.rmtree(it.live.node.root / "sys/devices/system/node/node1")
+                raise RefusedError("process 7", "its pages cannot be moved: No such device", errno.ENODEV)
+
+            it.meanwhile.append(unplug)
+            assert await it.watch.look() == 0
+            # The machine of the ledger has the node still, and nothing is planned for it any more.
+            it.now_s += AT_RISK_S
+            assert await it.watch.look() == 0
+            assert it.watch.latest is not None
+            assert it.watch.latest.nodes.keys() == {0}
+            assert it.watch.latest.plan.moves == ()
+            assert "node 0: 500Mi of what was promised" in it.watch.problems()[0]
+            it.live.write()
+            it.now_s += PASSING_S
+            assert await it.until_calm() == 1
+            assert it.live.held[BATCH_PATH] == {0: 392 * MIB, 1: 408 * MIB}
+
+    run(scenario)
+
+
 def test_services_of_the_machine_are_moved_like_others_and_shown_as_held_outside(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path, RELIEVE) as it:
@@ -433,7 +493,7 @@ def test_a_kernel_without_memory_by_node_is_named(tmp_path: Path) -> None:
 def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path, RELIEVE) as it:
-            it.one.controller.placements.live_reasons = it.watch.reasons
+            it.one.controller.placements.by_live_memory = it.watch.completed
             it.live.hold(BATCH_PATH, {0: 200 * MIB, 1: 500 * MIB})
             await it.watch.look()
             owner = pod("late-pod", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
@@ -451,5 +511,30 @@ def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tmp_path
             for key in ("db", "batch"):
                 reasons = it.one.controller.ledger.entries[key].decision.reasons
                 assert PAGES_TO_MOVE not in [one.code for one in reasons]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("nri", "nodes"), [("0.12.0", "1"), ("0.11.0", "")])
+def test_who_may_lie_anywhere_starts_where_nothing_is_promised(tmp_path: Path, nri: str, nodes: str) -> None:
+    """As far as the bytes for the runtime: it passes memory policies on from NRI 0.12 on."""
+
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            placements = it.one.controller.placements
+            placements.by_live_memory = it.watch.completed
+            placements.runtime = runtime(nri)
+            it.live.outside_bytes[0] = 300 * MIB
+            it.live.write()
+            await it.watch.look()
+            late = container("late", FREE_POD, resources=Resources(cpu_shares=2), oom_score_adj=1000)
+            adjustment, _ = await it.one.controller.create_container(FREE_POD, late)
+            sent = pb.ContainerAdjustment.FromString(adjustment_to("late", adjustment).SerializeToString())
+            assert sent.linux.memory_policy.nodes == nodes
+            assert sent.linux.HasField("memory_policy") == bool(nodes)
+            if nodes:
+                assert sent.linux.memory_policy.mode == pb.MPOL_PREFERRED_MANY
+            codes = [one.code for one in it.one.controller.ledger.entries["late"].decision.reasons]
+            assert (STARTS_ELSEWHERE in codes) == bool(nodes)
 
     run(scenario)
