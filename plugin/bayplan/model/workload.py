@@ -79,8 +79,8 @@ class Container(Struct, frozen=True):
     """A container as the runtime lists it or is about to create it. ``pid`` is 0 before it has a process.
 
     ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
-    about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. With ``every_device`` it may use
-    all devices of the machine (a privileged container), and its device nodes are left out here.
+    about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. The device nodes of a container
+    that may use all devices of the machine (a privileged one) are left out of ``devices``.
     """
 
     id: str
@@ -96,7 +96,6 @@ class Container(Struct, frozen=True):
     devices: tuple[DeviceNode, ...] = ()
     device_mounts: tuple[Mount, ...] = ()
     cdi_devices: tuple[str, ...] = ()
-    every_device: bool = False
 
 
 class Adjustment(Struct, frozen=True):

@@ -107,7 +107,6 @@ def container_from(message: pb.Container) -> Container:
             if mount.source.startswith(DEVICE_TREES)
         ),
         cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
-        every_device=every_device,
     )
 
 

@@ -79,7 +79,6 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         OciError: a cpuset or a huge page limit of the spec cannot be read.
     """
     annotations, linux = spec.annotations or {}, spec.linux
-    every_device = _opens_everything(spec)
     labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
     metadata = _texts(annotations.get(f"{_CRIO}Metadata", ""))
     name = (
@@ -97,14 +96,13 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         oom_score_adj=spec.process.oom_score_adj if spec.process is not None else None,
         cgroups_path=(linux and linux.cgroups_path) or "",
         pid=pid,
-        devices=() if every_device else _device_nodes(spec),
+        devices=() if _opens_everything(spec) else _device_nodes(spec),
         device_mounts=tuple(
             Mount(mount.source, mount.type or "bind")
             for mount in spec.mounts or ()
             if mount.source is not None and mount.source.startswith(DEVICE_TREES)
         ),
         cdi_devices=cdi_names((), annotations),
-        every_device=every_device,
     )
 
 

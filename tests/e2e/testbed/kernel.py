@@ -61,10 +61,6 @@ class ContainerView:
     def cpuset_mems_effective(self) -> frozenset[int]:
         return parse_ids(self.files["cpuset.mems.effective"])
 
-    @property
-    def cpuset_cpus_effective(self) -> frozenset[int]:
-        return parse_ids(self.files["cpuset.cpus.effective"])
-
     def limit(self, name: str) -> int | None:
         """A limit file of the cgroup: memory.high, memory.min, hugetlb.2MB.max, pids.max ..."""
         if name not in self.files:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -195,9 +194,3 @@ def runtime(installed: Installation) -> Runtime:
     one = installed.make_runtime("bin")
     installed.configure(one.path)
     return one
-
-
-def assert_gone(process: "subprocess.Popen[bytes]") -> None:
-    """That nothing is left of the session that *process* led."""
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
