@@ -37,7 +37,7 @@ from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
-from bayplan.daemon.memory_pressure import PressureWatch, residents_of
+from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import BayplanError
@@ -276,7 +276,7 @@ class Daemon:
             "what-if": rehearsing(
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),
-            "top": watching(self.hierarchy, lambda: residents_of(self.controller), self.pressure_thread.do),
+            "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
         }
 

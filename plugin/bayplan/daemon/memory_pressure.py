@@ -53,7 +53,7 @@ QUIET_S: Final = 60.0
 """For so long nothing was at risk when it is said that it is, or is over."""
 
 
-class Resident(NamedTuple):
+class CgroupLookup(NamedTuple):
     """A container, and where its cgroup is looked for."""
 
     container_id: str
@@ -154,7 +154,7 @@ class PressureWatch:
                 controller.counters["looks_below_low_watermark"] += low
             if not self._is_count_due(look, nodes):
                 return None
-            seen = await self._in_thread(partial(self._seen, look, nodes, residents_of(controller)))
+            seen = await self._in_thread(partial(self._seen, look, nodes, lookups_of(controller)))
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
@@ -203,11 +203,13 @@ class PressureWatch:
         }
         return read_nodes(pools, self._watermarks, root)
 
-    def _seen(self, look: Look, nodes: Mapping[int, NodeMemory], residents: Sequence[Resident]) -> LivePages:
+    def _seen(
+        self, look: Look, nodes: Mapping[int, NodeMemory], lookups: Sequence[CgroupLookup]
+    ) -> LivePages:
         """Who holds what on *nodes* now, and what follows. Blocks."""
         machine = look.machine
-        self._memory.keep(one.container_id for one in residents)
-        containers = self._containers(look, residents)
+        self._memory.keep(one.container_id for one in lookups)
+        containers = self._containers(look, lookups)
         # As long as somebody's cgroup is not known, a slice may have a container in it.
         all_known = look.ledger.entries.keys() <= containers.keys()
         outside = self._memory.outside() if all_known else {}
@@ -240,9 +242,9 @@ class PressureWatch:
                 return True  # Some of it can be reclaimed.
         return any(_matters(before, node, now, bands.get(node, 0)) for node, now in nodes.items())
 
-    def _containers(self, look: Look, residents: Sequence[Resident]) -> dict[str, ContainerPages]:
+    def _containers(self, look: Look, lookups: Sequence[CgroupLookup]) -> dict[str, ContainerPages]:
         found = {}
-        for one in residents:
+        for one in lookups:
             entry = look.ledger.entries.get(one.container_id)
             if entry is None:
                 continue
@@ -291,15 +293,15 @@ def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> 
     return lost_bytes > max(spare_bytes // 2, band_bytes // 2)
 
 
-def residents_of(controller: Controller) -> list[Resident]:
-    """The containers that are known to run."""
-    residents, found = controller.known, []
-    for container in residents.containers.values():
-        pod = residents.pods.get(container.pod_id)
+def lookups_of(controller: Controller) -> list[CgroupLookup]:
+    """The containers that are known to run, with where the cgroup of each is looked for."""
+    known, found = controller.known, []
+    for container in known.containers.values():
+        pod = known.pods.get(container.pod_id)
         entry = controller.ledger.entries.get(container.id)
         origin = None if entry is None else entry.origin
         found.append(
-            Resident(
+            CgroupLookup(
                 container.id,
                 container.cgroups_path,
                 "" if pod is None else pod.cgroup_parent,
