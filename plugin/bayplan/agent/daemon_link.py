@@ -36,9 +36,8 @@ TIMEOUT_S: Final = 30.0
 
 
 class DaemonLink:
-    """Follows the daemon at *path* into *mirror*. *wanted* is called for each pod that the daemon asks about.
-
-    ``unusable`` counts what the daemon did not believe.
+    """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
+    about, ``unusable`` counts what the daemon did not believe.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class DaemonLink:
         self.unusable = 0
         self._path = path
         self._mirror = mirror
-        self._wanted = wanted
+        self.wanted = wanted
         self._backoff = backoff or Backoff(random.random, limit_s=5.0)
         self._timeout_s = timeout_s
         self._pods: dict[str, PodFacts] = {}
@@ -116,7 +115,7 @@ class DaemonLink:
                     self._backoff.reset()
                     logger.info("following the daemon", extra={"position": self._mirror.position})
                 case PodWanted():
-                    self._wanted(message)
+                    self.wanted(message)
                 case Unusable(uid, container, problem):
                     self.unusable += 1
                     fields = {"pod_uid": uid, "container": container, "problem": problem}

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -28,6 +29,11 @@ class AgentSettings(Struct, frozen=True):
     """What the command line says."""
 
     daemon_socket: Path = DEFAULT_SOCKET
+    kubelet_pods_socket: Path | None = Path("/var/lib/kubelet/pods-api/pods-api.sock")
+    kubelet_url: str | None = None
+    kubelet_token: Path | None = None
+    kubelet_ca: Path | None = None
+    kubelet_server_name: str = ""
     pod_resources_socket: Path | None = Path("/run/bayplan-agent/pod-resources.sock")
     kubelet_pod_resources: Path | None = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     log_level: str = "info"
@@ -62,6 +68,34 @@ def build_parser() -> argparse.ArgumentParser:
         default=default.daemon_socket,
         help=f"the daemon's agent socket (default: {default.daemon_socket})",
     )
+    kubelet = parser.add_argument_group("kubelet, which knows what containers request")
+    kubelet.add_argument(
+        "--kubelet-pods-socket",
+        type=_path_or_none,
+        metavar="PATH",
+        default=default.kubelet_pods_socket,
+        help="kubelet's Pods service (feature gate PodsAPI), or none to do without "
+        f"(default: {default.kubelet_pods_socket})",
+    )
+    kubelet.add_argument(
+        "--kubelet-url",
+        type=_pods_url,
+        metavar="URL",
+        help="where kubelet is asked while that service is not there: https://127.0.0.1:10250/pods, or "
+        "http://127.0.0.1:10255/pods where the read-only port is open (default: it is not asked)",
+    )
+    kubelet.add_argument(
+        "--kubelet-token", type=Path, metavar="FILE", help="the bearer token for it; read each time"
+    )
+    kubelet.add_argument(
+        "--kubelet-ca", type=Path, metavar="FILE", help="what kubelet's certificate is checked by, in PEM"
+    )
+    kubelet.add_argument(
+        "--kubelet-server-name",
+        metavar="NAME",
+        default=default.kubelet_server_name,
+        help="the name in that certificate, often the node's (default: the URL's)",
+    )
     pod_resources = parser.add_argument_group("PodResources, for what reads kubelet's")
     pod_resources.add_argument(
         "--pod-resources-socket",
@@ -82,6 +116,13 @@ def build_parser() -> argparse.ArgumentParser:
     logs.add_argument("--log-level", choices=LOG_LEVELS, default=default.log_level)
     logs.add_argument("--log-format", choices=("auto", "json", "text"), default=default.log_format)
     return parser
+
+
+def _pods_url(word: str) -> str:
+    parts = urlsplit(word)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path:
+        raise argparse.ArgumentTypeError(f"found {word!r}, expected http(s)://HOST:PORT/pods")
+    return word
 
 
 def _path_or_none(word: str) -> Path | None:

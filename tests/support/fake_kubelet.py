@@ -1,0 +1,112 @@
+"""A kubelet that serves its pods as the real one does: the Pods service over gRPC, /pods over HTTP or
+HTTPS."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from bayplan._proto.pods import api_pb2 as pb
+
+RECORDED: Final = Path(__file__).parents[1] / "data" / "kubelet_pods"
+TOKEN: Final = "secret"
+
+
+def recorded(name: str) -> bytes:
+    """A pod as protobuf."""
+    return (RECORDED / f"{name}.pb").read_bytes()
+
+
+class FakePodsService:
+    """The service at *socket*. What is in ``pods`` is listed first; `tell` sends an event to all clients."""
+
+    def __init__(self, socket: Path, *pods: bytes) -> None:
+        self.pods = list(pods)
+        self.clients: set[asyncio.Queue[pb.WatchPodsEvent | None]] = set()
+        self._socket = socket
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Serve."""
+        self._socket.unlink(missing_ok=True)
+        self._server = grpc.aio.server()
+        handler = grpc.unary_stream_rpc_method_handler(
+            self._watch, pb.WatchPodsRequest.FromString, pb.WatchPodsEvent.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
+        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Go away in the middle of whatever is said."""
+        await self._server.stop(None)
+
+    def tell(self, kind: "pb.EventType.ValueType", pod: bytes = b"") -> None:
+        """Send this event."""
+        for client in self.clients:
+            client.put_nowait(pb.WatchPodsEvent(type=kind, pod=pod))
+
+    def end_streams(self) -> None:
+        """End the stream of every client, as kubelet does with slow ones."""
+        for client in self.clients:
+            client.put_nowait(None)
+
+    async def _watch(self, _: pb.WatchPodsRequest, context: Any) -> AsyncIterator[pb.WatchPodsEvent]:
+        events: asyncio.Queue[pb.WatchPodsEvent | None] = asyncio.Queue()
+        self.clients.add(events)
+        try:
+            for pod in self.pods:
+                yield pb.WatchPodsEvent(type=pb.ADDED, pod=pod)
+            yield pb.WatchPodsEvent(type=pb.INITIAL_SYNC_COMPLETE)
+            while (event := await events.get()) is not None:
+                yield event
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "watch client channel closed")
+        finally:
+            self.clients.discard(events)
+
+
+class FakeEndpoint:
+    """What /pods answers: ``body`` with ``status``; ``asked`` counts, and has the tokens that came."""
+
+    def __init__(self) -> None:
+        self.body, self.status = (RECORDED / "pods.json").read_bytes(), 200
+        self.asked: list[str | None] = []
+        self.url = ""
+
+    @contextmanager
+    def serving(self, *, tls: bool = False) -> Iterator[None]:
+        """Serve until the end."""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                fake.asked.append(self.headers["Authorization"])
+                allowed = not tls or self.headers["Authorization"] == f"Bearer {TOKEN}"
+                self.send_response(fake.status if allowed and self.path == "/pods" else 401)
+                self.end_headers()
+                self.wfile.write(fake.body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(RECORDED / "kubelet.pem", RECORDED / "kubelet-key.pem")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}/pods"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
