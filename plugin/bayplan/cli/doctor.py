@@ -15,7 +15,14 @@ HELP: Final = (
     "show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it"
 )
 
-_COLUMNS: Final = (Column("ENGINE"), Column("NRI"), Column("HOOK"), Column("PRECREATE"), Column("WRAPPER"))
+_COLUMNS: Final = (
+    Column("ENGINE"),
+    Column("VERSION", rank=1),
+    Column("NRI"),
+    Column("HOOK"),
+    Column("PRECREATE"),
+    Column("WRAPPER"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The examination. A daemon that does not answer is part of it, and no error."""
-    from bayplan.oci.doctor import DaemonState, Examination  # noqa: PLC0415 - only this verb parses TOML
+    # Only this verb parses TOML and YAML.
+    from bayplan.oci.doctor import Examination  # noqa: PLC0415 - see above
+    from bayplan.oci.findings import DaemonState  # noqa: PLC0415 - see above
 
     check_kind(arguments.root, stat.S_IFDIR, "the node's root directory")
     try:
-        runtime = ask(arguments.admin_socket, "status")["runtime"]
-        daemon = DaemonState(runtime["name"] if runtime["connected"] else "")
+        status = ask(arguments.admin_socket, "status")
+        runtime, pid = status["runtime"], status["daemon"]["pid"]
+        daemon = (
+            DaemonState(runtime["name"], runtime["version"], runtime["nriVersion"], pid)
+            if runtime["connected"]
+            else DaemonState(pid=pid)
+        )
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()
@@ -46,7 +60,7 @@ def blocks(said: dict[str, Any]) -> list[Block]:
     """The examination for people."""
     shown: list[Block] = []
     if said["engines"]:
-        cells = ("name", "nri", "hook", "precreate", "wrapper")
+        cells = ("name", "version", "nri", "hook", "precreate", "wrapper")
         rows = tuple(tuple(engine[cell] or "-" for cell in cells) for engine in said["engines"])
         shown.append(Table(_COLUMNS, rows))
     else:
@@ -54,6 +68,6 @@ def blocks(said: dict[str, Any]) -> list[Block]:
     for finding in said["findings"]:
         advice = f"\n  {finding['advice']}" if finding["advice"] else ""
         shown.append(f"{finding['level']}: {finding['subject']}: {finding['text']}{advice}")
-    if not said["findings"]:
+    if said["health"] == "ok":
         shown.append("Nothing is wrong.")
     return shown

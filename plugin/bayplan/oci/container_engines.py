@@ -7,10 +7,12 @@ below an injectable root. Nothing is checked here; a file that cannot be read be
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from bayplan.config.values import InvalidValueError, duration_ms
 from bayplan.errors import Problem
 from bayplan.files import read_text
 
@@ -18,7 +20,9 @@ Table = dict[str, Any]
 
 SHARED_HOOKS: Final = "/usr/share/containers/oci/hooks.d"
 """Read by CRI-O and podman unless they are configured otherwise; podman reads the second one too."""
+_RANCHER: Final = "/var/lib/rancher/{}/agent/etc/containerd/config.toml"
 LOCAL_HOOKS: Final = "/etc/containers/oci/hooks.d"
+_TIMEOUT: Final = duration_ms(1, 3_600_000)
 _PROGRAM_DIRECTORIES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
 
 
@@ -37,11 +41,14 @@ class ContainerEngine:
 
     ``nri`` is whether NRI is switched on; None if that depends on its version, or it has none. ``runtimes``
     maps the names of OCI runtimes to their programs, where a file says them; ``default`` is the name of the
-    one for containers that ask for none.
+    one for containers that ask for none. ``nri_timeout_ms`` is what a file says that NRI plugins have for an
+    answer; ``distribution`` is the Kubernetes distribution (k3s, rke2) that the engine is a part of.
     """
 
     name: str
     nri: bool | None = None
+    nri_timeout_ms: int | None = None
+    distribution: str = ""
     hooks: tuple[HookDefinition, ...] = ()
     runtimes: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
@@ -52,6 +59,7 @@ def read_container_engines(root: Path) -> tuple[ContainerEngine, ...]:
     """The engines that are found below *root*, each as its files say."""
     known: tuple[tuple[str, str, Callable[[_Files], ContainerEngine]], ...] = (
         ("containerd", "/etc/containerd/config.toml", _containerd),
+        *((name, _RANCHER.format(name), partial(_rancher, name)) for name in ("k3s", "rke2")),
         ("crio", "/etc/crio", _crio),
         ("podman", "/etc/containers/containers.conf", _podman),
         ("dockerd", "/etc/docker/daemon.json", _docker),
@@ -90,6 +98,19 @@ class _Files:
         """The content of *path*; empty if it is absent or broken."""
         return self._parsed(path, "JSON", json.loads)
 
+    def duration_ms(self, path: str, table: Table, key: str) -> int | None:
+        """The duration that *table*, of the file *path*, has for *key*; None if it says nothing or
+        nonsense."""
+        if key not in table:
+            return None
+        try:
+            return _TIMEOUT(key, table[key])
+        except InvalidValueError as wrong:
+            self.problems += [
+                Problem(f"{path}: {one.path}", one.found, one.expected) for one in wrong.problems
+            ]
+            return None
+
     def _parsed(self, path: str, language: str, parse: Callable[[str], Any]) -> Table:
         try:
             content = parse(read_text(self.at(path)))
@@ -111,9 +132,14 @@ def _installed(root: Path, program: str) -> bool:
     return any(Path(root, folder[1:], program).exists() for folder in _PROGRAM_DIRECTORIES)
 
 
-def _containerd(files: _Files) -> ContainerEngine:
-    """What config.toml and its imports say. NRI is on by default from 2.0 on, which writes version 3."""
-    main = "/etc/containerd/config.toml"
+def _rancher(distribution: str, files: _Files) -> ContainerEngine:
+    """The containerd of k3s or rke2, which write its configuration themselves."""
+    found = _containerd(files, _RANCHER.format(distribution))
+    return replace(found, name=f"containerd ({distribution})", distribution=distribution)
+
+
+def _containerd(files: _Files, main: str = "/etc/containerd/config.toml") -> ContainerEngine:
+    """What *main* and its imports say. NRI is on by default from 2.0 on, which writes version 3."""
     content = files.toml(main)
     for pattern in _texts(content.get("imports")):
         folder, _, name = (pattern if pattern.startswith("/") else f"/etc/containerd/{pattern}").rpartition(
@@ -135,6 +161,7 @@ def _containerd(files: _Files) -> ContainerEngine:
     return ContainerEngine(
         "containerd",
         nri=None if disabled is None else not disabled,
+        nri_timeout_ms=files.duration_ms(main, nri, "plugin_request_timeout"),
         runtimes=runtimes,
         default=default or "runc",
         problems=tuple(files.problems),
@@ -154,6 +181,7 @@ def _crio(files: _Files) -> ContainerEngine:
     return ContainerEngine(
         "CRI-O",
         nri=bool(_table(content, "nri").get("enable_nri", True)),
+        nri_timeout_ms=files.duration_ms("/etc/crio", _table(content, "nri"), "nri_plugin_request_timeout"),
         hooks=_hooks(files, _texts(runtime.get("hooks_dir")) or [SHARED_HOOKS]),
         runtimes=programs,
         default=str(runtime.get("default_runtime", "")) or "crun",

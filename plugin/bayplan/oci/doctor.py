@@ -8,15 +8,17 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from msgspec import Struct
 
 from bayplan.admin_protocol import API_VERSION, DEFAULT_OCI_SOCKET
+from bayplan.config.settings import Settings
 from bayplan.files import read_text
 from bayplan.oci.container_engines import ContainerEngine, HookDefinition, read_container_engines
+from bayplan.oci.findings import DaemonState, Finding, Level
+from bayplan.oci.node_checks import node_findings
 from bayplan.oci.wrapper_settings import PATH as WRAPPER_SETTINGS
 from bayplan.oci.wrapper_settings import WrapperSettings, parse_wrapper_settings
 
@@ -28,6 +30,9 @@ WRAPPER: Final = "bayplan-runtime"
 PYTHON: Final = "/usr/bin/python3"
 _PYTHON_FROM: Final = (3, 9)
 """Enterprise Linux 9 has 3.9 under this name, whatever else is installed."""
+CONNECTED: Final = "connected"
+DEADLINE_MS: Final = Settings().request_deadline_ms
+"""As far as it is not configured."""
 _OUR_STAGES: Final = ("createRuntime", "poststop", "precreate")
 _NRI_NAMES: Final = {"containerd": "containerd", "CRI-O": "cri-o"}
 """Engines that have NRI, and what they call themselves there."""
@@ -47,32 +52,12 @@ _PROTECTION: Final = {
 """Programs that all containers depend on, and how each is protected."""
 
 
-class Level(Enum):
-    """With an ERROR containers are not placed, or soon will not be; with a WARNING they are."""
-
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class Finding(Struct, frozen=True):
-    """A problem: ``subject`` is the thing, ``text`` what is wrong with it, ``advice`` what to do."""
-
-    level: Level
-    subject: str
-    text: str
-    advice: str = ""
-
-
-class DaemonState(Struct, frozen=True):
-    """Of a running daemon: the runtime that is connected over NRI, "" for none."""
-
-    nri_runtime: str = ""
-
-
 class Forms(Struct, frozen=True):
-    """How one container engine reaches the daemon; each form is "" (absent) or its state."""
+    """How one container engine reaches the daemon; each form is "" (absent) or its state. ``version`` is
+    known of the one that is connected."""
 
     engine: str
+    version: str = ""
     nri: str = ""
     hook: str = ""
     precreate: str = ""
@@ -81,7 +66,7 @@ class Forms(Struct, frozen=True):
     @property
     def active(self) -> tuple[str, ...]:
         """The names of those that decide about each container."""
-        reached = {"NRI": self.nri == "connected", "hook": self.hook, "precreate": self.precreate}
+        reached = {"NRI": self.nri == CONNECTED, "hook": self.hook, "precreate": self.precreate}
         reached["wrapper"] = self.wrapper == "default"
         return tuple(name for name, is_active in reached.items() if is_active)
 
@@ -92,10 +77,10 @@ class Examination:
     def __init__(self, root: Path, daemon: DaemonState | None) -> None:
         self._root = root
         self._daemon = daemon
-        self._engines = read_container_engines(root)
+        self._engines = (*(found := read_container_engines(root)), *self._connected_beside(found))
         self.forms = tuple(self._forms(engine) for engine in self._engines)
         findings = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
-        findings += self._of_unprotected()
+        findings += [*self._of_nri(), *node_findings(root, daemon), *self._of_unprotected()]
         # Two engines may read the same file.
         self.findings = tuple(dict.fromkeys(findings))
 
@@ -110,6 +95,7 @@ class Examination:
             "engines": [
                 {
                     "name": one.engine,
+                    "version": one.version,
                     "nri": one.nri,
                     "hook": one.hook,
                     "precreate": one.precreate,
@@ -126,21 +112,49 @@ class Examination:
     def _forms(self, engine: ContainerEngine) -> Forms:
         ours = [hook for hook in engine.hooks if _name(hook.program) == HOOK]
         wrapped = [name for name, program in engine.runtimes.items() if _name(program) == WRAPPER]
+        nri = self._nri(engine)
         return Forms(
             engine.name,
-            nri=self._nri(engine),
+            version=self._daemon.runtime_version if self._daemon is not None and nri == CONNECTED else "",
+            nri=nri,
             hook=_at_stage(ours, "createRuntime"),
             precreate=_at_stage(ours, "precreate") if engine.name == "podman" else "",
             wrapper="default" if engine.default in wrapped else ", ".join(sorted(wrapped)),
         )
 
     def _nri(self, engine: ContainerEngine) -> str:
-        name = _NRI_NAMES.get(engine.name)
-        if name is None:
+        name = _nri_name(engine)
+        if not name:
             return ""
         if self._daemon is not None and self._daemon.nri_runtime.lower() == name:
-            return "connected"
+            return CONNECTED
         return "on" if engine.nri is not False and any(map(self._is_socket, NRI_SOCKETS)) else ""
+
+    def _connected_beside(self, found: tuple[ContainerEngine, ...]) -> Iterator[ContainerEngine]:
+        """The runtime that the daemon is connected to, where no file of it is known: it is believed."""
+        runtime = "" if self._daemon is None else self._daemon.nri_runtime
+        if runtime and all(_nri_name(engine) != runtime.lower() for engine in found):
+            names = {name: engine for engine, name in _NRI_NAMES.items()}
+            yield ContainerEngine(names.get(runtime.lower(), runtime), nri=True)
+
+    def _of_nri(self) -> Iterator[Finding]:
+        """Engines whose NRI is switched off, or gives plugins less time than ours takes."""
+        for engine, forms in zip(self._engines, self.forms, strict=True):
+            if engine.nri is False and not forms.active:
+                yield Finding(
+                    Level.WARNING,
+                    engine.name,
+                    "NRI is switched off in its configuration",
+                    _how_to_switch_on(engine),
+                )
+            limit_ms = engine.nri_timeout_ms
+            if limit_ms is not None and limit_ms <= DEADLINE_MS:
+                text = (
+                    f"gives NRI plugins {limit_ms} ms for an answer, and bayplan takes up to {DEADLINE_MS} ms"
+                )
+                key = "nri_plugin_request_timeout" if engine.name == "CRI-O" else "plugin_request_timeout"
+                advice = f"set {key} to 2s, or requestDeadline of bayplan lower"
+                yield Finding(Level.WARNING, engine.name, text, advice)
 
     def _of_engines(self) -> Iterator[Finding]:
         for engine, forms in zip(self._engines, self.forms, strict=True):
@@ -283,6 +297,24 @@ class Examination:
     def _is_socket(self, path: str) -> bool:
         found = self._status(path)
         return found is not None and stat.S_ISSOCK(found.st_mode)
+
+
+def _nri_name(engine: ContainerEngine) -> str:
+    """What it calls itself in NRI; "" if it has none."""
+    return _NRI_NAMES.get(engine.name.partition(" ")[0], "")
+
+
+def _how_to_switch_on(engine: ContainerEngine) -> str:
+    """Where its configuration is made from a template, that is what is to be changed."""
+    if engine.distribution:
+        directory = f"/var/lib/rancher/{engine.distribution}/agent/etc/containerd"
+        return (
+            f"add packaging/containerd/90-bayplan.toml to {directory}/config.toml.tmpl, of which config.toml "
+            f"is made (config-v3.toml.tmpl for containerd 2), and restart {engine.distribution}"
+        )
+    if engine.name == "CRI-O":
+        return "set enable_nri = true in [crio.nri], and restart crio"
+    return "install packaging/containerd/90-bayplan.toml, and restart containerd"
 
 
 def _unknown_stages(crio: ContainerEngine) -> Iterator[Finding]:

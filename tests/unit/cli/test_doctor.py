@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bayplan.cli.main import main
+from support.snapshots import make_snapshot
 
 if TYPE_CHECKING:
     from conftest import Daemon
@@ -19,8 +20,8 @@ def test_a_node_without_a_daemon(tmp_path: Path, capsys: Capture) -> None:
     arguments = ["doctor", "--root", str(tmp_path), "--admin-socket", str(tmp_path / "none.sock")]
     assert main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "ENGINE  NRI  HOOK  PRECREATE  WRAPPER",
-        "CRI-O   -    -     -          -",
+        "ENGINE  VERSION  NRI  HOOK  PRECREATE  WRAPPER",
+        "CRI-O   -        -    -     -          -",
         "",
         "error: baypland: no daemon answers; nothing is decided",
         "  systemctl start bayplan; the journal says why it stopped (journalctl -u bayplan)",
@@ -33,17 +34,22 @@ def test_a_daemon_that_answers(daemon: "Daemon", tmp_path: Path, capsys: Capture
     """The daemon of these tests is connected to a containerd."""
     root = tmp_path / "root"
     arguments = ["doctor", "--root", str(root), "--admin-socket", str(daemon.path)]
-    assert main(arguments) == 4
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "No container engine was found.\n\nwarning: baypland: the daemon runs, but no engine"
-    )
+    assert main([*arguments, "--json"]) == 0
+    (believed,) = json.loads(capsys.readouterr().out)["engines"]
+    assert (believed["name"], believed["version"], believed["nri"]) == ("containerd", "v2.1.0", "connected")
     (root / "etc/containerd").mkdir(parents=True)
     (root / "etc/containerd/config.toml").write_text("version = 3\n")
     assert main(arguments) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "ENGINE      NRI        HOOK  PRECREATE  WRAPPER",
-        "containerd  connected  -     -          -",
-        "",
-        "Nothing is wrong.",
-    ]
+    heading, engine, *rest = capsys.readouterr().out.splitlines()
+    assert dict(zip(heading.split(), engine.split(), strict=True)) == {
+        "ENGINE": "containerd",
+        "VERSION": "v2.1.0",
+        "NRI": "connected",
+        "HOOK": "-",
+        "PRECREATE": "-",
+        "WRAPPER": "-",
+    }
+    assert rest == ["", "Nothing is wrong."]
+    daemon.snapshot = make_snapshot(runtime=None)
+    assert main([*arguments, "--json"]) == 4
+    assert {one["subject"] for one in json.loads(capsys.readouterr().out)["findings"]} == {"baypland"}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bayplan.oci.doctor import DaemonState, Examination, Level
+from bayplan.oci.doctor import DEADLINE_MS, Examination
+from bayplan.oci.findings import DaemonState, Level
 
 HOOK = "/usr/libexec/bayplan/oci-hook"
 WRAPPER = "/usr/libexec/bayplan/bayplan-runtime"
@@ -300,7 +301,7 @@ def test_the_view_is_plain_values(node: Node) -> None:
     view = Examination(node.root, None).view()
     assert json.loads(json.dumps(view)) == view
     assert view["engines"] == [
-        {"name": "podman", "nri": "", "hook": "active", "precreate": "", "wrapper": ""}
+        {"name": "podman", "version": "", "nri": "", "hook": "active", "precreate": "", "wrapper": ""}
     ]
     assert set(view["findings"][0]) == {"level", "subject", "text", "advice"}
 
@@ -323,3 +324,46 @@ def test_runtimes_and_kubelets_that_the_kernel_may_kill_are_named(node: Node) ->
         "containerd (process 10)": ("has the oom_score_adj 0: when memory runs out the kernel may kill it"),
         "crio (process 13)": "has the oom_score_adj 500: when memory runs out the kernel may kill it",
     }
+
+
+@pytest.mark.parametrize("distribution", ["k3s", "rke2"])
+def test_the_containerd_of_a_distribution_is_found_with_the_template_to_change(
+    node: Node, distribution: str
+) -> None:
+    directory = f"/var/lib/rancher/{distribution}/agent/etc/containerd"
+    node.write(
+        f"{directory}/config.toml", 'version = 2\n[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n'
+    )
+    name = f"containerd ({distribution})"
+    assert node.forms() == {name: ("", "", "", "")}
+    (finding,) = [one for one in Examination(node.root, IDLE).findings if one.subject == name]
+    assert f"{directory}/config.toml.tmpl" in finding.advice
+    assert node.forms(DaemonState("containerd"))[name][0] == "connected"
+    assert name not in node.found(DaemonState("containerd"))
+
+
+def test_a_daemon_that_is_connected_is_believed_whatever_files_say(node: Node) -> None:
+    assert node.forms(DaemonState("containerd", "v2.1.0")) == {"containerd": ("connected", "", "", "")}
+    node.write("/etc/crio/crio.conf", "[crio.nri]\nenable_nri = false\n")
+    assert node.forms(CONNECTED_CRIO) == {"CRI-O": ("connected", "", "", "")}
+    assert node.found(CONNECTED_CRIO) == {}
+    assert "CRI-O" in node.found()
+
+
+@pytest.mark.parametrize(
+    ("path", "section", "key"),
+    [
+        ("/etc/containerd/config.toml", 'plugins."io.containerd.nri.v1.nri"', "plugin_request_timeout"),
+        ("/etc/crio/crio.conf", "crio.nri", "nri_plugin_request_timeout"),
+    ],
+)
+def test_a_runtime_that_waits_too_short_for_an_answer(node: Node, path: str, section: str, key: str) -> None:
+    name = "containerd" if "containerd" in path else "CRI-O"
+    connected = DaemonState(name.lower())
+    for text, wrong in ((f"{DEADLINE_MS}ms", True), ("2s", False), ("soon", True)):
+        node.write(path, f'version = 2\n[{section}]\n{key} = "{text}"\n')
+        assert bool(node.found(connected)) is wrong
+    node.write(path, f'version = 2\n[{section}]\n{key} = "500ms"\n')
+    (finding,) = Examination(node.root, connected).findings
+    assert finding.subject == name
+    assert key in finding.advice

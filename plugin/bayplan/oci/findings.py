@@ -1,0 +1,31 @@
+"""What the doctor says: a problem of a node, how bad it is, and what to do about it."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Level(Enum):
+    """With an ERROR containers are not placed, or soon will not be; with a WARNING they are."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(Struct, frozen=True):
+    """A problem: ``subject`` is the thing, ``text`` what is wrong with it, ``advice`` what to do."""
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+
+class DaemonState(Struct, frozen=True):
+    """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, and the
+    daemon's own process, 0 where it is not known."""
+
+    nri_runtime: str = ""
+    runtime_version: str = ""
+    nri_version: str = ""
+    pid: int = 0

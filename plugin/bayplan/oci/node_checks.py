@@ -1,0 +1,124 @@
+"""What the doctor looks at beside the container engines: cgroups, the daemon's capabilities, kubelet's
+managers.
+
+Reads files below an injectable root, and changes nothing. A file that is not there says nothing: a node
+without kubelet is as well as one with it.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bayplan.config.values import InvalidValueError
+from bayplan.config.yaml_text import parse_yaml
+from bayplan.files import read_text
+from bayplan.oci.findings import DaemonState, Finding, Level
+
+_CGROUP: Final = "sys/fs/cgroup"
+_CONTROLLERS: Final = ("cpuset", "memory")
+_CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
+    0: ("CAP_CHOWN", "a config.json that a hook has rewritten gets another owner"),
+    1: ("CAP_DAC_OVERRIDE", "files of other users' containers cannot be written"),
+    19: ("CAP_SYS_PTRACE", "pages of other users' processes are not moved, and wrapped runtimes not found"),
+    21: ("CAP_SYS_ADMIN", "interfaces in the network namespaces of pods give no device hints"),
+    23: ("CAP_SYS_NICE", "pages of containers are not moved where promised memory would run out"),
+    24: ("CAP_SYS_RESOURCE", "oom_score_adj cannot be lowered, neither of containers nor of baypland"),
+}
+"""By their numbers in capability(7); the unit of packaging/systemd grants them."""
+
+_KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
+_RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
+_STATE: Final = {
+    "cpuManagerPolicy": "var/lib/kubelet/cpu_manager_state",
+    "memoryManagerPolicy": "var/lib/kubelet/memory_manager_state",
+}
+_OFF: Final = {"cpuManagerPolicy": "none", "memoryManagerPolicy": "None"}
+_PINS: Final = {"cpuManagerPolicy": ("CPUs", "static"), "memoryManagerPolicy": ("memory", "static")}
+
+
+def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
+    """All that is worth saying of the node below *root*; *daemon* is None if none answers."""
+    yield from _of_cgroups(root)
+    if daemon is not None and daemon.pid:
+        yield from _of_capabilities(root, daemon.pid)
+    yield from _of_kubelet(root)
+
+
+def _of_cgroups(root: Path) -> Iterator[Finding]:
+    available = _read(root / _CGROUP / "cgroup.controllers")
+    if available is not None:
+        missing = [name for name in _CONTROLLERS if name not in available.split()]
+        if missing:
+            text = f"cgroup v2 has no controller {' and '.join(missing)}: containers cannot be confined"
+            advice = "remove cgroup_disable= and cgroup_no_v1= from the kernel's command line"
+            yield Finding(Level.ERROR, f"/{_CGROUP}", text, advice)
+    elif (root / _CGROUP / "cpuset").is_dir():
+        text = "is cgroup v1: memory.high and memory.min are not set, and page cache is not reclaimed"
+        advice = "boot with systemd.unified_cgroup_hierarchy=1; Kubernetes drops cgroup v1 as well"
+        yield Finding(Level.WARNING, f"/{_CGROUP}", text, advice)
+
+
+def _of_capabilities(root: Path, pid: int) -> Iterator[Finding]:
+    found = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", _read(root / f"proc/{pid}/status") or "", re.MULTILINE)
+    if found is None:
+        return
+    effective = int(found[1], 16)
+    for number, (name, consequence) in _CAPABILITIES.items():
+        if not effective >> number & 1:
+            advice = f"add {name} to CapabilityBoundingSet= of its systemd unit, or to what starts it"
+            yield Finding(Level.WARNING, f"baypland (process {pid})", f"has no {name}: {consequence}", advice)
+
+
+def _of_kubelet(root: Path) -> Iterator[Finding]:
+    for key, (where, policy) in _kubelet_policies(root).items():
+        what, pinning = _PINS[key]
+        if policy.lower() != pinning:
+            continue
+        text = f"kubelet pins {what} itself ({key}: {policy}); bayplan leaves these containers as they are"
+        advice = (
+            f"let one of the two decide: set {key}: {_OFF[key]}, drain the node, remove /{_STATE[key]}, and "
+            "restart kubelet"
+        )
+        yield Finding(Level.WARNING, where, text, advice)
+
+
+def _kubelet_policies(root: Path) -> dict[str, tuple[str, str]]:
+    """Policy and where it is said, by the manager's key; what kubelet has written down last wins."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in _KUBELET_CONFIGURATIONS:
+        content = _table(root / path)
+        found |= {key: (f"/{path}", str(content[key])) for key in _STATE if content.get(key)}
+    for path in _RANCHER:
+        arguments = _table(root / path).get("kubelet-arg")
+        for argument in arguments if isinstance(arguments, list) else [arguments]:
+            flag, _, value = str(argument).lstrip("-").partition("=")
+            for key in _STATE:
+                if flag == re.sub(r"([A-Z])", lambda letter: f"-{letter[1].lower()}", key) and value:
+                    found[key] = (f"/{path}", value)
+    for key, path in _STATE.items():
+        policy = _table(root / path).get("policyName")
+        if policy:
+            found[key] = (f"/{path}", str(policy))
+    return found
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """A file of YAML or JSON; empty if it is absent or something else. To read it right is its owner's
+    part."""
+    text = _read(path)
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text) if text.lstrip().startswith("{") else parse_yaml(text)
+    except (ValueError, RecursionError, InvalidValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return read_text(path, errors="replace")
+    except OSError:
+        return None

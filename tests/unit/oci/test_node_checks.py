@@ -1,0 +1,94 @@
+"""What the doctor sees of a node beside its container engines: cgroups, capabilities, kubelet's managers."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.oci.findings import DaemonState, Finding, Level
+from bayplan.oci.node_checks import node_findings
+
+ALL = (1 << 41) - 1
+
+
+def write(root: Path, path: str, text: str = "") -> None:
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+
+
+def found(root: Path, daemon: DaemonState | None = None) -> list[Finding]:
+    return list(node_findings(root, daemon))
+
+
+def test_a_node_of_which_nothing_is_known(tmp_path: Path) -> None:
+    assert found(tmp_path, DaemonState(pid=1)) == []
+
+
+def test_cgroups(tmp_path: Path) -> None:
+    write(tmp_path, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n")
+    assert found(tmp_path) == []
+    write(tmp_path, "sys/fs/cgroup/cgroup.controllers", "cpu io memory pids\n")
+    (finding,) = found(tmp_path)
+    assert (finding.level, "cpuset" in finding.text, "memory" in finding.text) == (Level.ERROR, True, False)
+
+
+def test_cgroup_v1(tmp_path: Path) -> None:
+    write(tmp_path, "sys/fs/cgroup/cpuset/cpuset.cpus")
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.WARNING, "/sys/fs/cgroup")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, "CAP_CHOWN"), (1, "CAP_DAC_OVERRIDE"), (21, "CAP_SYS_ADMIN"), (23, "CAP_SYS_NICE")],
+)
+def test_a_capability_that_the_daemon_lacks_is_named(tmp_path: Path, number: int, name: str) -> None:
+    write(tmp_path, "proc/42/status", f"Name:\tbaypland\nCapEff:\t{ALL:016x}\n")
+    assert found(tmp_path, DaemonState(pid=42)) == []
+    write(tmp_path, "proc/42/status", f"Name:\tbaypland\nCapEff:\t{ALL & ~(1 << number):016x}\n")
+    (finding,) = found(tmp_path, DaemonState(pid=42))
+    assert f"has no {name}: " in finding.text
+    assert name in finding.advice
+    assert found(tmp_path, None) == []
+
+
+def test_the_unit_grants_all_capabilities_that_are_looked_for() -> None:
+    from bayplan.oci.node_checks import _CAPABILITIES
+
+    unit = (Path(__file__).parents[3] / "packaging/systemd/bayplan.service").read_text()
+    (line,) = [one for one in unit.splitlines() if one.startswith("CapabilityBoundingSet=")]
+    assert set(line.partition("=")[2].split()) == {name for name, _ in _CAPABILITIES.values()}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "key"),
+    [
+        ("var/lib/kubelet/config.yaml", "cpuManagerPolicy: static\n", "cpuManagerPolicy"),
+        ("var/lib/kubelet/config.yaml", "memoryManagerPolicy: Static\n", "memoryManagerPolicy"),
+        ("var/lib/kubelet/cpu_manager_state", '{"policyName":"static","checksum":1}', "cpuManagerPolicy"),
+        ("var/lib/kubelet/memory_manager_state", '{"policyName":"Static"}', "memoryManagerPolicy"),
+        ("etc/rancher/k3s/config.yaml", "kubelet-arg:\n- cpu-manager-policy=static\n", "cpuManagerPolicy"),
+        (
+            "etc/rancher/rke2/config.yaml",
+            "kubelet-arg: memory-manager-policy=Static\n",
+            "memoryManagerPolicy",
+        ),
+    ],
+)
+def test_a_kubelet_that_pins_containers_itself(tmp_path: Path, path: str, text: str, key: str) -> None:
+    write(tmp_path, path, text)
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.WARNING, f"/{path}")
+    assert key in finding.text
+    assert f"{key}: " in finding.advice
+
+
+@pytest.mark.parametrize("text", ["cpuManagerPolicy: none\n", "[", "- 1\n", "kubelet-arg: 3\n", "\x00"])
+def test_a_kubelet_that_does_not_or_a_file_that_is_kubelets_business(tmp_path: Path, text: str) -> None:
+    for path in (
+        "var/lib/kubelet/config.yaml",
+        "var/lib/kubelet/cpu_manager_state",
+        "etc/rancher/k3s/config.yaml",
+    ):
+        write(tmp_path, path, text)
+    assert found(tmp_path) == []
