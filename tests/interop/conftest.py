@@ -28,10 +28,13 @@ from bayplan.nri.wire import (
     Response,
     Role,
 )
+from support.coroutines import pytest_pyfunc_call
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, GoSideError, build
+
+__all__ = ["pytest_pyfunc_call"]  # tests here may be coroutines
 
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 

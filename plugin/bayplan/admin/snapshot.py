@@ -48,6 +48,7 @@ def snapshot_of(
             runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
         ),
         counters=dict(controller.counters),
+        durations=controller.latency.durations(),
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(known.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.http.port import HttpPort
 from bayplan.agent.kubelet_pods.endpoint import Endpoint, PodEndpoint
 from bayplan.agent.kubelet_pods.watch import PodWatch
 from bayplan.agent.mirror import Mirror
@@ -57,6 +58,8 @@ def _services(settings: AgentSettings, mirror: Mirror) -> Iterator[Service]:
     if settings.pod_resources_socket is not None:
         kubelet = KubeletPodResources(settings.kubelet_pod_resources)
         yield PodResourcesService(settings.pod_resources_socket, lambda: mirror.snapshot, kubelet)
+    if settings.listen is not None:
+        yield HttpPort(settings.listen, settings, mirror)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import argparse
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -12,9 +12,15 @@ from msgspec import Struct
 from bayplan import __version__
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.agent_protocol import DEFAULT_SOCKET
+from bayplan.quantity import whole_number
 from bayplan.standard_streams import CommandLineParser
 
 PROGRAM: Final = "bayplan-agent"
+
+MOST_CONTAINERS: Final = 10_000
+"""As many containers can be named in metrics, if somebody wants that."""
+
+_HIGHEST_PORT: Final = 65535
 
 _DESCRIPTION: Final = """\
 Follows the daemon of bayplan, and tells it what kubelet says of pods: what their containers request, to the
@@ -23,6 +29,16 @@ may be stopped and started at any time: nothing that was promised depends on it.
 
 _EPILOG: Final = """\
 Exit status: 0 stopped as asked, 1 failure, 2 wrong flags."""
+
+
+class Address(NamedTuple):
+    """Where to listen for TCP."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class AgentSettings(Struct, frozen=True):
@@ -36,13 +52,21 @@ class AgentSettings(Struct, frozen=True):
     kubelet_server_name: str = ""
     pod_resources_socket: Path | None = Path("/run/bayplan-agent/pod-resources.sock")
     kubelet_pod_resources: Path | None = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    listen: Address | None = Address("127.0.0.1", 9476)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    container_metrics: int = 100
     log_level: str = "info"
     log_format: str = "auto"
 
 
 def parse(argv: Sequence[str] | None = None) -> AgentSettings:
     """The settings in *argv*, the command line without the program's name."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        parser.error("--tls-cert and --tls-key are given together or not at all")
     return AgentSettings(**vars(arguments))
 
 
@@ -112,6 +136,30 @@ def build_parser() -> argparse.ArgumentParser:
         help="kubelet's own socket, whose devices and dynamic resources are passed on, or none "
         f"(default: {default.kubelet_pod_resources})",
     )
+    http = parser.add_argument_group("HTTP: /metrics, /livez, /readyz")
+    http.add_argument(
+        "--listen",
+        type=_address_or_none,
+        metavar="HOST:PORT",
+        default=default.listen,
+        help=f"where to listen, or none (default: {default.listen}, which only this machine reaches)",
+    )
+    http.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    http.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM)")
+    http.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="answer only who sends the bearer token in this file; /livez and /readyz answer everybody",
+    )
+    http.add_argument(
+        "--container-metrics",
+        type=_count,
+        metavar="N",
+        default=default.container_metrics,
+        help="name so many containers at most in metrics, 0 for none "
+        f"(default: {default.container_metrics}, those with the most memory on other nodes)",
+    )
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default=default.log_level)
     logs.add_argument("--log-format", choices=("auto", "json", "text"), default=default.log_format)
@@ -127,3 +175,20 @@ def _pods_url(word: str) -> str:
 
 def _path_or_none(word: str) -> Path | None:
     return None if word == "none" else Path(word)
+
+
+def _address_or_none(word: str) -> Address | None:
+    if word == "none":
+        return None
+    host, _, digits = word.rpartition(":")
+    port = whole_number(digits)
+    if not host or port is None or port > _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"found {word!r}, expected HOST:PORT like 127.0.0.1:9476, or none")
+    return Address(host.removeprefix("[").removesuffix("]"), port)
+
+
+def _count(word: str) -> int:
+    count = whole_number(word)
+    if count is None or count > MOST_CONTAINERS:
+        raise argparse.ArgumentTypeError(f"found {word!r}, expected a number from 0 to {MOST_CONTAINERS}")
+    return count

@@ -14,6 +14,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
+from bayplan.control.latency import Latency
 from bayplan.control.notified import KNOWN_SINCE, SyncCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
@@ -131,6 +132,11 @@ class Controller:
     def runtime(self) -> Runtime | None:
         """The NRI runtime, while it is connected."""
         return self.placements.runtime
+
+    @property
+    def latency(self) -> Latency:
+        """How long decisions, commits and replies took."""
+        return self.placements.latency
 
     @property
     def decision_log(self) -> DecisionLog:

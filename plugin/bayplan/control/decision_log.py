@@ -34,11 +34,24 @@ class DecisionLog:
         if decision.outcome is not Outcome.PLACED:
             for code in {reason.code for reason in decision.reasons}:
                 self._counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
+        self._count_pinning(decision)
         wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
         level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
         logger.log(level, message, extra=_fields(decision))
         for sentence in self.pins.note(decision.request):
             logger.warning(sentence, extra=_fields(decision))
+
+    def _count_pinning(self, decision: Decision) -> None:
+        """As kubelet's Memory Manager and CPU Manager count: who asks, and who does not get it."""
+        refused, placement = decision.outcome is Outcome.REFUSED, decision.placement
+        if refused or placement.mems is not None:
+            self._counters["memory_pinning_requests"] += 1
+        if refused:
+            self._counters["memory_pinning_errors"] += 1
+        if decision.request.exclusive_cpus:
+            self._counters["cpu_pinning_requests"] += 1
+            if not placement.exclusive_cpus:
+                self._counters["cpu_pinning_errors"] += 1
 
     def moved(self, one: Move) -> None:
         """Another container gets other nodes."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from bayplan.control.latency import DurationCounter
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision
 from bayplan.model.machine import Machine
@@ -26,16 +27,22 @@ class DecideInThread(Protocol):
 
 
 class EngineThread:
-    """Decisions by an engine; without *in_thread* all are made at once."""
+    """Decisions by an engine; without *in_thread* all are made at once. *durations* counts how long they
+    take."""
 
-    def __init__(self, in_thread: DecideInThread | None) -> None:
+    def __init__(self, in_thread: DecideInThread | None, durations: DurationCounter) -> None:
         self._in_thread = in_thread
+        self._durations = durations
         self._engines: tuple[Engine, Engine] | None = None
         """The engine, and the one that decides for it in the thread: an engine keeps what it worked out, and
         two threads must not write there."""
 
     async def run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
         """What *decide* returns with *engine* on *machine*."""
+        with self._durations.observed():
+            return await self._run(engine, machine, decide)
+
+    async def _run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
         if self._in_thread is None or len(machine.nodes) <= _FEW_NODES:
             return decide(engine)
         if self._engines is None or self._engines[0] is not engine:

@@ -19,6 +19,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread, EngineThread
 from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
+from bayplan.control.latency import Latency
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Transaction
@@ -73,6 +74,7 @@ class Placements:
         self.stopped_pods: set[str] = set()
         self.counters: Counter[str] = Counter()
         self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
+        self.latency = Latency()
         self.decision_log = DecisionLog(self.counters)
         self._recorder = recorder
         self._changes = changes
@@ -80,7 +82,7 @@ class Placements:
         self._weighted_interleave = weighted_interleave
         self._devices = devices
         self._capacity_freed = capacity_freed
-        self._engine_thread = EngineThread(decide_in_thread)
+        self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
         """Completes a decision about a new container by the memory that is free at the moment."""
 
@@ -305,7 +307,8 @@ class Placements:
             The updates that are due: with *replied* for the reply to the NRI runtime, else for the kernel.
         """
         ledger, updates, nodes_due = self._with_updates(ledger, shared, moves, replied=replied)
-        await transaction.commit(ledger, decided)
+        with self.latency.commit.observed():
+            await transaction.commit(ledger, decided)
         self.notifications.sent(updates, nodes_due, replied=replied)
         for one in moves:
             self.decision_log.moved(one)

@@ -172,7 +172,13 @@ class Daemon:
             UnixSocket(str(self.settings.nri_socket)),
         )
         timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
-        self.session = Session(self.controller, identity, endpoint, timeouts=timeouts)
+        self.session = Session(
+            self.controller,
+            identity,
+            endpoint,
+            timeouts=timeouts,
+            replied=self.controller.latency.reply.observe,
+        )
         for remark in self._remarks():
             logger.warning(remark)
         logger.info(

@@ -9,6 +9,7 @@ that a user should read: an error status would stop a container for a fault of o
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -67,10 +68,12 @@ class Requester(Protocol):
 
 
 class _Pending:
-    """A request that waits or is being decided. ``problem``: why the handler's result was not the answer."""
+    """A request that waits or is being decided. ``arrived_s``: when it came, by the clock; ``problem``: why
+    the handler's result was not the answer."""
 
     __slots__ = (
         "answered",
+        "arrived_s",
         "budget_s",
         "cancelled",
         "operation",
@@ -81,11 +84,19 @@ class _Pending:
         "timer",
     )
 
-    def __init__(self, operation: Operation, requester: Requester, stream_id: int, budget_s: float) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        requester: Requester,
+        stream_id: int,
+        budget_s: float,
+        arrived_s: float,
+    ) -> None:
         self.operation = operation
         self.requester = requester
         self.stream_id = stream_id
         self.budget_s = budget_s
+        self.arrived_s = arrived_s
         self.answered = False
         self.cancelled = False
         self.problem = ""
@@ -98,9 +109,17 @@ class _Pending:
 
 
 class RequestQueue:
-    """The requests of all connections of a session: one at a time, also across a lost connection."""
+    """The requests of all connections of a session: one at a time, also across a lost connection. *replied*
+    is called with the seconds that each waited for its answer."""
 
-    def __init__(self, handler: Handler, clock: Clock, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        clock: Clock,
+        timeouts: Timeouts,
+        replied: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._replied = replied
         self._handler = handler
         self._clock = clock
         self._timeouts = timeouts
@@ -111,8 +130,9 @@ class RequestQueue:
     def put(self, operation: Operation, requester: Requester, stream_id: int, timeout_ns: int) -> None:
         """Queue a request that the runtime waits for no longer than *timeout_ns*, 0 meaning any time."""
         budget_s = self._timeouts.budget_s(timeout_ns)
-        one = _Pending(operation, requester, stream_id, budget_s)
-        one.timer = self._clock.call_at(self._clock.time() + budget_s, partial(self._expire, one))
+        now_s = self._clock.time()
+        one = _Pending(operation, requester, stream_id, budget_s, now_s)
+        one.timer = self._clock.call_at(now_s + budget_s, partial(self._expire, one))
         self._waiting.append(one)
         self._begin_next()
 
@@ -225,6 +245,7 @@ class RequestQueue:
             logger.exception("unsendable answer", extra=one.fields(str(error)))
             one.problem = one.problem or f"unsendable answer: {error}"
             sent = one.requester.send(Response(one.stream_id, payload=self._default(one)))
+        self._replied(self._clock.time() - one.arrived_s)
         if not sent:
             one.problem = one.problem or "the connection ended before the answer"
 

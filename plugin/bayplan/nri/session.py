@@ -37,6 +37,7 @@ class Session:
     """Serves one runtime with one handler. Create it and use it within one event loop.
 
     *clock* is the loop's own unless a test moves the time itself; *jitter* gives numbers from 0 to below 1.
+    *replied* is called with the seconds from the arrival of each request to its answer.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class Session:
         timeouts: Timeouts = _TIMEOUTS,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
+        replied: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._handler = handler
         self._identity = identity
         self._endpoint = endpoint
         self._timeouts = timeouts
         self._clock: Clock = clock if clock is not None else asyncio.get_running_loop()
-        self._queue = RequestQueue(handler, self._clock, timeouts)
+        self._queue = RequestQueue(handler, self._clock, timeouts, replied)
         self._backoff = Backoff(jitter)
         self._resynchronize = Backoff(jitter, _RESYNCHRONIZE_FIRST_S, _RESYNCHRONIZE_LIMIT_S)
         self._connection: RuntimeConnection | None = None

@@ -14,6 +14,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_placement import LivePages
+from bayplan.views.durations import Durations
 
 
 class RuntimeState(Struct, frozen=True):
@@ -67,6 +68,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     pid: int = 0
     runtime: RuntimeState | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    durations: Mapping[str, Durations] = field(default_factory=dict)
     unmanaged: tuple[Unmanaged, ...] = ()
     drift: tuple[Drifted, ...] = ()
     oom_score_adj: Mapping[str, int] = field(default_factory=dict)

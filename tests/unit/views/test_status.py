@@ -5,11 +5,11 @@ import json
 from msgspec.structs import replace
 
 from bayplan import __version__
-from bayplan.admin.metrics import metrics_view
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node, Performance
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.metrics.text import metrics_view
 from bayplan.views.snapshot import MemoryReservation, Snapshot
 from bayplan.views.status import nodes_view, ping_view, status_view
 

@@ -4,11 +4,11 @@ import re
 
 from msgspec.structs import replace
 
-from bayplan.admin.metrics import metrics_view
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
+from bayplan.views.metrics.text import metrics_view
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
 
@@ -24,7 +24,7 @@ def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
         elif not line.startswith("# HELP "):
             match = SAMPLE.fullmatch(line)
             assert match, line
-            assert match[1] == announced
+            assert match[1] in (announced, *(f"{announced}_{part}" for part in ("bucket", "sum", "count")))
             assert (match[1], match[2] or "") not in found
             found[match[1], match[2] or ""] = float(match[3])
     return found

@@ -1,0 +1,77 @@
+"""Who may ask: a bearer token, and the certificate that the port is served with. Both files can be replaced
+while the agent runs."""
+
+import hmac
+import ssl
+from pathlib import Path
+from typing import Final
+
+from bayplan.agent.http.exchange import Request, Response, text
+from bayplan.errors import ConfigError, Problem
+
+MAX_TOKEN_BYTES: Final = 4096
+_SCHEME: Final = "bearer "
+
+
+class BearerToken:
+    """The token in a file, which is read again when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError: the file cannot be read, or holds no token."""
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._token = b""
+        self._read()
+
+    def why_refused(self, request: Request) -> Response | None:
+        """The answer to somebody who has not the token; None for others."""
+        try:
+            self._read()
+        except ConfigError:
+            return text(503, "the token cannot be read")
+        header = request.headers.get("authorization", "")
+        given = header[len(_SCHEME) :].strip().encode() if header.lower().startswith(_SCHEME) else b""
+        if hmac.compare_digest(given, self._token):
+            return None
+        return text(401, "a bearer token is needed", ("WWW-Authenticate", "Bearer"))
+
+    def _read(self) -> None:
+        try:
+            status = self._path.stat()
+            if self._seen == (status.st_mtime_ns, status.st_ino):
+                return
+            with self._path.open("rb") as file:
+                token = file.read(MAX_TOKEN_BYTES + 1).strip()
+        except OSError as error:
+            raise _wrong(self._path, error.strerror or str(error), "a file with a bearer token") from error
+        if not 0 < len(token) <= MAX_TOKEN_BYTES:
+            raise _wrong(self._path, f"{len(token)} bytes", f"a token of 1 to {MAX_TOKEN_BYTES} bytes")
+        self._token, self._seen = token, (status.st_mtime_ns, status.st_ino)
+
+
+class Certificate:
+    """A certificate with its key; ``context`` has what the files had when `refresh` looked last."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises ConfigError: the files hold no certificate with its key."""
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._files = certificate, key
+        self._seen: tuple[int, ...] = ()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over files that were replaced; raises ConfigError as at the start, and keeps what it had."""
+        certificate, key = self._files
+        try:
+            seen = tuple(path.stat().st_mtime_ns for path in self._files)
+            if seen != self._seen:
+                self.context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            problem = error.strerror or str(error)
+            raise _wrong(certificate, problem, f"a certificate in PEM, its key in {key}") from error
+        self._seen = seen
+
+
+def _wrong(path: Path, found: str, expected: str) -> ConfigError:
+    return ConfigError("command line", (Problem(str(path), found, expected),))

@@ -1,0 +1,18 @@
+"""docs/metrics.md is what the definitions say."""
+
+from pathlib import Path
+
+from bayplan.views.events import EVENTS
+from bayplan.views.metrics import METRICS
+from bayplan.views.metrics.reference import page
+
+PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `make reference`"
+
+
+def test_it_has_every_metric_and_every_event() -> None:
+    for name in (*(metric.name for metric in METRICS), *EVENTS):
+        assert f"\n| `{name}` | " in page()
