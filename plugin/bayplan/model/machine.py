@@ -4,6 +4,7 @@ Values only; `bayplan.host.sysfs` reads them from the kernel. Ids are sparse, di
 a node may lack CPUs, memory or both, and offline CPUs are listed but belong to no node's set.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property, reduce
 from typing import Final
@@ -101,6 +102,11 @@ class Machine(Struct, frozen=True, dict=True):
     @cached_property
     def cpu_by_id(self) -> Mapping[int, Cpu]:
         return {cpu.id: cpu for cpu in self.cpus}
+
+    @cached_property
+    def core_sizes(self) -> Mapping[int, int]:
+        """How many online CPUs each core has."""
+        return Counter(cpu.core_id for cpu in self.cpus if cpu.online)
 
     @cached_property
     def node_ids(self) -> NodeSet:

@@ -46,8 +46,11 @@ class ExclusiveCpus:
             text = f"{self.count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
         there = self._topology.cpus_near(nodes) if nodes else free
+        order = _by_distance(self._machine, nodes)
         for part in (self.own & there, free & there, self.own, free):
-            taken |= _best_cpus(self._machine, part - taken, self.count - len(taken), nodes)
+            available, count = part - taken, self.count - len(taken)
+            if available and count:
+                taken |= _best_cpus(self._machine, available, count, order)
         return taken, None
 
     def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
@@ -55,8 +58,8 @@ class ExclusiveCpus:
         return (cpus & self._machine.online_cpus) - self._topology.cpus_near(nodes)
 
 
-def _best_cpus(machine: Machine, available: CpuSet, count: int, preferred: NodeSet) -> CpuSet:
-    """*count* CPUs of *available*: from the *preferred* nodes first, then from the nodes nearest to them.
+def _best_cpus(machine: Machine, available: CpuSet, count: int, order: Iterable[int]) -> CpuSet:
+    """*count* CPUs of *available*, from the nodes in their *order*, and last those of no node.
 
     Within a node: whole free cores, cache by cache; what is left comes from cores that are already broken,
     and only then is another core broken, so that hyperthread siblings stay with one container.
@@ -65,11 +68,12 @@ def _best_cpus(machine: Machine, available: CpuSet, count: int, preferred: NodeS
         The CPUs; fewer than *count* only if *available* has fewer.
     """
     taken: list[int] = []
-    for node in _by_distance(machine, preferred):
-        taken += _take_from_node(machine, available & machine.cpus_of(NodeSet([node])), count - len(taken))
+    for node in order:
+        taken += _take_from_node(machine, available & machine.node_by_id[node].cpus, count - len(taken))
+        if len(taken) == count:
+            return CpuSet(taken)
     nodeless = available - machine.cpus_of(machine.node_ids)
-    taken += list(nodeless)[: count - len(taken)]
-    return CpuSet(taken)
+    return CpuSet((*taken, *list(nodeless)[: count - len(taken)]))
 
 
 def _by_distance(machine: Machine, preferred: NodeSet) -> list[int]:
@@ -84,12 +88,7 @@ def _by_distance(machine: Machine, preferred: NodeSet) -> list[int]:
 
 
 def _take_from_node(machine: Machine, free: CpuSet, count: int) -> list[int]:
-    if count <= 0 or not free:
-        return []
-    cores = _cores(machine.cpu_by_id[cpu] for cpu in free)
-    size_of = {core.core_id: 0 for core in machine.cpus}
-    for cpu in machine.cpus:
-        size_of[cpu.core_id] += cpu.online
+    cores, size_of = _cores(machine.cpu_by_id[cpu] for cpu in free), machine.core_sizes
     whole = [core for core in cores if len(core) == size_of[core[0].core_id]]
     broken = [core for core in cores if len(core) < size_of[core[0].core_id]]
     taken: list[int] = []
