@@ -48,8 +48,10 @@ class ExclusiveCpus:
         there = self._topology.cpus_near(nodes) if nodes else free
         order = _by_distance(self._machine, nodes)
         for part in (self.own & there, free & there, self.own, free):
-            available, count = part - taken, self.count - len(taken)
-            if available and count:
+            count = self.count - len(taken)
+            if not count:
+                break
+            if available := part - taken:
                 taken |= _best_cpus(self._machine, available, count, order)
         return taken, None
 
