@@ -312,6 +312,8 @@ install_program() {
 	mkdir -p /usr/local/bin "$unit_directory"
 	for name in bayplan baypland bayplan-agent; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
 	install -m 644 packaging/systemd/bayplan.service "$unit_directory/bayplan.service"
+	install -m 644 packaging/systemd/bayplan-agent.service "$unit_directory/bayplan-agent.service"
+	if command -v systemd-sysusers >/dev/null; then systemd-sysusers "$here/packaging/systemd/bayplan-agent.conf"; fi
 	[ ! -d /run/systemd/system ] || systemctl daemon-reload
 }
 

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.agent.settings import AgentSettings
 from bayplan.config.settings import Settings
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
 UNIT = PACKAGING / "systemd" / "bayplan.service"
+AGENT_UNIT = UNIT.with_name("bayplan-agent.service")
 
 
-def unit() -> configparser.ConfigParser:
-    parsed = configparser.ConfigParser(interpolation=None, strict=True)
+def unit(path: Path = UNIT) -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser(interpolation=None, strict=False)
     parsed.optionxform = str  # type: ignore[assignment,method-assign]  # how configparser is told to keep case
-    parsed.read_string(UNIT.read_text())
+    parsed.read_string(path.read_text())
     return parsed
 
 
@@ -67,10 +69,11 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
 
 
 @pytest.mark.interop
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [UNIT, AGENT_UNIT], ids=["daemon", "agent"])
+def test_systemd_understands_the_unit(tmp_path: Path, path: Path) -> None:
     # It wants the program to be there, which is this environment's where none is installed.
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace(str(INSTALLED), sys.prefix))
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text().replace(str(INSTALLED), sys.prefix))
     finished = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
     )
@@ -78,10 +81,37 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert finished.returncode == 0
 
 
+def test_the_agents_unit_runs_it_without_privileges_where_the_daemon_lets_it_in() -> None:
+    service, defaults = unit(AGENT_UNIT)["Service"], AgentSettings()
+    user = (PACKAGING / "systemd" / "bayplan-agent.conf").read_text().splitlines()[-1].split()
+    assert user[:2] == ["u", service["User"]]
+    assert service["User"] == service["Group"] == Settings().agent_group
+    assert service["CapabilityBoundingSet"] == ""
+    assert Path(service["ExecStart"].split()[0]) == INSTALLED / "bin" / "bayplan-agent"
+    assert defaults.daemon_socket == Settings().agent_socket
+    assert defaults.pod_resources_socket is not None
+    assert Path("/run") / service["RuntimeDirectory"] == defaults.pod_resources_socket.parent
+    assert not {"Requires", "BindsTo", "PartOf"} & set(unit(AGENT_UNIT)["Unit"])
+
+
+@pytest.mark.interop
+def test_the_agents_unit_exposes_next_to_nothing() -> None:
+    finished = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(AGENT_UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.search(r"Overall exposure level for bayplan-agent.service: ([0-9.]+)", finished.stdout)
+    assert found is not None, finished.stdout + finished.stderr
+    assert float(found[1]) < 2
+
+
 def test_set_up_installs_where_unit_and_documents_say() -> None:
     script = (PACKAGING / "dev" / "setup.sh").read_text()
     assert re.findall(r"^installed=(.+)$", script, re.MULTILINE) == [str(INSTALLED)]
-    assert f"packaging/systemd/{UNIT.name} " in script
+    for name in (UNIT.name, AGENT_UNIT.name):
+        assert f"packaging/systemd/{name} " in script
     readme = (PACKAGING.parent / "README.md").read_text()
     section = readme.partition("## Install\n")[2].partition("\n## ")[0]
     commands = [line.split("#")[0].strip() for line in section.splitlines() if line.startswith("    ")]
