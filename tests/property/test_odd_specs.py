@@ -16,7 +16,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.model.wishes import KEYS
 from bayplan.nri import Event
-from bayplan.nri.translate import adjustment_to, container_from, pod_from, resources_from, updates_to
+from bayplan.nri.translate import add_updates, adjustment_to, container_from, pod_from, resources_from
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled
 from support.machines import machine
@@ -162,7 +162,9 @@ async def step(
     else:
         await controller.state_changed(Event.START_CONTAINER, seen, spec)
         updates = ()
-    assert all(one.IsInitialized() for one in updates_to(updates))
+    response = pb.SynchronizeResponse()
+    add_updates(response.update, updates)
+    assert response.IsInitialized()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.topology.value)

@@ -130,7 +130,7 @@ class NriNode:
         for key, entry in ledger.entries.items():
             wanted = cpus_for(entry.decision, ledger.shared_cpus(MACHINE))
             assert CpuSet.parse(self.runtime.containers[key].linux.resources.cpu.cpus) == wanted, self.said
-            assert entry.notified_cpus == wanted, self.said
+            assert ledger.notified_cpus(entry) == wanted, self.said
             if key in self.running:
                 assert self.tree.cpus(key) == wanted, (key, "; ".join(self.said))
         for _ in range(2):

@@ -114,7 +114,7 @@ def promised(controller: Controller) -> Promises:
             "claim": entry.decision.placement.claim,
             "home": entry.decision.placement.original_nodes,
             "overlapping": entry.decision.placement.overlapping,
-            "told": entry.notified_cpus,
+            "told": ledger.notified_cpus(entry),
             "oom group": entry.oom_group,
             "ended": entry.ended,
         }

@@ -133,7 +133,8 @@ class _FullDisk:
     """A store without room, which can still be read."""
 
     def __init__(self, store: Store) -> None:
-        self.entries, self.history, self.close = store.entries, store.history, store.close
+        self.entries, self.pool_cpus = store.entries, store.pool_cpus
+        self.history, self.close = store.history, store.close
 
     def commit(self, _: Step) -> None:
         """Fail."""

@@ -342,11 +342,11 @@ class Placements:
         nodes = {move.container_id for move in moves} | self.notifications.nodes_due
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
         lost = self.notifications.unreachable(ledger, updates, replied=replied)
+        sent = {one.container_id: one.cpuset_cpus for one in pool if one.container_id in ledger.outside_pool}
         # The kernel gets them from us. None, so that an update is due also if what was sent last becomes
         # right again.
-        ledger = ledger.with_notified_cpus(
-            {one.container_id: None if one.container_id in lost else one.cpuset_cpus for one in pool}
-        )
+        sent |= {one.container_id: None for one in pool if one.container_id in lost}
+        ledger = ledger.with_notified_cpus(sent, shared)
         reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
         return ledger, reply, {key for key in nodes if key in lost}
 

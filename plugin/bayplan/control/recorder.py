@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
 from bayplan.model.decision import Decision
-from bayplan.model.ledger import Entry
+from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state import RefusedItem, Step, Store
@@ -56,9 +56,9 @@ class Recorder:
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await self._thread.submit(work).outcome()
 
-    async def entries(self) -> list[Entry]:
-        """Everything that is recorded."""
-        return await self._run(lambda: list(self.store.entries()))
+    async def ledger(self) -> Ledger:
+        """Everything that is promised, as it is recorded."""
+        return await self._run(lambda: Ledger.of(self.store.entries(), self.store.pool_cpus()))
 
     async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
         """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the

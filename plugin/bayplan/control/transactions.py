@@ -165,7 +165,7 @@ class Transactions:
 
     async def restore(self) -> None:
         """Take over the ledger that is recorded, in the form of the engine."""
-        recorded = Ledger.of(await self._recorder.entries())
+        recorded = await self._recorder.ledger()
         async with self.transaction() as transaction:
             self._become(self._basis._replace(ledger=recorded), _differences(self._basis.ledger, recorded))
             transaction.accept(engine=self._basis.engine)
@@ -200,9 +200,10 @@ class Transactions:
         self._recorded(number)
 
     def _accept(self, after: Basis, decided: str | None, *, replace_all: bool) -> None:
-        ids = _differences(self._basis.ledger, after.ledger)
+        before = self._basis.ledger
+        ids = _differences(before, after.ledger)
         self._become(after, ids)
-        if ids or replace_all or self._unrecorded:
+        if ids or replace_all or self._unrecorded or before.pool_cpus != after.ledger.pool_cpus:
             self._write(after.ledger, ids, decided, replace_all=replace_all)
 
     def _become(self, after: Basis, ids: Collection[str]) -> None:
@@ -266,7 +267,7 @@ class Transactions:
         if replace_all:
             self._replacing_since = self._number
         kept = frozenset(ledger.entries) | retained.keys() if self._replacing_since is not None else None
-        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept))
+        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept, ledger.pool_cpus))
 
     def _recorded(self, number: int) -> None:
         if self._replacing_since is not None and number >= self._replacing_since:

@@ -345,6 +345,13 @@ class Decision(Struct, frozen=True):
     advantage: Advantage | None = None
     shortage: Shortage | None = None
 
+    @property
+    def shares_cpus(self) -> bool:
+        """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on some
+        that somebody else chose."""
+        pinned = self.request.pinned_cpus is not None or self.request.opted_out
+        return not pinned and not self.placement.exclusive_cpus
+
     def explanation(self) -> str:
         """The reasons as one line for humans."""
         return "; ".join(reason.text for reason in self.reasons)

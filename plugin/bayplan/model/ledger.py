@@ -37,12 +37,14 @@ class Entry(Struct, frozen=True):
     container and that the runtime can have applied: in the spec of its creation, or in an update of a
     container that the runtime knew. None if there was none. If the container should have other CPUs by now,
     an update of it is due. For a container that did not come over NRI it is what was last written to the
-    kernel. ``origin`` is None for a container that came over NRI; ``oom_group``: that container's adjustment
-    set memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
-    given as a whole, until the pod's next container comes."""
+    kernel. ``in_pool``: the container was sent the shared CPUs whenever these changed; instead of here the
+    ledger says once for all which ones. ``origin`` is None for a container that came over NRI; ``oom_group``:
+    that container's adjustment set memory.oom.group. ``ended``: the container is gone and holds nothing; the
+    entry says what its pod was given as a whole, until the pod's next container comes."""
 
     decision: Decision
     notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
+    in_pool: bool = False
     origin: Origin | None = None
     oom_group: bool = False
     ended: bool = False
@@ -61,9 +63,9 @@ class Ledger(Struct, frozen=True):
     nodes. ``retained``: pods, by id, that were given room as a whole and have no container at the moment,
     each with the entry of its last one.
 
-    ``notified_counts`` and ``uncounted`` find the containers that are due an update without a look at every
-    entry: containers without exclusive CPUs are counted by their ``notified_cpus``, all others and those
-    without ``notified_cpus`` are listed by id.
+    ``pool_cpus`` are the shared CPUs that were last sent to all members of the pool (`Entry.in_pool`), so
+    that a change of them changes no entry. ``outside_pool`` are the ids of all others, which were sent
+    something else, or of which it is not known. No member of the pool has exclusive CPUs or pinned ones.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`.
@@ -75,14 +77,15 @@ class Ledger(Struct, frozen=True):
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     retained: Mapping[str, Entry] = field(default_factory=dict)
-    notified_counts: Mapping[CpuSet, int] = field(default_factory=dict)
-    uncounted: frozenset[str] = frozenset()
+    pool_cpus: CpuSet | None = None
+    outside_pool: frozenset[str] = frozenset()
     ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> "Ledger":
-        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container."""
-        ledger = cls()
+    def of(cls, entries: Iterable[Entry], pool_cpus: CpuSet | None = None) -> "Ledger":
+        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container.
+        *pool_cpus* as in the ledger that they are from."""
+        ledger = cls(pool_cpus=pool_cpus)
         for entry in entries:
             ledger = ledger.with_entry(entry)
         return ledger
@@ -93,6 +96,8 @@ class Ledger(Struct, frozen=True):
         pod_id = entry.decision.request.pod_id
         if entry.ended:
             return replace(base, retained={**base.retained, pod_id: entry})
+        if not entry.decision.shares_cpus:
+            entry = base.with_own_notice(entry)
         base = base.without_retained(pod_id)
         key = score_key(entry.decision.request)
         if key is None:
@@ -226,24 +231,46 @@ class Ledger(Struct, frozen=True):
         shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
         return shared - withheld or shared
 
-    def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
-        """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
-        runtime; None for a container of which it is not known what the runtime applied."""
-        if not cpus:
-            return self
-        entries, counts, uncounted = dict(self.entries), self.notified_counts, self.uncounted
-        for container_id, notified_cpus in cpus.items():
-            counts = _counted(counts, _notified_shared_cpus(entries[container_id]), -1)
-            entry = entries[container_id] = replace(entries[container_id], notified_cpus=notified_cpus)
-            counts = _counted(counts, _notified_shared_cpus(entry), 1)
-            single = {container_id}
-            uncounted = uncounted - single if _notified_shared_cpus(entry) is not None else uncounted | single
-        return replace(self, entries=entries, notified_counts=counts, uncounted=uncounted)
+    def notified_cpus(self, entry: Entry) -> CpuSet | None:
+        """The cpuset.cpus that was sent for the container of *entry*; None as in `Entry.notified_cpus`."""
+        return self.pool_cpus if entry.in_pool else entry.notified_cpus
 
-    def update_candidates(self, shared: CpuSet) -> Iterable[str]:
-        """The ids of all containers for which an update can be due, where *shared* are the CPUs of those
-        without exclusive CPUs: if all that were counted have these, only the uncounted ones."""
-        return self.uncounted if self.notified_counts.keys() <= {shared} else self.entries
+    def with_own_notice(self, entry: Entry) -> Entry:
+        """*entry* outside of the pool: it says itself what was sent."""
+        return replace(entry, notified_cpus=self.pool_cpus, in_pool=False) if entry.in_pool else entry
+
+    def with_notified_cpus(
+        self, cpus: Mapping[str, CpuSet | None], pool_cpus: CpuSet | None = None
+    ) -> "Ledger":
+        """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
+        runtime; None for a container of which it is not known what the runtime applied.
+
+        *pool_cpus*, those before if it is None, were sent to all members of the pool that *cpus* does not
+        name. Others that were sent them and share them are members from now on.
+        """
+        pool_cpus = self.pool_cpus if pool_cpus is None else pool_cpus
+        changed = dict[str, Entry]()
+        for container_id in self.outside_pool | cpus.keys():
+            entry = self.entries[container_id]
+            sent = cpus.get(container_id, entry.notified_cpus)
+            in_pool = sent is not None and sent == pool_cpus and entry.decision.shares_cpus
+            if in_pool != entry.in_pool or not (in_pool or sent == entry.notified_cpus):
+                changed[container_id] = replace(
+                    entry, notified_cpus=None if in_pool else sent, in_pool=in_pool
+                )
+        if not changed and pool_cpus == self.pool_cpus:
+            return self
+        joined = frozenset(key for key, entry in changed.items() if entry.in_pool)
+        return replace(
+            self,
+            entries={**self.entries, **changed},
+            pool_cpus=pool_cpus,
+            outside_pool=self.outside_pool.union(changed) - joined,
+        )
+
+    def members(self) -> Iterable[str]:
+        """The ids of the members of the pool."""
+        return (container_id for container_id, entry in self.entries.items() if entry.in_pool)
 
 
 def _added(ledger: Ledger, entry: Entry) -> Ledger:
@@ -255,10 +282,8 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         bound=_counted(ledger.bound, placement.mems, 1),
         claimed_bytes=_claimed(ledger.claimed_bytes, placement, 1),
         retained=ledger.retained,
-        notified_counts=_counted(ledger.notified_counts, _notified_shared_cpus(entry), 1),
-        uncounted=ledger.uncounted | {entry.container_id}
-        if _notified_shared_cpus(entry) is None
-        else ledger.uncounted,
+        pool_cpus=ledger.pool_cpus,
+        outside_pool=ledger.outside_pool if entry.in_pool else ledger.outside_pool | {entry.container_id},
         ids_by_score=ledger.ids_by_score,
     )
 
@@ -299,8 +324,8 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         bound=_counted(ledger.bound, placement.mems, -1),
         claimed_bytes=_claimed(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,
-        notified_counts=_counted(ledger.notified_counts, _notified_shared_cpus(gone), -1),
-        uncounted=ledger.uncounted - {container_id},
+        pool_cpus=ledger.pool_cpus,
+        outside_pool=ledger.outside_pool - {container_id},
         ids_by_score=ledger.ids_by_score,
     )
 
@@ -345,11 +370,6 @@ def _claimed(
     else:
         changed.pop(claim.nodes, None)
     return changed
-
-
-def _notified_shared_cpus(entry: Entry) -> CpuSet | None:
-    """The ``notified_cpus`` of a container without exclusive CPUs; None for all others."""
-    return None if entry.decision.placement.exclusive_cpus else entry.notified_cpus
 
 
 def _counted(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:

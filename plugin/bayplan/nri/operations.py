@@ -15,7 +15,7 @@ from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri.errors import PayloadError
 from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler
-from bayplan.nri.translate import adjustment_to, container_from, pod_from, resources_from, updates_to
+from bayplan.nri.translate import add_updates, adjustment_to, container_from, pod_from, resources_from
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class Synchronize(Operation):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates."""
         updates = await handler.synchronize(self.pods, self.containers)
-        return pb.SynchronizeResponse(update=updates_to(updates)).SerializeToString()
+        response = pb.SynchronizeResponse()
+        add_updates(response.update, updates)
+        return response.SerializeToString()
 
 
 class _OfContainer(Operation):
@@ -89,9 +91,9 @@ class CreateContainer(_OfContainer):
 
     def _answer(self, adjustment: Adjustment, updates: Iterable[Update]) -> bytes:
         adjust = adjustment_to(self.container_id, adjustment)
-        return pb.CreateContainerResponse(
-            adjust=adjust if adjust.HasField("linux") else None, update=updates_to(updates)
-        ).SerializeToString()
+        response = pb.CreateContainerResponse(adjust=adjust if adjust.HasField("linux") else None)
+        add_updates(response.update, updates)
+        return response.SerializeToString()
 
 
 class UpdateContainer(_OfContainer):
@@ -108,7 +110,9 @@ class UpdateContainer(_OfContainer):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates, also of the container itself."""
         updates = await handler.update_container(self.pod, self.container, self.resources)
-        return pb.UpdateContainerResponse(update=updates_to(updates)).SerializeToString()
+        response = pb.UpdateContainerResponse()
+        add_updates(response.update, updates)
+        return response.SerializeToString()
 
 
 class StopContainer(_OfContainer):
@@ -120,7 +124,9 @@ class StopContainer(_OfContainer):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates of others."""
         updates = await handler.stop_container(self.pod, self.container)
-        return pb.StopContainerResponse(update=updates_to(updates)).SerializeToString()
+        response = pb.StopContainerResponse()
+        add_updates(response.update, updates)
+        return response.SerializeToString()
 
 
 class StateChange(Operation):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from sys import intern
 from typing import Final, TypeVar
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import ParseError
 from bayplan.model.decision import MemoryPolicySetting
@@ -202,24 +204,35 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
     return message
 
 
-def updates_to(updates: Iterable[Update]) -> list[pb.ContainerUpdate]:
-    """What to change in other containers: one message per container, in the order of their first mention.
+def add_updates(
+    messages: RepeatedCompositeFieldContainer[pb.ContainerUpdate], updates: Iterable[Update]
+) -> None:
+    """Add to *messages* what to change in other containers: one message per container, in the order of their
+    first mention.
 
     Runtimes are told to go on if one fails: it may be stopping, and the request it is attached to is about
     another container. NRI fails a whole request in which a field is claimed twice, so that updates of the
-    same container are merged here; the later one wins.
+    same container are merged here; the later one wins. When the shared CPUs change, the updates of hundreds
+    of containers say the same, which is written once.
 
     Raises:
         EmptySetError: a cpuset is empty.
     """
-    messages: dict[str, pb.ContainerUpdate] = {}
+    added = set[str]()
+    written: dict[tuple[object, ...], pb.ContainerUpdate] = {}
     for update in updates:
-        message = messages.get(update.container_id)
+        container_id, limit_bytes = update.container_id, update.memory_limit_bytes
+        content = (update.cpuset_cpus, update.cpuset_mems, limit_bytes, *update.unified.items())
+        message = written.get(content)
         if message is None:
-            message = pb.ContainerUpdate(container_id=update.container_id, ignore_failure=True)
-            messages[update.container_id] = message
-        _write(message.linux.resources, update.container_id, update)
-    return [message for message in messages.values() if message.HasField("linux")]
+            message = written[content] = pb.ContainerUpdate(ignore_failure=True)
+            _write(message.linux.resources, container_id, update)
+        message.container_id = container_id
+        if container_id in added:
+            next(one for one in messages if one.container_id == container_id).MergeFrom(message)
+        elif message.HasField("linux"):
+            messages.append(message)
+            added.add(container_id)
 
 
 def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | Update) -> None:

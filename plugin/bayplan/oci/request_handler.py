@@ -247,7 +247,7 @@ class OciRequestHandler:
             entry = transaction.basis.ledger.entries.get(container_id)
             if entry is None or entry.origin is None:
                 return _DONE
-            change = without_ours(entry, resources_from(resources))
+            change = without_ours(self._controller.ledger.with_own_notice(entry), resources_from(resources))
             pod, container = entry.origin.pod, entry.origin.container
             updates = await self._controller.placements.change(transaction, pod, container, change)
             wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])

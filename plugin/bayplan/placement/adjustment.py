@@ -99,11 +99,12 @@ def shared_pool_updates(ledger: Ledger, shared: CpuSet) -> list[Update]:
     """Updates for the containers whose CPUs are not (any more, or not yet) what they should have;
     *shared* are the CPUs of those without exclusive CPUs.
 
-    Each is compared with its ``notified_cpus``: an update that could not be sent with one reply goes out with
-    the next.
+    Outside of the pool each is compared with its ``notified_cpus``: an update that could not be sent with one
+    reply goes out with the next.
     """
-    updates = []
-    for container_id in sorted(ledger.update_candidates(shared)):
+    due = () if ledger.pool_cpus == shared else ledger.members()
+    updates = [Update(container_id, cpuset_cpus=shared) for container_id in due]
+    for container_id in sorted(ledger.outside_pool):
         entry = ledger.entries[container_id]
         cpus = cpus_for(entry.decision, shared)
         if cpus is not None and cpus != entry.notified_cpus:

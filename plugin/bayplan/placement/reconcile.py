@@ -94,10 +94,11 @@ def reconcile(
         for key, entry in carried.items()
         if key in observed and key not in ledger.entries and has_annotated_placement(entry, observed[key])
     }
-    known = {key: entry for key, entry in ledger.entries.items() if key in observed} | recovered
+    recorded = {key: ledger.with_own_notice(entry) for key, entry in ledger.entries.items()}
+    known = {key: entry for key, entry in recorded.items() if key in observed} | recovered
     if recovered:
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
-    unlisted = [entry for key, entry in ledger.entries.items() if key not in (*gone, *known)]
+    unlisted = [entry for key, entry in recorded.items() if key not in known and key not in gone]
     compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
     agreed = Ledger.of([*unlisted, *(entry for entry, _ in compared)])
     if recovered:
@@ -109,9 +110,10 @@ def reconcile(
     pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
     agreed = _sharing(pools, agreed, candidates)
     repairs = [repair for _, repair in compared if repair is not None]
-    updates = merged(repairs, shared_pool_updates(agreed, agreed.shared_cpus(machine, policy.withheld_cpus)))
+    shared = agreed.shared_cpus(machine, policy.withheld_cpus)
+    updates = merged(repairs, shared_pool_updates(agreed, shared))
     agreed = agreed.with_notified_cpus(
-        {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
+        {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}, shared
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
     forgotten, retained = agreed.retained_changes(ledger)

@@ -232,7 +232,7 @@ def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path:
                 await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
                 await clock.until_armed()
             clock.advance(RETRY_S)
-            await one.controller.recorder.entries()
+            await one.controller.recorder.ledger()
             assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
 
     run(scenario)

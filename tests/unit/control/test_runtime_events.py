@@ -40,7 +40,8 @@ def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: 
 
             assert updates == [Update("l", cpuset_cpus=CpuSet.parse("0,3-7"))]
             assert one.verifications == 1
-            told = {key: entry.notified_cpus for key, entry in one.controller.ledger.entries.items()}
+            ledger = one.controller.ledger
+            told = {key: ledger.notified_cpus(entry) for key, entry in ledger.entries.items()}
             assert told["s"] == told["l"] == CpuSet.parse("0,3-7")
 
     run(scenario())

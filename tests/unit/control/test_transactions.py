@@ -63,8 +63,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def agree(one: Controlled) -> None:
     """The disk says what the ledger says, and no more."""
-    recorded = Ledger.of(await one.controller.recorder.entries())
+    recorded = await one.controller.recorder.ledger()
     assert dict(recorded.entries) == dict(one.controller.ledger.entries)
+    assert recorded.pool_cpus == one.controller.ledger.pool_cpus
     assert not one.controller._transactions.unrecorded
 
 

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.placement.adjustment import cpus_for, shared_pool_updates
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
 
@@ -46,39 +47,44 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
     assert Ledger.of(expected.values()) == ledger or sorted(expected) == sorted(ledger.entries)
 
 
-ADD, REMOVE, TELL = "add", "remove", "tell"
-TOLD = st.sampled_from([None, CpuSet([0]), CpuSet([0, 1])])
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([ADD, REMOVE, TELL]), st.integers(0, 4), st.booleans(), TOLD), max_size=20
-    )
+ADD, REMOVE, OWN, SEND = "add", "remove", "own", "send"
+SHARED = CpuSet([0]), CpuSet([0, 1])
+STEPS = st.tuples(
+    st.sampled_from([ADD, REMOVE, OWN, SEND]), st.integers(0, 4), st.sampled_from([None, *SHARED])
 )
-def test_who_may_be_due_an_update_is_known_without_a_look_at_all(
-    steps: list[tuple[str, int, bool, CpuSet | None]],
-) -> None:
-    ledger = Ledger()
-    for step, number, exclusive, told in steps:
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_the_pool_is_what_each_of_its_members_was_sent(steps: list[tuple[str, int, CpuSet | None]]) -> None:
+    ledger, sent = Ledger(), dict[str, CpuSet | None]()
+    for step, number, cpus in steps:
         one = entry(number, 0, 1)
-        if not exclusive:
-            placement = replace(one.decision.placement, exclusive_cpus=CpuSet())
-            one = replace(one, decision=replace(one.decision, placement=placement))
+        before = ledger.entries.get(one.container_id)
         if step == ADD:
-            ledger = ledger.with_entry(replace(one, notified_cpus=told))
+            placement = replace(one.decision.placement, exclusive_cpus=CpuSet())
+            fresh = Entry(replace(one.decision, placement=placement), notified_cpus=cpus)
+            ledger, sent[one.container_id] = ledger.with_entry(fresh), cpus
         elif step == REMOVE:
             ledger = ledger.without(one.container_id)
-        elif told is not None and one.container_id in ledger.entries:
-            ledger = ledger.with_notified_cpus({one.container_id: told})
-    for shared in (CpuSet([0]), CpuSet([0, 1])):
-        right = {
-            key
-            for key, one in ledger.entries.items()
-            if one.notified_cpus == shared and not one.decision.placement.exclusive_cpus
-        }
-        due = set(ledger.update_candidates(shared))
-        assert set(ledger.entries) - right <= due
-        assert due.isdisjoint(right) or due == set(ledger.entries)
+            sent.pop(one.container_id, None)
+        elif step == OWN and before is not None:
+            ledger = ledger.with_entry(replace(before, decision=one.decision))
+        elif step == SEND and cpus is not None:
+            updates = {
+                update.container_id: update.cpuset_cpus for update in shared_pool_updates(ledger, cpus)
+            }
+            if one.container_id in updates:
+                updates[one.container_id] = None
+            ledger = ledger.with_notified_cpus(updates, cpus)
+            sent |= updates
+        assert {key: ledger.notified_cpus(one) for key, one in ledger.entries.items()} == sent
+        outside = {key for key, one in ledger.entries.items() if not one.in_pool}
+        assert outside == ledger.outside_pool == ledger.entries.keys() - set(ledger.members())
+        assert all(ledger.entries[key].decision.shares_cpus for key in ledger.members())
+    for shared in SHARED:
+        wanted = {key: cpus_for(one.decision, shared) for key, one in ledger.entries.items()}
+        due = {key for key, cpus in wanted.items() if cpus != sent[key]}
+        assert {update.container_id for update in shared_pool_updates(ledger, shared)} == due
 
 
 def test_a_change_leaves_the_old_ledger_alone() -> None:

@@ -1,6 +1,7 @@
 """NRI messages to values and back: what is set, what is not, and what cannot be read."""
 
 import logging
+from collections.abc import Iterable
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -22,17 +23,23 @@ from bayplan.model.workload import (
 )
 from bayplan.nri import EmptySetError
 from bayplan.nri.translate import (
+    add_updates,
     adjustment_to,
     container_from,
     pod_from,
     resources_from,
     runtime_from,
-    updates_to,
 )
 from bayplan.sets import CpuSet, NodeSet
 from support.workloads import make_container, make_pod
 
 MIB = 1 << 20
+
+
+def updates_to(updates: Iterable[Update]) -> list[pb.ContainerUpdate]:
+    response = pb.StopContainerResponse()
+    add_updates(response.update, updates)
+    return list(response.update)
 
 
 def resources(**fields) -> pb.LinuxResources:
@@ -338,6 +345,15 @@ class TestUpdates:
 
     def test_nothing_to_change_is_no_update(self):
         assert updates_to([Update("a")]) == []
+
+    def test_what_many_are_told_is_told_to_each(self):
+        shared = CpuSet([1, 2])
+        own = Update("b", cpuset_cpus=shared, cpuset_mems=NodeSet([1]))
+        messages = updates_to([Update("a", cpuset_cpus=shared), own, Update("c", cpuset_cpus=shared)])
+        found = [
+            (one.container_id, one.linux.resources.cpu.cpus, one.linux.resources.cpu.mems) for one in messages
+        ]
+        assert found == [("a", "1-2", ""), ("b", "1-2", "1"), ("c", "1-2", "")]
 
     def test_an_empty_set_is_an_error(self):
         with pytest.raises(EmptySetError, match=r"container a: cpuset\.cpus"):

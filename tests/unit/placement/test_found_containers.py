@@ -117,7 +117,7 @@ class TestWithAnnotation:
         s = decided(shared("s"), Ledger.of([x]))
         listed = [running(own("x", 2), "1-2", "0"), running(shared("s"), "0,3-7")]
         result = against(listed, carried={"x": x, "s": s})
-        assert result.ledger == Ledger.of([s, x])
+        assert result.ledger == Ledger.of([s, x]).with_notified_cpus({}, CpuSet.parse("0,3-7"))
         assert (result.found, result.updates, result.recovered) == ((), (), ("s", "x"))
         assert {entry.container_id for entry in result.changed} == {"s", "x"}
 
@@ -125,7 +125,7 @@ class TestWithAnnotation:
         x = decided(own("x", 2))
         other = replace(x, decision=replace(x.decision, outcome=Outcome.DEGRADED))
         result = against([running(own("x", 2), "1-2", "0")], Ledger.of([x]), {"x": other})
-        assert (result.ledger, result.recovered) == (Ledger.of([x]), ())
+        assert (result.ledger.entries, result.recovered) == ({"x": x}, ())
 
     @pytest.mark.parametrize(("cpus", "mems"), [("", ""), ("1-2", ""), ("", "0")])
     def test_a_container_that_has_not_got_it_has_it_from_elsewhere(self, cpus: str, mems: str) -> None:

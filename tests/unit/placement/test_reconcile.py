@@ -24,7 +24,8 @@ def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE.memory_bytes)
     decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
-    return after.with_notified_cpus({one.id: cpus_for(decision, after.shared_cpus(MACHINE)) or CpuSet()})
+    shared = after.shared_cpus(MACHINE)
+    return after.with_notified_cpus({one.id: cpus_for(decision, shared) or CpuSet()}, shared)
 
 
 def running(one: Container, cpus: str = "", mems: str = "") -> Container:
