@@ -104,6 +104,7 @@ def test_what_started_on_a_full_disk_is_recorded_when_there_is_room(node: Node) 
     node.guest.run("mkdir", "-p", STATE_DIRECTORY)
     node.guest.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE_DIRECTORY)
     try:
+        node.forms.install()
         with_handlers(node, nri=True)
         node.bayplan.start(*PATIENT)
         node.bayplan.await_synchronized()
