@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bayplan.admin.agent_server import AgentServer, everything
+from bayplan.admin.agent_server import AgentServer, PodReceiver, everything
 from bayplan.admin.snapshot import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
@@ -29,9 +29,13 @@ from support.coroutines import PATIENCE_S
 
 @asynccontextmanager
 async def serving(
-    one: Controlled, path: Path, group: int | None = None, client_timeout_s: float = PATIENCE_S
+    one: Controlled,
+    path: Path,
+    group: int | None = None,
+    client_timeout_s: float = PATIENCE_S,
+    pods: PodReceiver | None = None,
 ) -> AsyncIterator[AgentServer]:
-    """Serve agents of the controller *one* at *path*."""
+    """Serve agents of the controller *one* at *path*. What they say goes to it, or to *pods*."""
     controller = one.controller
 
     def observe() -> Observation:
@@ -43,7 +47,7 @@ async def serving(
         controller.changes,
         lambda: controller.basis,
         observe,
-        controller.placements.kubelet_pods,
+        pods or controller.placements.kubelet_pods,
         client_timeout_s,
     )
     await server.start()

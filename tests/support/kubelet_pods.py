@@ -5,6 +5,8 @@ Source: pkg/kubelet/qos/policy.go and kuberuntime_container_linux.go of Kubernet
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import (
     Amounts,
@@ -51,12 +53,13 @@ def kubelet_pod(
 
 def sandbox(described: PodFacts) -> Pod:
     """The pod as the runtime has it."""
-    return pod(described.name, described.qos)
+    return replace(pod(described.name, described.qos), uid=described.uid)
 
 
 def asked(described: PodFacts, name: str, capacity_bytes: int) -> Container:
-    """The container *name* of the pod as kubelet asks for it on a machine with *capacity_bytes*."""
-    one = next(each for each in described.containers if each.name == f"{name}-name")
+    """The container *name* of the pod, in which it may be called *name*-name, as kubelet asks for it on a
+    machine with *capacity_bytes*."""
+    one = next(each for each in described.containers if each.name in (name, f"{name}-name"))
     requests, limits = one.allocated.requests, one.allocated.limits
     limit_bytes = limits.memory_bytes
     if limit_bytes is None and described.pod_level is not None:
