@@ -6,17 +6,21 @@ Creations never wait for it: what is known before them is used there.
 
 import asyncio
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bayplan.control.controller import Controller
-from bayplan.control.transactions import Transaction
 from bayplan.errors import StateError
+from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
 from bayplan.model.sentences import memory_text
-from bayplan.model.workload import Container
-from bayplan.placement.corrected_requests import with_corrected_request
+from bayplan.placement.corrected_requests import with_corrected_requests
 
 logger = logging.getLogger(__name__)
+
+PODS_AT_ONCE: Final = 4
+"""In one transaction, which a creation may have to wait for: a millisecond for each container."""
 
 PAUSE_S: Final = 0.5
 """Between two rounds: where many pods come at once one write to the disk is enough."""
@@ -47,42 +51,45 @@ class ExactRequests:
                 logger.exception("requests could not be corrected")
 
     async def correct(self) -> None:
-        """Correct the claims of all containers whose pods are due.
+        """Correct the claims of all containers whose pods are due, of a few pods at a time: whoever waits for
+        the ledger has it in between.
 
         Raises:
             StateError: it could not be recorded; they stay due.
         """
-        async with self._controller.transaction() as transaction:
-            uids, known = dict(self._pods.due), self._controller.known
-            containers = [
-                one
-                for one in known.containers.values()
-                if one.pod_id in known.pods and known.pods[one.pod_id].uid in uids
-            ]
-            ledger = transaction.basis.ledger
-            for container in containers:
-                ledger = self._corrected(transaction, ledger, container)
-            if ledger is not transaction.basis.ledger:
-                await transaction.commit(ledger)
-                self._controller.capacity_freed()
-            for uid in uids:
-                self._pods.due.pop(uid, None)
+        while due := self._pods.take_due(PODS_AT_ONCE):
+            try:
+                await self._correct(due)
+            except BaseException:
+                self._pods.give_back(due)
+                raise
 
-    def _corrected(self, transaction: Transaction, ledger: Ledger, container: Container) -> Ledger:
-        """*ledger* with what kubelet says of *container*, if that is something else than was known."""
-        machine, policy, engine, _ = transaction.basis
-        entry = ledger.entries.get(container.id)
-        if entry is None:
-            return ledger
-        before, pod = entry.decision.request, self._controller.known.pods[container.pod_id]
-        request = self._pods.corrected(pod, container.name, machine.memory_bytes, before)
-        if request == before:
-            return ledger
-        self._controller.counters["requests_corrected"] += 1
-        fields = {
-            "container": before.name,
-            "container_id": container.id,
-            "memory": memory_text(request.memory),
-        }
-        logger.info("request corrected", extra=fields)
-        return with_corrected_request(machine, policy, engine, ledger, entry, request)
+    async def _correct(self, due: Mapping[str, bool]) -> None:
+        async with self._controller.transaction() as transaction:
+            machine, policy, engine, ledger = transaction.basis
+            requests = dict(self._found(machine, ledger, due))
+            if not requests:
+                return
+            corrected = with_corrected_requests(machine, policy, engine, ledger, requests)
+            await transaction.commit(corrected)
+        for container_id, request in requests.items():
+            fields = {"container": request.name, "container_id": container_id}
+            logger.info("request corrected", extra={**fields, "memory": memory_text(request.memory)})
+        self._controller.counters["requests_corrected"] += len(requests)
+        self._controller.capacity_freed()
+
+    def _found(
+        self, machine: Machine, ledger: Ledger, due: Mapping[str, bool]
+    ) -> Iterator[tuple[str, Request]]:
+        """The containers of the pods *due* that request something else than the ledger has, by their ids."""
+        known = self._controller.known
+        for container in known.containers.values():
+            pod, entry = known.pods.get(container.pod_id), ledger.entries.get(container.id)
+            if pod is None or entry is None or pod.uid not in due:
+                continue
+            before = entry.decision.request
+            request = self._pods.corrected(
+                pod, container.name, machine.memory_bytes, before, new=due[pod.uid]
+            )
+            if request != before:
+                yield container.id, request

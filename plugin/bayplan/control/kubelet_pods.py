@@ -7,7 +7,8 @@ the oldest first. A pod's uid is never used again, so that what is kept of a pod
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Final
 
 from bayplan.model.decision import Reason, Request
@@ -80,6 +81,17 @@ class KubeletPods:
             self.due.setdefault(pod.uid, False)
             self.became_due()
 
+    def take_due(self, most: int) -> dict[str, bool]:
+        """A few of the pods that are due, which are not any more."""
+        taken = dict(islice(self.due.items(), most))
+        for uid in taken:
+            del self.due[uid]
+        return taken
+
+    def give_back(self, due: Mapping[str, bool]) -> None:
+        """Have pods that were taken due again."""
+        self.due = {**due, **self.due}
+
     def for_creation(
         self, pod: Pod, name: str, capacity_bytes: int, request: Request
     ) -> tuple[Request, tuple[Reason, ...]]:
@@ -100,13 +112,12 @@ class KubeletPods:
         exact = self._exact(pod, name, capacity_bytes, request, running=True)
         return (request if isinstance(exact, Contradiction) else exact), ()
 
-    def corrected(self, pod: Pod, name: str, capacity_bytes: int, request: Request) -> Request:
-        """*request* of a running container by kubelet's word; what was said newly and contradicts it is
-        noted."""
+    def corrected(self, pod: Pod, name: str, capacity_bytes: int, request: Request, *, new: bool) -> Request:
+        """*request* of a running container by kubelet's word. What contradicts it is noted if it is *new*."""
         exact = self._exact(pod, name, capacity_bytes, request, running=True)
         if not isinstance(exact, Contradiction):
             return exact
-        if self.due.get(pod.uid):
+        if new:
             self._note(pod, name, exact)
         return request
 

@@ -1,35 +1,43 @@
-"""A container of which it becomes known what it requests, after it was placed. Pure.
+"""Containers of which it becomes known what they request, after they were placed. Pure.
 
-Nothing moves for it: it stays on its nodes, and so do all others. What it claims too much is free again; what
-it claims too little is promised as far as there is room, and the rest is made up for when others are gone.
+Nothing moves for it: they stay on their nodes, and so do all others. What they claim too much is free again;
+what they claim too little is promised as far as there is room, the rest when others are gone.
 """
+
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import OVERCOMMITTED, Claim, Reason, Request
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import format_bytes
 
 
-def with_corrected_request(
-    machine: Machine, policy: PlacementPolicy, engine: Engine, ledger: Ledger, entry: Entry, request: Request
+def with_corrected_requests(
+    machine: Machine,
+    policy: PlacementPolicy,
+    engine: Engine,
+    ledger: Ledger,
+    requests: Mapping[str, Request],
 ) -> Ledger:
-    """*ledger* after the container of *entry* turned out to ask for *request*."""
-    decision = replace(entry.decision, request=request)
-    claim = decision.placement.claim
-    if claim is None:
-        return ledger.with_entry(replace(entry, decision=decision))
-    wanted = engine.adopt(machine, policy, ledger, request, claim.nodes).claim
-    assert wanted is not None, "an engine that claims for some claims for all"
-    claim = _up_to(claim, wanted)
-    decision = replace(decision, placement=replace(decision.placement, claim=claim, booked_bytes={}))
-    corrected = ledger.with_entry(replace(entry, decision=decision))
-    corrected, _ = with_completed_claims(machine, policy, engine, corrected)
-    return _marked(corrected, entry.container_id)
+    """*ledger* after containers turned out to ask for these *requests*, by their ids."""
+    for container_id, request in requests.items():
+        entry = ledger.entries[container_id]
+        placement = entry.decision.placement
+        if placement.claim is not None:
+            wanted = engine.adopt(machine, policy, ledger, request, placement.claim.nodes).claim
+            assert wanted is not None, "an engine that claims for some claims for all"
+            placement = replace(placement, claim=_up_to(placement.claim, wanted), booked_bytes={})
+        decision = replace(entry.decision, request=request, placement=placement)
+        ledger = ledger.with_entry(replace(entry, decision=decision))
+    ledger, _ = with_completed_claims(machine, policy, engine, ledger)
+    for container_id in requests:
+        ledger = _marked(ledger, container_id)
+    return ledger
 
 
 def _up_to(claim: Claim, wanted: Claim) -> Claim:

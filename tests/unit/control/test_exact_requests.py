@@ -191,6 +191,20 @@ async def test_a_full_disk_leaves_the_promise_and_the_correction_comes_later(tmp
         assert claimed(one) == 101 * MIB
 
 
+async def test_what_is_said_while_a_correction_is_recorded_is_not_forgotten(tmp_path: Path) -> None:
+    later = kubelet_pod(facts("a", 155 * MIB, GIB), resized=True)
+    async with controlled(tmp_path) as one:
+        await create(one, ONE, "a")
+        exact = ExactRequests(one.controller)
+        say(one, ONE)
+        correcting = asyncio.create_task(exact.correct())
+        while not one.controller._transactions._lock.locked():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        say(one, later)
+        await correcting
+        assert claimed(one) == 155 * MIB
+
+
 async def test_the_agent_is_asked_about_each_pod_that_starts_or_changes(tmp_path: Path) -> None:
     wanted: list[Pod] = []
     async with controlled(tmp_path) as one:
