@@ -2,6 +2,7 @@
 else."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -197,10 +198,13 @@ async def test_what_is_said_while_a_correction_is_recorded_is_not_forgotten(tmp_
         await create(one, ONE, "a")
         exact = ExactRequests(one.controller)
         say(one, ONE)
+        disk = threading.Event()
+        one.controller.recorder._thread.submit(disk.wait)
         correcting = asyncio.create_task(exact.correct())
         while not one.controller._transactions._lock.locked():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         say(one, later)
+        disk.set()
         await correcting
         assert claimed(one) == 155 * MIB
 
