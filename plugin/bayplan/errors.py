@@ -5,8 +5,7 @@ line can show the same object. What others wrote is printable in a `Problem`, so
 error are ours.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bayplan.printable import printable
 
@@ -34,8 +33,7 @@ class BayplanError(Exception):
         return str(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One wrong value of an input: which value, what it is, what was expected there."""
 
     path: str

@@ -7,8 +7,7 @@ first.
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 GAP: Final = "  "
 _LEAST: Final = 20
@@ -20,8 +19,7 @@ Style = Callable[..., str]
 """``style(cell, heading=...)``: the code of its colour, empty for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column's heading; ``number`` aligns it to the right. Where there is no room for all columns, those
     with the highest ``rank`` are left out first; those of rank 0 never are. As long as others can be left
     out, it is not folded to fewer than ``least`` characters."""
@@ -35,8 +33,7 @@ class Column:
 Row = tuple[str, ...] | str
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of texts under columns; a row that is one text heads those that follow. Without any heading there
     is no line for them. ``inset`` spaces stand before each line but the ``title``."""
 

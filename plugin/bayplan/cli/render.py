@@ -7,8 +7,7 @@ become unreadable. In a pipe lines are as long as they are, unless COLUMNS is se
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Final, NamedTuple, TextIO
 
 from bayplan.cli.layout import Block, Table, fold, table_lines
 from bayplan.printable import printable, printable_lines
@@ -27,8 +26,7 @@ _STYLES: Final = {
 """Colours (ECMA-48) of cells on a terminal, by their text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Paper:
+class Paper(NamedTuple):
     """What is written on: the characters in a line (None: as many as it takes), whether it has colours, and
     the characters that it can show."""
 

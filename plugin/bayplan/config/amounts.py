@@ -5,7 +5,6 @@ The shapes are KubeletConfiguration's. Whether the machine has such nodes and pa
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final, TypeVar
 
 from bayplan.config.values import (
@@ -54,7 +53,7 @@ def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
             if signal not in STARVED:
                 problem = unknown_key(path, signal, STARVED)
                 kubelet = f"unsupported eviction signal {signal}"
-                raise InvalidValueError(replace(problem, expected=f"{problem.expected}; kubelet: {kubelet}"))
+                raise InvalidValueError(problem._replace(expected=f"{problem.expected}; kubelet: {kubelet}"))
             text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
             if not isinstance(text, str):
                 raise invalid(here, show(item), "a text such as '100Mi'")

@@ -5,8 +5,8 @@ stops at the first. Texts are read by `bayplan.config.amounts`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.resources import is_memory, page_size_bytes
@@ -17,10 +17,12 @@ from bayplan.quantity import format_bytes, format_page_size
 KEY: Final = "reservedMemory"
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationProblem(Problem):
-    """One wrong value, with kubelet's sentence about it; empty where kubelet says nothing."""
+class ReservationProblem(NamedTuple):
+    """A `Problem`, with kubelet's sentence about it; empty where kubelet says nothing."""
 
+    path: str
+    found: str
+    expected: str
     kubelet: str = ""
 
 
@@ -35,9 +37,8 @@ class Reservation:
 
 def in_words(problem: ReservationProblem) -> Problem:
     """The problem with kubelet's sentence at its end."""
-    if not problem.kubelet:
-        return problem
-    return replace(problem, expected=f"{problem.expected}; kubelet: {problem.kubelet}")
+    path, found, expected, kubelet = problem
+    return Problem(path, found, f"{expected}; kubelet: {kubelet}" if kubelet else expected)
 
 
 def check_values(reservations: Iterable[Reservation]) -> tuple[ReservationProblem, ...]:
