@@ -13,7 +13,7 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision
 from bayplan.model.machine import Machine
 
-_FEW_NODES: Final = 8
+FEW_NODES: Final = 8
 """Decisions on so many nodes take 10 ms at most (tests/bench/worst.py)."""
 
 Answer = TypeVar("Answer", bound=Decision | None)
@@ -43,7 +43,7 @@ class EngineThread:
             return await self._run(engine, machine, decide)
 
     async def _run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
-        if self._in_thread is None or len(machine.nodes) <= _FEW_NODES:
+        if self._in_thread is None or len(machine.nodes) <= FEW_NODES:
             return decide(engine)
         if self._engines is None or self._engines[0] is not engine:
             self._engines = engine, engine.separate_copy()
