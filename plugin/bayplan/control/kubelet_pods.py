@@ -7,7 +7,7 @@ the oldest first. A pod's uid is never used again, so that what is kept of a pod
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -90,19 +90,25 @@ class KubeletPods:
 
     def give_back(self, due: Mapping[str, bool]) -> None:
         """Have pods that were taken due again."""
-        self.due = {**due, **self.due}
+        for uid, new in due.items():
+            self.due[uid] = new or self.due.get(uid, False)
 
     def for_creation(
         self, pod: Pod, name: str, capacity_bytes: int, request: Request
     ) -> tuple[Request, tuple[Reason, ...]]:
         """*request* of the container *name*, which is about to be created, by kubelet's word, and the reason
-        why that does not count, if it contradicts the spec."""
+        why that does not count, if it contradicts the spec. Any thread."""
         exact = self._exact(pod, name, capacity_bytes, request, running=False)
         if not isinstance(exact, Contradiction):
             return exact, ()
-        self._note(pod, name, exact)
         text = f"what kubelet is said to know of its request does not count: {exact.problem}"
         return request, (Reason(NOT_BELIEVED, text),)
+
+    def decided(self, pod: Pod, name: str, reasons: Iterable[Reason]) -> None:
+        """The creation of the container *name* was decided about, with these *reasons*."""
+        for reason in reasons:
+            if reason.code == NOT_BELIEVED:
+                self._note(pod, name, reason.text)
 
     def for_change(
         self, pod: Pod, name: str, capacity_bytes: int, request: Request
@@ -118,7 +124,7 @@ class KubeletPods:
         if not isinstance(exact, Contradiction):
             return exact
         if new:
-            self._note(pod, name, exact)
+            self._note(pod, name, exact.problem)
         return request
 
     def _exact(
@@ -129,11 +135,11 @@ class KubeletPods:
             return request
         return with_kubelet_request(request, known, name, capacity_bytes, running=running)
 
-    def _note(self, pod: Pod, name: str, found: Contradiction) -> None:
+    def _note(self, pod: Pod, name: str, problem: str) -> None:
         self._counters["agent_requests_not_used"] += 1
-        fields = {"pod": f"{pod.namespace}/{pod.name}", "container": name, "problem": found.problem}
+        fields = {"pod": f"{pod.namespace}/{pod.name}", "container": name, "problem": problem}
         logger.warning("what the agent says of a request is not used", extra=fields)
-        self.not_believed(pod.uid, name, found.problem)
+        self.not_believed(pod.uid, name, problem)
 
     def _make_room(self, weight: int) -> bool:
         if self._weight + weight <= self._most_kept:

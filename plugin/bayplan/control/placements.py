@@ -119,6 +119,7 @@ class Placements:
                 exact=exact,
             ),
         )
+        self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
             self._refuse(decision)
         decision = self.by_live_memory(decision, ability)
