@@ -5,7 +5,6 @@ Pure. A cell is never cut; where there is no room for all columns, those of the 
 first.
 """
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -88,6 +87,8 @@ def cells(text: str) -> int:
     """How many characters of a terminal *text* takes: characters of East Asia take two, accents none."""
     if text.isascii():
         return len(text)
+    import unicodedata  # noqa: PLC0415 - names of Kubernetes are ASCII, and it is a library to load
+
     return sum(
         0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
         for one in text

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
@@ -133,8 +133,10 @@ Exit status:
 Tables are for people; scripts should use --output json, whose fields stay."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of bayplan's command line. The options are understood before and after the verb."""
+def build_parser(words: Collection[str] = VERBS) -> argparse.ArgumentParser:
+    """The parser of bayplan's command line. The options are understood before and after the verb. Only verbs
+    that are among *words* get their own arguments: to make all of them takes a twentieth of the time that a
+    command takes."""
     parser = CommandLineParser(
         prog=_PROGRAM,
         description=_DESCRIPTION,
@@ -148,6 +150,8 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
         below = verbs.add_parser(name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.")
+        if name not in words:
+            continue
         verb.add_arguments(below)
         if name in _WATCHABLE:
             _add_watch(below)
@@ -163,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     make_writable()
     try:
-        return _answered(build_parser().parse_args(argv))
+        words = sys.argv[1:] if argv is None else argv
+        return _answered(build_parser(words).parse_args(words))
     except SystemExit:
         # argparse does not check whether its output could be written.
         write_error("")
