@@ -114,8 +114,7 @@ def _decided(at_us: int, decision: Decision) -> dict[str, Any]:
         "event": decision.outcome.value,
         "id": decision.request.container_id,
         "name": decision.request.name,
-        "text": summary(decision).partition(": ")[2] or summary(decision),
-        "summary": summary(decision),
+        "text": summary(decision).removeprefix(decision.outcome.value).lstrip(": "),
     }
 
 
@@ -126,5 +125,4 @@ def _moved(record: PageMoveRecord) -> dict[str, Any]:
         "id": record.container_id,
         "name": record.name,
         "text": str(record),
-        "summary": str(record),
     }

@@ -85,9 +85,12 @@ async def subject_of(
         raise ConfigError(verb, (Problem("subject", repr(subject), "a pod, a container or an id"),))
     entries = snapshot.ledger.entries.values()
     known = [(entry.decision.request.name, entry.container_id) for entry in entries]
-    known += await names()
     if any(names_container(subject, name, container_id) for name, container_id in known):
         return subject
+    recorded = await names()
+    if any(names_container(subject, name, container_id) for name, container_id in recorded):
+        return subject
+    known += recorded
     choices = await asyncio.to_thread(similar_pods, subject, known)
     if len(choices) != 1:
         raise UnknownSubjectError(subject, choices)

@@ -1,7 +1,7 @@
 """What an operator should look at first: one table of everything that is not as it should be, and why.
 
-Made of the answers to ``status`` and ``refused``. The sentences that bayplan's own words become for people
-are here, and nowhere else.
+Made of the answers to ``status`` and ``refused``. Here is what each kind of trouble is called, and what the
+daemon's own words do not say: what follows from it.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Tables laid out in a number of characters: which columns are shown, how wide each is, where cells are
-folded.
+"""Tables in so many characters: which columns are shown, how wide each is, where cells are folded.
 
 Pure. A cell is never cut; where there is no room for all columns, those of the highest rank are left out
 first.
@@ -10,7 +9,10 @@ from typing import Final, NamedTuple
 
 GAP: Final = "  "
 _LEAST: Final = 20
+"""A column of texts that says nothing else keeps so many characters as long as other columns can be left
+out."""
 _NARROW: Final = 8
+"""And so many where none can be left out any more."""
 _BREAKS_AFTER: Final = "/-,;:=."
 """A word that is too long is folded after one of these, so that parts of names and of lists stay whole."""
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TextIO
 
 from bayplan.cli.layout import Block, Table, fold, table_lines
 from bayplan.printable import printable, printable_lines
+from bayplan.quantity import whole_number
 
 _BOLD: Final = "1"
 _STYLES: Final = {
@@ -26,8 +27,8 @@ _STYLES: Final = {
 """Colours (ECMA-48) of cells on a terminal, by their text."""
 
 
-class Paper(NamedTuple):
-    """What is written on: the characters in a line (None: as many as it takes), whether it has colours, and
+class Output(NamedTuple):
+    """What is written to: the characters in a line (None: as many as it takes), whether it has colours, and
     the characters that it can show."""
 
     width: int | None = None
@@ -35,7 +36,7 @@ class Paper(NamedTuple):
     encoding: str = "utf-8"
 
     @classmethod
-    def of(cls, stream: TextIO, *, color: bool) -> "Paper":
+    def of(cls, stream: TextIO, *, color: bool) -> "Output":
         """What *stream* is: a terminal has its width and colours, anything else only the width COLUMNS
         says."""
         width, encoding = _columns(), stream.encoding or "utf-8"
@@ -58,44 +59,43 @@ class Paper(NamedTuple):
 
 def show(blocks: Iterable[Block], stream: TextIO, *, color: bool = True) -> None:
     """Write *blocks* to *stream*, with an empty line between them."""
-    stream.write("\n".join(f"{text}\n" for text in rendered(blocks, Paper.of(stream, color=color))))
+    stream.write("\n".join(f"{text}\n" for text in rendered(blocks, Output.of(stream, color=color))))
 
 
-def rendered(blocks: Iterable[Block], paper: Paper) -> list[str]:
-    """Each of *blocks* as it is written on *paper*."""
-    return [_table(one, paper) if isinstance(one, Table) else _paragraph(one, paper) for one in blocks]
+def rendered(blocks: Iterable[Block], output: Output) -> list[str]:
+    """Each of *blocks* as it is written to *output*."""
+    return [_table(one, output) if isinstance(one, Table) else _paragraph(one, output) for one in blocks]
 
 
-def _paragraph(text: str, paper: Paper) -> str:
+def _paragraph(text: str, output: Output) -> str:
     """Lines that are too long go on below, further in than they began."""
     lines = []
-    for line in paper.text(printable_lines(text)).split("\n"):
+    for line in output.text(printable_lines(text)).split("\n"):
         inset = len(line) - len(line.lstrip())
-        width = None if paper.width is None else paper.width - inset
+        width = None if output.width is None else output.width - inset
         first, *rest = fold(line[inset:], width, inset=2)
         lines += [" " * inset + first, *(" " * (inset + 2) + one for one in rest)]
     return "\n".join(lines)
 
 
-def _table(table: Table, paper: Paper) -> str:
+def _table(table: Table, output: Output) -> str:
     def style(cell: str, *, heading: bool) -> str:
         code = _BOLD if heading else _STYLES.get(cell, "")
-        return code if paper.colored else ""
+        return code if output.colored else ""
 
     seen = Table(
         table.columns,
         tuple(
-            paper.text(printable(row))
+            output.text(printable(row))
             if isinstance(row, str)
-            else tuple(paper.text(printable(cell)) for cell in row)
+            else tuple(output.text(printable(cell)) for cell in row)
             for row in table.rows
         ),
         table.inset,
-        paper.text(printable(table.title)),
+        output.text(printable(table.title)),
     )
-    return "\n".join(table_lines(seen, paper.width, style))
+    return "\n".join(table_lines(seen, output.width, style))
 
 
 def _columns() -> int | None:
-    text = os.environ.get("COLUMNS", "")
-    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
+    return whole_number(os.environ.get("COLUMNS", "")) or None

@@ -68,7 +68,7 @@ def blocks(said: dict[str, Any]) -> list[Block]:
         admitted = sum(pod["admitted"] for pod in pods)
         shown = [
             Table(_PODS, tuple(_reasons_once([_pod_row(pod) for pod in pods]))),
-            f"{admitted} of {len(pods)} pods have room.",
+            f"{admitted} of {len(pods)} pods would be placed.",
             *_first_refusal(pods),
         ]
     fitting = Table(_LARGEST, tuple(map(_largest_row, said["nodesBefore"], said["nodes"])))

@@ -49,11 +49,12 @@ def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[st
     >>> similar_pods("shop/bd", [("shop/web-0/main", "1f"), ("shop/db/main", "3f")])
     ['shop/db']
     """
-    wanted, found, spellings = subject.lower(), dict[str, None](), dict[str, str]()
+    wanted, letters = subject.lower(), _letters(subject)
+    found, spellings = dict[str, None](), dict[str, str]()
     for name, container_id in containers:
         pod = name.rpartition("/")[0]
         by_id = len(wanted) >= _MIN_SIMILAR_ID and container_id.lower().startswith(wanted)
-        if by_id or _letters(wanted) in _letters(name):
+        if by_id or (letters and letters in _letters(name)):
             found[pod] = None
         elif len(spellings) < _MAX_SPELLINGS:
             spellings.setdefault(pod.lower() if "/" in wanted else pod.rpartition("/")[2].lower(), pod)
@@ -61,4 +62,5 @@ def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[st
 
 
 def _letters(name: str) -> str:
+    """A name without what is easily left out of it."""
     return name.lower().replace("-", "").replace("_", "").replace(".", "")

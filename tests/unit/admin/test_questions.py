@@ -193,7 +193,7 @@ spec: {ports: [{port: 80}]}
             ["default/a", "fits", "0"],
             ["default/b", "fits", "any"],
         ]
-        assert "2 of 2 pods have room." in out
+        assert "2 of 2 pods would be placed." in out
         manifest.write_text('{"kind": "List", "items": [{"kind": "Service"}]}')
         assert await bayplan("what-if", str(manifest)) != 0
         assert "pods: found none, " in capsys.readouterr().err

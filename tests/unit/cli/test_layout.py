@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.cli.layout import Column, Table, cells, fold, table_lines
-from bayplan.cli.render import Paper, rendered, show
+from bayplan.cli.render import Output, rendered, show
 
 WORDS = st.text(st.sampled_from("ab/-. \u4e2d\u00e4"), max_size=40)
 NAMES = ["shop/web-7f9c8d7d6-abcde/nginx-with-a-long-name", "shop/web-7f9c8d7d6-abcdf/nginx-with-a-long-name"]
@@ -66,7 +66,7 @@ def test_characters_of_two_cells_are_counted_as_such() -> None:
 
 def test_what_an_encoding_lacks_is_counted_as_it_is_written() -> None:
     table = Table((Column("NAME"), Column("N")), (("\u2603", "1"),))
-    (text,) = rendered([table], Paper(encoding="ascii"))
+    (text,) = rendered([table], Output(encoding="ascii"))
     assert text.splitlines() == ["NAME    N", "\\u2603  1"]
 
 
@@ -78,13 +78,13 @@ def test_a_name_cannot_pretend_to_be_a_row() -> None:
 
 
 def test_paragraphs_go_on_further_in() -> None:
-    (text,) = rendered(["  one two three four"], Paper(width=12))
+    (text,) = rendered(["  one two three four"], Output(width=12))
     assert text.splitlines() == ["  one two", "    three", "    four"]
 
 
 def test_colours_are_around_cells_and_headings_only_where_there_are_any() -> None:
     table = Table((Column("OUTCOME"),), (("placed",), ("other",)))
-    (plain,) = rendered([table], Paper())
-    (colored,) = rendered([table], Paper(colored=True))
+    (plain,) = rendered([table], Output())
+    (colored,) = rendered([table], Output(colored=True))
     assert "\x1b" not in plain
     assert colored.splitlines() == ["\x1b[1mOUTCOME\x1b[0m", "\x1b[32mplaced\x1b[0m", "other"]
