@@ -140,7 +140,10 @@ def fish(command: Command) -> str:
 
 def _fish_option(program: str, option: Option) -> str:
     flags = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
-    takes = "-r" if option.metavar and not option.optional_value else ""
+    takes = ""
+    if option.metavar and not option.optional_value:
+        # An option that takes a value offers files, unless it is said to be exclusive.
+        takes = "-r" if option.operand is Operand.PATH else "-x"
     value = _fish_value(program, option) if option.metavar else ""
     return " ".join(part for part in (*flags, takes, value, f"-d {_quoted(option.help)}") if part)
 
