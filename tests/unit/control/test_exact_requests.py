@@ -76,7 +76,7 @@ async def test_what_comes_later_corrects_the_claim_and_moves_nothing(tmp_path: P
             assert placement.mems == before[key].mems
             assert placement.exclusive_cpus == before[key].exclusive_cpus
             if placement.claim is not None:
-                assert placement.claim.nodes == before[key].claim.nodes  # type: ignore[union-attr]
+                assert placement.claim.nodes == before[key].claim.nodes  # type: ignore[union-attr]  # exact always claims
                 assert claimed(one, key) == request(one, key).memory.high_bytes
         assert one.controller.counters["requests_corrected"] == 2
         await exact.correct()
