@@ -163,7 +163,7 @@ def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
     async def scenario():
         async with contextlib.aclosing(kernel_events()) as stream:
             assert await anext(stream) == UNKNOWN
-            make_kernel_events(20000)  # the loop reads nothing meanwhile; 1 MiB of buffer holds some 1400
+            make_kernel_events(20000)  # the loop reads nothing meanwhile, and the buffer holds some hundred
             seen = set()
             while not {UNKNOWN, "node"} <= seen:
                 seen.add(await asyncio.wait_for(anext(stream), PATIENCE_S))
