@@ -2,7 +2,7 @@
 _bayplan() {
   local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="" one
   for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$one" in status|refused|explain|history|nodes|top|what-if|simulate|record-topology|doctor|metrics|log-level|release) verb="$one"; break ;; esac
+    case "$one" in status|refused|explain|history|nodes|map|top|what-if|simulate|record-topology|doctor|metrics|log-level|release) verb="$one"; break ;; esac
   done
   case "$before" in
     -o) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
@@ -12,6 +12,7 @@ _bayplan() {
     --namespace) COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -- "$word")); return ;;
     --outcome) COMPREPLY=($(compgen -W "placed degraded adopted" -- "$word")); return ;;
     --since) COMPREPLY=(); return ;;
+    --svg) COMPREPLY=($(compgen -f -- "$word")); return ;;
     --sort) COMPREPLY=($(compgen -W "elsewhere used promised faults stall" -- "$word")); return ;;
     --interval) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
@@ -31,7 +32,7 @@ _bayplan() {
     --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
   esac
   case "$verb" in
-    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history nodes top what-if simulate record-topology doctor metrics log-level release" -- "$word")) ;;
+    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history nodes map top what-if simulate record-topology doctor metrics log-level release" -- "$word")) ;;
     status) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-n --namespace --outcome -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     refused) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -n --namespace -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
@@ -43,6 +44,8 @@ _bayplan() {
       COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null)" -- "$word"))
       ;;
     nodes) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+      ;;
+    map) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--svg -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     top) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--sort --interval --once -n --namespace -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;

@@ -4,7 +4,7 @@
 #
 #   setup.sh test     uv, the locked Python environment (.venv, from requirements.lock)
 #   setup.sh go       test, and Go
-#   setup.sh interop  go, and Prometheus, to test alert rules and the Grafana board with
+#   setup.sh interop  go, Prometheus for alert rules and the Grafana board, and Chromium for the agent's page
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
@@ -331,6 +331,7 @@ set_up() {
 		environment) environment_is_right || todo+=(environment) ;;
 		go) go_is_new_enough || todo+=(go) ;;
 		prometheus) prometheus_runs || todo+=(prometheus) ;;
+		browser) has chromium-headless-shell || has chromium || want_package chromium-headless-shell ;;
 		run | e2e) purpose=$part ;;
 		install)
 			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"
@@ -400,10 +401,10 @@ set_up() {
 case "${1:-}" in
 test) set_up environment ;;
 go) set_up environment go ;;
-interop) set_up environment go prometheus ;;
+interop) set_up environment go prometheus browser ;;
 run) set_up environment go run ;;
-e2e) set_up environment go prometheus e2e ;;
-crio) set_up environment go c prometheus e2e ;;
+e2e) set_up environment go prometheus browser e2e ;;
+crio) set_up environment go c prometheus browser e2e ;;
 install)
 	set_up install
 	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"

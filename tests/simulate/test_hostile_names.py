@@ -210,6 +210,7 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         "what-if": named,
         "doctor": [("--root", str(root))],
         "record-topology": [("--root", str(root))],
+        "map": [("--svg", str(root / "map.svg"))],
         "simulate": [],  # has a test of its own
     }
     assert calls.keys() == VERBS.keys()

@@ -136,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="kubelet's own socket, whose devices and dynamic resources are passed on, or none "
         f"(default: {default.kubelet_pod_resources})",
     )
-    http = parser.add_argument_group("HTTP: /metrics, /livez, /readyz")
+    http = parser.add_argument_group("HTTP: the page, /metrics, /livez, /readyz")
     http.add_argument(
         "--listen",
         type=_address_or_none,

@@ -220,6 +220,7 @@ def _node(
             "all": str(node.cpus),
             "sockets": sorted({cpu.socket_id for cpu in cpus}),
             "l3Caches": _l3_caches(cpus),
+            "cores": _cores(cpus),
             "exclusive": str(exclusive),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
@@ -241,6 +242,15 @@ def _node(
             or _held_bytes(entry.container_id, node, snapshot.live)
         ],
     }
+
+
+def _cores(cpus: Sequence[Cpu]) -> list[str]:
+    """The CPUs of each core that are online, by the core's first one."""
+    cores: dict[int, list[int]] = {}
+    for cpu in cpus:
+        if cpu.online:
+            cores.setdefault(cpu.core_id, []).append(cpu.id)
+    return [str(CpuSet(ids)) for _, ids in sorted(cores.items())]
 
 
 def _l3_caches(cpus: Sequence[Cpu]) -> list[str]:

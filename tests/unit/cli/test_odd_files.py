@@ -31,6 +31,7 @@ GIVEN = {
     "explain": ["web"],
     "history": ["web"],
     "what-if": ["--memory", "1Gi"],
+    "map": ["--svg", "{trace}"],
     "simulate": ["--topology", "{machine}", "--trace", "{trace}"],
 }
 """What a verb cannot do without."""
@@ -82,6 +83,9 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     elif option in ("--root", "--state-directory") and kind != "a directory":
         assert status
         assert str(odd) in said.err
+    elif option == "--svg":
+        assert status  # a file that is there is written anew, but there is nobody to ask
+        assert kind == "a file of 1 GB" or str(odd) in said.err
     elif option != "--admin-socket" and kind not in ("a directory", "a socket"):
         assert status == EXIT_CONFIG
         assert str(odd) in said.err

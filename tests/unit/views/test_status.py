@@ -148,6 +148,7 @@ def test_nodes(snapshot: Snapshot) -> None:
         "all": "0-3",
         "sockets": [0],
         "l3Caches": ["0-3"],
+        "cores": ["0", "1", "2", "3"],
         "exclusive": "2-3",
         "shared": "0-1",
         "reserved": "0",

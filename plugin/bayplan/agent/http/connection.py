@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
+from urllib.parse import parse_qsl
 
 import h11
 
@@ -148,5 +149,6 @@ class ClientConnection:
 
 
 def _request(head: h11.Request) -> Request:
-    path = head.target.decode("ascii").partition("?")[0]
-    return Request(path, {name.decode(): value.decode("latin-1") for name, value in head.headers})
+    path, _, query = head.target.decode("ascii").partition("?")
+    headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+    return Request(path, headers, dict(parse_qsl(query)))

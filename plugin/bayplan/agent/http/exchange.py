@@ -13,6 +13,7 @@ class Request(Struct, frozen=True):
 
     path: str
     headers: Mapping[str, str] = {}
+    query: Mapping[str, str] = {}
 
 
 class Response(Struct, frozen=True):

@@ -9,6 +9,7 @@ from bayplan.agent.http.access import BearerToken, Certificate
 from bayplan.agent.http.exchange import Request, Response
 from bayplan.agent.http.health import Readiness, livez
 from bayplan.agent.http.metrics import MetricsPage
+from bayplan.agent.http.page import Page
 from bayplan.agent.http.server import HttpServer
 from bayplan.agent.mirror import Mirror
 from bayplan.agent.settings import Address, AgentSettings
@@ -37,10 +38,13 @@ class HttpPort:
             else Certificate(settings.tls_cert, settings.tls_key)
         )
         self._refreshing: asyncio.Task[None] | None = None
+        page = Page(mirror)
         self.server = HttpServer(
             address.host,
             address.port,
             {
+                "/": page,
+                "/events": page.events,
                 "/metrics": MetricsPage(self._facts),
                 "/livez": livez,
                 "/readyz": Readiness(self._why_not_ready),

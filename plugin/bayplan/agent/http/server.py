@@ -105,7 +105,8 @@ class HttpServer:
             async with asyncio.timeout(self._client_timeout_s):
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            # Cancelled for the sake of another client, or at the end; nobody waits for more of it.
             logger.debug("an HTTP client is disconnected", extra={"why": repr(error)})
         finally:
             self._clients.discard(client)

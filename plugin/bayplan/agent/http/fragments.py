@@ -1,0 +1,134 @@
+"""The parts of the page beside the picture, as HTML: figures, what needs attention, refusals, containers.
+
+Pure functions of the views. Every text of others is escaped by `plain`, here and in the drawing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from bayplan.agent_protocol import Refused
+from bayplan.drawing.svg import plain
+from bayplan.quantity import format_bytes
+from bayplan.views.decision import decision_view
+from bayplan.views.status import timestamp
+
+View = Mapping[str, Any]
+
+MOST_ROWS: Final = 500
+_US_PER_HOUR: Final = 3600 * 1_000_000
+_MEMORY: Final = "memory"
+
+
+def node_line(status: View, *, following: bool) -> str:
+    """What runs here, in one line."""
+    daemon, runtime = status["daemon"], status["runtime"]
+    words = [f"baypland {daemon['version']}", f"engine {daemon['engine']}"]
+    words.append(f"policy {status['policy']['topologyManagerPolicy']}")
+    connected = runtime["connected"]
+    words.append(f"{runtime['name']} {runtime['version']}" if connected else "no runtime connected")
+    if not following:
+        words.append("baypland does not answer: this is what it said last")
+    return plain(", ".join(words))
+
+
+def summary(status: View, nodes: Sequence[View], *, following: bool) -> str:
+    """The figures that are looked at first."""
+    memory = [node["resources"][_MEMORY] for node in nodes]
+    promised, allocatable = (sum(one[f"{key}Bytes"] for one in memory) for key in ("booked", "allocatable"))
+    outcomes = Counter(one["outcome"] for one in status["containers"])
+    refused = status["counters"].get("decisions_refused", 0)
+    exclusive = sum(1 for one in status["containers"] if one["cpusExclusive"])
+    facts = [
+        (f"{format_bytes(promised)} of {format_bytes(allocatable)}", "memory promised", ""),
+        (str(len(status["containers"])), "containers", ""),
+        (str(exclusive), "with CPUs of their own", ""),
+        (str(outcomes["degraded"]), "not as well as asked", "fair" if outcomes["degraded"] else ""),
+        (str(refused), "refused since the start", "fair" if refused else ""),
+    ]
+    if not following:
+        facts.insert(0, ("away", "the daemon", "bad"))
+    if not status["runtime"]["connected"]:
+        facts.insert(0, ("none", "container runtime", "bad"))
+    items = (
+        f'<li class="{class_}"><b>{plain(value)}</b><span>{plain(what)}</span></li>'
+        for value, what, class_ in facts
+    )
+    return f'<ul class="facts">{"".join(items)}</ul>'
+
+
+def attention(status: View) -> str:
+    """What is not as it should be; nothing where all is."""
+    lines = [
+        *status["problems"],
+        *(f"{one['name']} is not as decided: {one['difference']}" for one in status["drift"]),
+        *(f"{one['name']} was created without bayplan" for one in status["unmanaged"]),
+    ]
+    if not lines:
+        return ""
+    items = "".join(f"<li>{plain(line)}</li>" for line in lines[:MOST_ROWS])
+    return f'<h2>Needs attention</h2><ul class="list">{items}{_more(lines)}</ul>'
+
+
+def refused(refusals: Iterable[Refused], now_us: int) -> str:
+    """Who was refused in the last hour and why, the latest first."""
+    head = "<h2>Refused in the last hour</h2>"
+    latest = [one for one in refusals if one.at_us > now_us - _US_PER_HOUR][::-1]
+    if not latest:
+        return head + '<p class="none">Nobody.</p>'
+    rows = []
+    for one in latest[:MOST_ROWS]:
+        view = decision_view(one.decision)
+        rows.append((("name", view["name"]), ("at", timestamp(one.at_us)), ("why", str(view["refusal"]))))
+    return head + _table(("container", "at", "why"), rows) + _more(latest)
+
+
+def containers(status: View, nodes: Sequence[View]) -> str:
+    """Every container: what it was promised and really holds, where, and why there."""
+    all_of_them = status["containers"]
+    head = f"<h2>Containers <small>{len(all_of_them)}</small></h2>"
+    if not all_of_them:
+        return head + '<p class="none">None.</p>'
+    held: Counter[str] = Counter()
+    for node in nodes:
+        for one in node["containers"]:
+            held[one["id"]] += one["heldBytes"] or 0
+    rows = [_row(one, held[one["id"]]) for one in all_of_them[:MOST_ROWS]]
+    names = ("container", "class", "outcome", "nodes", "CPUs", "promised", "holds", "why")
+    return head + _table(names, rows) + _more(all_of_them)
+
+
+def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
+    promised_bytes = sum(row.get(_MEMORY, 0) for row in one["bookedBytes"].values())
+    cpus = one["cpus"] if one["cpusExclusive"] else "shared"
+    return (
+        ("name", one["name"]),
+        ("", one["qosClass"]),
+        (one["outcome"], one["outcome"]),
+        ("number", "any" if one["mems"] is None else one["mems"]),
+        ("number", "as in its spec" if one["cpus"] is None else cpus),
+        ("number", format_bytes(promised_bytes) if promised_bytes else "-"),
+        ("number", format_bytes(held_bytes) if held_bytes else "-"),
+        ("why", "; ".join(reason["text"] for reason in one["reasons"]) or "-"),
+    )
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Cells are a class and a text; on narrow screens the names of the columns stand beside them."""
+    head = "".join(
+        f'<th class="{class_}">{name}</th>' for name, (class_, _) in zip(names, rows[0], strict=True)
+    )
+    lines = [
+        "".join(
+            f'<td class="{class_}" data-label="{name}"><span>{plain(words)}</span></td>'
+            for name, (class_, words) in zip(names, row, strict=True)
+        )
+        for row in rows
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="table"><table><tr class="head">{head}</tr>{body}</table></div>'
+
+
+def _more(listed: Sequence[object]) -> str:
+    left_out = len(listed) - MOST_ROWS
+    return f'<p class="none">and {left_out} more</p>' if left_out > 0 else ""

@@ -1,0 +1,46 @@
+"""The CPUs of a node, core by core: whose they are."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bayplan.drawing.svg import box
+from bayplan.sets import CpuSet
+
+_GAP: Final = 3.0
+
+
+def cores(
+    node: Mapping[str, Any], y: float, width: float, size: float, colors: Mapping[str, str]
+) -> tuple[float, str]:
+    """Each core as a column of its CPUs, in rows across *width*; a CPU is *size* wide and high.
+
+    Returns:
+        The height, and the picture.
+    """
+    owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
+    reserved, shared = CpuSet.parse(node["cpus"]["reserved"]), CpuSet.parse(node["cpus"]["shared"])
+    siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
+    if not siblings:
+        return 0.0, ""
+    threads = max(map(len, siblings))
+    step_x, step_y = size + _GAP, threads * size + _GAP
+    columns = max(1, int((width + _GAP) / step_x))
+    drawn = []
+    for number, core in enumerate(siblings):
+        left, top = (number % columns) * step_x, y + (number // columns) * step_y
+        for place, cpu in enumerate(core):
+            class_, whose = _look(cpu, owners, reserved, shared, colors)
+            drawn.append(box(left, top + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
+    rows = -(-len(siblings) // columns)
+    return rows * step_y - _GAP, "".join(drawn)
+
+
+def _look(
+    cpu: int, owners: Mapping[int, str], reserved: CpuSet, shared: CpuSet, colors: Mapping[str, str]
+) -> tuple[str, str]:
+    """The class of a CPU's colour, and whose it is."""
+    if cpu in owners:
+        return colors[owners[cpu]], f"only {owners[cpu]}"
+    if cpu in reserved:
+        return "kept", "reserved"
+    return ("shared", "shared") if cpu in shared else ("free", "nobody's")

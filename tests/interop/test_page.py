@@ -1,0 +1,179 @@
+"""The agent's page in a browser: what is shown, at several sizes, live, and that names stay names.
+
+Screenshots are left in build/page.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.agent.http.port import HttpPort
+from bayplan.agent.mirror import Mirror
+from bayplan.agent.settings import Address, AgentSettings
+from bayplan.agent_protocol import Refused
+from bayplan.drawing.machine_map import machine_map
+from bayplan.model.decision import Outcome, Placement, Reason
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import nodes_view
+from support.browser import Browser, Page
+from support.crowded import crowded
+from support.mirrors import mirror_of, show
+
+pytestmark = pytest.mark.interop
+
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "page"
+HOSTILE = "<img src=x onerror=document.title='hit'><script>document.title='hit'</script>&amp;\"'"
+PHONE = (390, 844)
+DESK = (1280, 900)
+IS_LIVE = "document.getElementById('live').textContent === 'live'"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@contextlib.asynccontextmanager
+async def browser(directory: Path) -> AsyncIterator[Browser]:
+    program = Browser.program()
+    if program is None:
+        pytest.fail("there is no Chromium: packaging/dev/setup.sh interop", pytrace=False)
+    async with Browser(program, directory) as one:
+        yield one
+
+
+@contextlib.asynccontextmanager
+async def serving(mirror: Mirror) -> AsyncIterator[str]:
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror)
+    await port.start()
+    try:
+        host, number = port.server.address
+        yield f"http://{host}:{number}/"
+    finally:
+        await port.close()
+
+
+def refusal(snapshot: Snapshot, reason: str, minutes_ago: int = 1) -> Refused:
+    entry = next(iter(snapshot.ledger.entries.values()))
+    decision = replace(
+        entry.decision,
+        outcome=Outcome.REFUSED,
+        placement=Placement(),
+        reasons=(Reason("no-room", reason),),
+    )
+    return Refused(9, (int(time.time()) - 60 * minutes_ago) * 1_000_000, decision)
+
+
+async def texts(page: Page, selector: str) -> list[str]:
+    return await page.value(f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)")
+
+
+@pytest.mark.parametrize(("nodes", "containers"), [(2, 9), (8, 30), (64, 150)])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+async def test_the_whole_machine_is_shown(
+    tmp_path: Path, nodes: int, containers: int, size: tuple[int, int]
+) -> None:
+    mirror = mirror_of(crowded(nodes, containers))
+    async with serving(mirror) as url, browser(tmp_path) as chromium:
+        page = await chromium.open(url, *size)
+        await page.wait_for(IS_LIVE)
+        await page.screenshot(SCREENSHOTS / f"{nodes}-nodes-{size[0]}.png")
+        assert await texts(page, "#map [data-node] .head") == [f"Node {number}" for number in range(nodes)]
+        assert await page.value("document.querySelectorAll('#map .shared').length") > 4 * nodes
+        rows = await texts(page, "#containers td.name")
+        assert len(rows) == containers
+        assert await page.value(OVERFLOW) == 0
+        # Nothing is drawn outside of the picture, and letters are as large as they were meant.
+        shown = "document.querySelector('#map svg').getBoundingClientRect().width"
+        drawn = "document.querySelector('#map svg').viewBox.baseVal.width"
+        assert 0.95 < await page.value(f"{shown} / {drawn}") < 1.25
+        assert page.complaints == []
+
+
+async def test_it_is_dark_where_that_is_preferred(tmp_path: Path) -> None:
+    brightness = """(() => {
+        const color = name => getComputedStyle(document.querySelector(name));
+        const sum = text => text.match(/\\d+/g).slice(0, 3).reduce((all, one) => all + Number(one), 0);
+        return [sum(color('body').backgroundColor), sum(color('.card').fill), sum(color('.head').fill)];
+    })()"""
+    async with serving(mirror_of(crowded(8, 30))) as url, browser(tmp_path) as chromium:
+        light, dark = await chromium.open(url, *DESK), await chromium.open(url, *DESK, dark=True)
+        for page in (light, dark):
+            await page.wait_for(IS_LIVE)
+        await dark.screenshot(SCREENSHOTS / "8-nodes-dark.png")
+        assert [value > 380 for value in await light.value(brightness)] == [True, True, False]
+        assert [value > 380 for value in await dark.value(brightness)] == [False, False, True]
+
+
+async def test_names_of_others_stay_names(tmp_path: Path) -> None:
+    snapshot = crowded(2, 4, HOSTILE)
+    mirror = mirror_of(replace(snapshot, problems=(HOSTILE,)))
+    mirror.refusals.append(refusal(snapshot, HOSTILE))
+    async with serving(mirror) as url, browser(tmp_path) as chromium:
+        page = await chromium.open(url, *DESK)
+        await page.wait_for(IS_LIVE)
+        assert f"default/{HOSTILE}/{HOSTILE}" in await texts(page, "#containers td.name span")
+        assert HOSTILE in (await texts(page, "#refused td.why span"))[0]
+        assert HOSTILE in await texts(page, "#attention li")
+        assert await page.value("document.title") == "bayplan"
+        assert await page.value("document.images.length") == 0
+        assert await page.value("document.scripts.length") == 1
+        assert page.complaints == []
+
+
+async def test_it_follows_what_happens(tmp_path: Path) -> None:
+    before = crowded(2, 4)
+    mirror = mirror_of(before)
+    mirror.refusals.append(refusal(before, "refused two hours ago", minutes_ago=120))
+    async with serving(mirror) as url, browser(tmp_path) as chromium:
+        page = await chromium.open(url, *DESK)
+        await page.wait_for(IS_LIVE)
+        assert await texts(page, "#refused .none") == ["Nobody."]
+        show(mirror, crowded(2, 7))
+        mirror.refusals.append(refusal(before, "no node has room for 64Gi"))
+        await page.wait_for("document.querySelectorAll('#containers td.name').length === 7")
+        assert "no node has room for 64Gi" in (await texts(page, "#refused td.why"))[0]
+        mirror.disconnected()
+        await page.wait_for("document.querySelector('.facts .bad') !== null")
+        assert "this is what it said last" in (await texts(page, "#node"))[0]
+
+
+async def test_an_agent_that_is_gone_is_noticed_and_found_again(tmp_path: Path) -> None:
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror_of(crowded(2, 4)))
+    await port.start()
+    async with browser(tmp_path) as chromium:
+        host, number = port.server.address
+        page = await chromium.open(f"http://{host}:{number}/", *DESK)
+        await page.wait_for(IS_LIVE)
+        await port.close()
+        await page.wait_for("document.getElementById('live').className === 'off'")
+        again = HttpPort(Address("127.0.0.1", number), AgentSettings(), mirror_of(crowded(2, 5)))
+        await again.start()
+        await page.wait_for(IS_LIVE)
+        assert len(await texts(page, "#containers td.name")) == 5
+        await again.close()
+
+
+async def test_it_can_be_read_without_its_script(tmp_path: Path) -> None:
+    async with serving(mirror_of(crowded(2, 4))) as url, browser(tmp_path) as chromium:
+        page = await chromium.open("about:blank", *DESK)
+        await page.call("Emulation.setScriptExecutionDisabled", value=True)
+        await page.go(url)
+        await page.wait_for("document.querySelectorAll('#containers td.name').length === 4")
+        assert await texts(page, "#map .head") == ["Node 0", "Node 1"]
+
+
+async def test_the_picture_of_the_command_line_is_a_document_of_its_own(tmp_path: Path) -> None:
+    picture = tmp_path / "map.svg"
+    await asyncio.to_thread(picture.write_text, machine_map(nodes_view(crowded(8, 30, HOSTILE))["nodes"]))
+    async with browser(tmp_path) as chromium:
+        page = await chromium.open(picture.as_uri(), *DESK)
+        await page.wait_for(
+            "document.documentElement.tagName === 'svg' && document.readyState === 'complete'"
+        )
+        assert await texts(page, "[data-node] .head") == [f"Node {number}" for number in range(8)]
+        assert (
+            await page.value("getComputedStyle(document.querySelector('.card')).fill") == "rgb(255, 255, 255)"
+        )
+        assert page.complaints == []

@@ -1,0 +1,119 @@
+"""The picture: well-formed whatever the names are, complete, and within its width."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.drawing.layout import Socket, rows_of
+from bayplan.drawing.machine_map import NARROWEST, WIDTH, machine_map
+from bayplan.drawing.style import COLORS, colors_of
+from bayplan.host.record import unpack
+from bayplan.host.sysfs import read_machine
+from bayplan.model.ledger import Ledger
+from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import nodes_view
+from support.crowded import crowded
+from support.snapshots import make_snapshot
+
+MACHINES = sorted((Path(__file__).parents[2] / "data" / "machines").glob("*.txt"))
+SVG = "{http://www.w3.org/2000/svg}"
+TAGS = {f"{SVG}{tag}" for tag in ("svg", "style", "title", "g", "rect", "text")}
+HOSTILE = ["</svg><script>x</script>", "a&b\"c'd", "\x00\x1b[2J\u202e\ud800", "x" * 100_000]
+
+
+def drawn(snapshot: Snapshot, width: float = WIDTH) -> ET.Element:
+    return ET.fromstring(machine_map(nodes_view(snapshot)["nodes"], width))
+
+
+def tips(picture: ET.Element) -> list[str]:
+    return [one.text or "" for one in picture.iter(f"{SVG}title")]
+
+
+def words(picture: ET.Element) -> list[str]:
+    return [one.text or "" for one in picture.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 12, 13, 64])
+def test_every_node_and_every_cpu_is_there_once(nodes: int) -> None:
+    snapshot = crowded(nodes, 3 * nodes)
+    picture = drawn(snapshot)
+    assert [one for one in words(picture) if one.startswith("Node ")] == [f"Node {n}" for n in range(nodes)]
+    found = [tip.split(":")[0] for tip in tips(picture) if tip.startswith("CPU ")]
+    assert found == [f"CPU {cpu}" for cpu in snapshot.machine.online_cpus]
+
+
+def test_whose_memory_and_cpus_are_is_said() -> None:
+    picture = drawn(make_snapshot())
+    assert "default/web-0/nginx: 1Gi" in tips(picture)
+    assert [tip for tip in tips(picture) if tip.startswith("CPU ")][:4] == [
+        "CPU 0: reserved",
+        "CPU 1: shared",
+        "CPU 2: only default/web-0/nginx",
+        "CPU 3: only default/web-0/nginx",
+    ]
+    assert "1Gi of 3008Mi promised" in words(picture)
+    assert "from node 1 to node 0: 31" in tips(picture)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_gets_out_of_its_place(name: str) -> None:
+    text = machine_map(nodes_view(crowded(2, 4, name))["nodes"])
+    assert {one.tag for one in ET.fromstring(text).iter()} <= TAGS
+    assert len(text) < 200_000
+
+
+@pytest.mark.parametrize("width", [1, NARROWEST, 500, 740, WIDTH, 3000])
+@pytest.mark.parametrize("nodes", [1, 2, 8, 64])
+def test_nothing_lies_outside_of_the_picture(nodes: int, width: float) -> None:
+    picture = drawn(crowded(nodes, 20), width)
+    total = float(picture.attrib["width"]), float(picture.attrib["height"])
+
+    def check(one: ET.Element, left: float, top: float) -> None:
+        if "transform" in one.attrib:
+            x, y = one.attrib["transform"].removeprefix("translate(").removesuffix(")").split()
+            left, top = left + float(x), top + float(y)
+        if one.tag == f"{SVG}rect":
+            right = left + float(one.attrib["x"]) + float(one.attrib["width"])
+            bottom = top + float(one.attrib["y"]) + float(one.attrib["height"])
+            assert right <= total[0] + 0.5, ET.tostring(one)
+            assert bottom <= total[1] + 0.5, ET.tostring(one)
+        for child in one:
+            check(child, left, top)
+
+    check(picture, 0, 0)
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_real_machines_can_be_drawn(path: Path, tmp_path: Path) -> None:
+    unpack(path.read_text(), tmp_path)
+    snapshot = replace(make_snapshot(), machine=read_machine(tmp_path), ledger=Ledger())
+    names = [one for one in words(drawn(snapshot)) if one.startswith("Node ")]
+    assert sorted(names) == sorted(f"Node {node.id}" for node in snapshot.machine.nodes)
+
+
+def columns(*counts: int, width: float = 1156, narrowest: float = 258) -> list[list[int]]:
+    """The columns of each socket, row by row, for sockets of so many nodes."""
+    sockets = [Socket((number,), ({},) * count) for number, count in enumerate(counts)]
+    return [[one.columns for one in row.sockets] for row in rows_of(sockets, width, narrowest)]
+
+
+def test_sockets_stand_beside_each_other_where_they_fit() -> None:
+    assert columns(1, 1) == [[1, 1]]
+    assert columns(1, 1, 1, 1, 1) == [[1, 1, 1], [1, 1]]
+    assert columns(4, 4) == [[4], [4]]
+    assert columns(2, 1) == [[2, 1]]
+    assert columns(1, 1, width=300) == [[1], [1]]
+
+
+def test_the_nodes_of_a_socket_stand_in_even_lines() -> None:
+    assert columns(4, width=900) == [[2]]
+    assert columns(6) == [[3]]
+    assert columns(1, width=10) == [[1]]
+
+
+def test_neighbours_have_different_colors() -> None:
+    names = [f"default/web-0/{number}" for number in range(COLORS)]
+    assert len(set(colors_of(names).values())) == COLORS
+    assert colors_of([*names, *names]) == colors_of(names)
