@@ -9,7 +9,7 @@ from typing import Any, Final
 from bayplan.admin.questions import (
     MAX_RECORDED,
     Question,
-    Recorded,
+    Records,
     UnknownSubjectError,
     explaining,
     subject_of,
@@ -34,11 +34,10 @@ _US_PER_S: Final = 1_000_000
 
 def recorded_questions(recorder: Recorder) -> dict[str, Question]:
     """All questions that are answered from the records of *recorder*."""
-    records = (recorder.history, recorder.page_moves, recorder.names)
     return {
-        "explain": explaining(*records),
-        "history": telling_history(*records),
-        "refused": listing_refused(recorder.refused),
+        "explain": explaining(recorder),
+        "history": telling_history(recorder),
+        "refused": listing_refused(recorder.refusals),
     }
 
 
@@ -65,17 +64,12 @@ def listing_refused(
     return answer
 
 
-def telling_history(
-    history: Callable[[int, str], Awaitable[Sequence[Recorded]]],
-    page_moves: Callable[[int, str], Awaitable[Sequence[PageMoveRecord]]],
-    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
-) -> Question:
-    """The question ``history``; the parameters are those of `bayplan.admin.questions.explaining`."""
+def telling_history(records: Records) -> Question:
+    """The question ``history``."""
 
     async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
-        subject = await subject_of("history", snapshot, request, names)
-        recorded = await history(MAX_RECORDED, subject)
-        moved = await page_moves(MAX_RECORDED, subject)
+        subject, recorded = await subject_of("history", snapshot, request, records)
+        moved = await records.page_moves(MAX_RECORDED, subject)
         if not recorded and not moved:
             raise UnknownSubjectError(subject)
         events = [(at_us, _decided(at_us, one)) for at_us, one in reversed(recorded)]

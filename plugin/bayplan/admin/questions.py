@@ -7,7 +7,7 @@ moment with an engine of its own. Neither changes anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
@@ -40,6 +40,9 @@ MAX_RECORDED: Final = 500
 EARLIER: Final = 20
 """So many earlier decisions about a container are listed."""
 
+MAX_NAMES: Final = 2000
+"""Among the names of so many decisions one is sought that is meant by a part of it."""
+
 MAX_CHOICES: Final = 20
 """So many pods are listed where a word may mean any of them."""
 
@@ -67,14 +70,24 @@ class UnknownSubjectError(BayplanError):
         )
 
 
+class Records(Protocol):
+    """What is recorded, as a `Recorder` finds it; always the newest first."""
+
+    def history(self, limit: int, subject: str) -> Awaitable[Sequence[Recorded]]:
+        """So many of the decisions about a subject."""
+
+    def page_moves(self, limit: int, subject: str) -> Awaitable[Sequence[PageMoveRecord]]:
+        """So many of the records of pages of it that were moved."""
+
+    def names(self, limit: int) -> Awaitable[Sequence[tuple[str, str]]]:
+        """Name and id of the containers that so many decisions are about."""
+
+
 async def subject_of(
-    verb: str,
-    snapshot: Snapshot,
-    request: Mapping[str, object],
-    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
-) -> str:
-    """What the *request* of *verb* is about: as it was named if that names a container, else the one pod that
-    it is a part of the name of; *names* are those of the history.
+    verb: str, snapshot: Snapshot, request: Mapping[str, object], records: Records
+) -> tuple[str, Sequence[Recorded]]:
+    """What the *request* of *verb* is about, and the decisions about it: as it was named if that names a
+    container, else the one pod that it is a part of the name of.
 
     Raises:
         ConfigError: the request names nothing.
@@ -85,31 +98,22 @@ async def subject_of(
         raise ConfigError(verb, (Problem("subject", repr(subject), "a pod, a container or an id"),))
     entries = snapshot.ledger.entries.values()
     known = [(entry.decision.request.name, entry.container_id) for entry in entries]
-    if any(names_container(subject, name, container_id) for name, container_id in known):
-        return subject
-    recorded = await names()
-    if any(names_container(subject, name, container_id) for name, container_id in recorded):
-        return subject
-    known += recorded
+    recorded = await records.history(MAX_RECORDED, subject)
+    if recorded or any(names_container(subject, name, container_id) for name, container_id in known):
+        return subject, recorded
+    known += await records.names(MAX_NAMES)
     choices = await asyncio.to_thread(similar_pods, subject, known)
     if len(choices) != 1:
         raise UnknownSubjectError(subject, choices)
-    return choices[0]
+    return choices[0], await records.history(MAX_RECORDED, choices[0])
 
 
-def explaining(
-    history: Callable[[int, str], Awaitable[Sequence[Recorded]]],
-    page_moves: Callable[[int, str], Awaitable[Sequence[PageMoveRecord]]],
-    names: Callable[[], Awaitable[Sequence[tuple[str, str]]]],
-) -> Question:
-    """The question ``explain``; *history* finds so many of the recorded decisions about a subject,
-    *page_moves* of the records of its pages that were moved, the newest first; *names* are the names and ids
-    of all containers in the history."""
+def explaining(records: Records) -> Question:
+    """The question ``explain``."""
 
     async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
-        subject = await subject_of("explain", snapshot, request, names)
-        recorded = await history(MAX_RECORDED, subject)
-        moved = await page_moves(EARLIER, subject)
+        subject, recorded = await subject_of("explain", snapshot, request, records)
+        moved = await records.page_moves(EARLIER, subject)
         return await asyncio.to_thread(explanation_view, snapshot, subject, recorded, moved)
 
     return explain

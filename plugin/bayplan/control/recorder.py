@@ -66,13 +66,13 @@ class Recorder:
         items = await self._run(lambda: self.store.history(limit, subject))
         return [(item.at_us, item.decision) for item in items]
 
-    async def refused(self, limit: int, since_us: int) -> list[RefusedItem]:
+    async def refusals(self, limit: int, since_us: int) -> list[RefusedItem]:
         """The *limit* containers that were refused last since then, the latest first."""
-        return await self._run(lambda: self.store.refused(limit, since_us))
+        return await self._run(lambda: self.store.refusals(limit, since_us))
 
-    async def names(self) -> list[tuple[str, str]]:
-        """Name and id of every container in the history, the latest first."""
-        return await self._run(self.store.names)
+    async def names(self, limit: int) -> list[tuple[str, str]]:
+        """Name and id of the containers of the last *limit* decisions, the latest first."""
+        return await self._run(lambda: self.store.names(limit))
 
     async def held_memory(self) -> dict[int, Learned]:
         """What was learned last of memory that others than containers hold, by node."""

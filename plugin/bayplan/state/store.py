@@ -50,12 +50,7 @@ PAGE_MOVES_LIMIT: Final = 1000
 
 _REFUSED_MARK: Final = b'"outcome":"refused"'
 """What the document of a refusal has; within a text it would have other quotes."""
-_REFUSED: Final = """
-    SELECT times, first_us, last_us, document FROM (
-      SELECT count(*) AS times, min(at_us) AS first_us, max(at_us) AS last_us, max(id) AS last_id
-      FROM decisions WHERE at_us >= ? AND NOT current AND instr(document, ?) GROUP BY name
-    ) JOIN decisions ON id = last_id ORDER BY last_id DESC LIMIT ?
-"""
+_LATEST: Final = "SELECT id, at_us, name, NOT current AND instr(document, ?) FROM decisions ORDER BY id DESC"
 
 
 class HistoryItem(Struct, frozen=True):
@@ -206,23 +201,30 @@ class Store:
             rows = connection.execute(query, values).fetchall()
             return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
 
-    def refused(self, limit: int, since_us: int) -> list[RefusedItem]:
+    def refusals(self, limit: int, since_us: int) -> list[RefusedItem]:
         """The *limit* containers that were refused last since *since_us*, the latest first."""
+        found: dict[str, list[int]] = {}
         with self._connected() as connection:
-            rows = connection.execute(_REFUSED, (since_us, _REFUSED_MARK, limit)).fetchall()
-            return [
-                RefusedItem(times, first_us, last_us, decode_entry(document).decision)
-                for times, first_us, last_us, document in rows
-            ]
+            # From the end, as there is no index: a minute ago is found without reading what was last week.
+            for number, at_us, name, refused in connection.execute(_LATEST, (_REFUSED_MARK,)):
+                if at_us < since_us:
+                    break
+                if refused:
+                    times, _, last_us, last = found.get(name, (0, 0, at_us, number))
+                    found[name] = [times + 1, at_us, last_us, last]
+            query = "SELECT document FROM decisions WHERE id = ?"
+            items = []
+            for times, first_us, last_us, last in list(found.values())[:limit]:
+                (document,) = connection.execute(query, (last,)).fetchone()
+                items.append(RefusedItem(times, first_us, last_us, decode_entry(document).decision))
+            return items
 
-    def names(self) -> list[tuple[str, str]]:
-        """Name and id of every container about which a decision is listed, the latest first."""
-        query = (
-            "SELECT name, container_id FROM decisions WHERE listed "
-            "GROUP BY name, container_id ORDER BY max(id) DESC"
-        )
+    def names(self, limit: int) -> list[tuple[str, str]]:
+        """Name and id of the containers that the last *limit* listed decisions are about, the latest
+        first."""
+        query = "SELECT name, container_id FROM decisions WHERE listed ORDER BY id DESC LIMIT ?"
         with self._connected() as connection:
-            return [(name, container_id) for name, container_id in connection.execute(query)]
+            return list(dict.fromkeys(connection.execute(query, (limit,))))
 
     def checkpoint(self) -> None:
         """Drop what is too old for the history, and fold the log into the database, so that the next commits
