@@ -219,5 +219,5 @@ async def test_a_restart_keeps_the_hints(tmp_path):
     runtime = FakeRuntime(CONTAINERD_2_3)
     async with daemon(runtime, tmp_path) as controller:
         await place(runtime, pod_with("disk"), disk=True)
-        recorded = (await controller.recorder.ledger()).entries.values()
-    assert [str(hint.nodes) for hint in recorded[0].decision.request.hints] == ["2"]
+        [recorded] = (await controller.recorder.ledger()).entries.values()
+    assert [str(hint.nodes) for hint in recorded.decision.request.hints] == ["2"]
