@@ -36,6 +36,12 @@ def test_the_daemons_page_has_every_key_and_the_clients_every_exit_status() -> N
     assert all(f".TP\n.B {status}\n" in client for status in EXIT_STATUSES)
 
 
+def test_the_document_has_every_verb_and_every_exit_status() -> None:
+    text = (TREE / "docs/command-line.md").read_text()
+    assert [verb for verb in VERBS if f"| `{verb}" not in text] == []
+    assert [status for status in EXIT_STATUSES if f"| {status} | " not in text] == []
+
+
 def test_pages_have_no_line_that_roff_would_take_for_a_request() -> None:
     known = (".TH", ".SH", ".SS", ".TP", ".B ")
     for path, text in FILES.items():
