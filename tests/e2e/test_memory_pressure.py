@@ -138,3 +138,29 @@ def test_without_it_the_kernel_kills_somebody_within_its_claim(node: Node) -> No
         grow(node, owner, 280)
     assert not all(await_held(node, owner, 280) for owner in owners)
     assert len(kills(node)) > before
+
+
+@pytest.mark.matrix
+@on(SPLIT_SOCKETS, "2.1")
+def test_a_daemon_that_is_killed_while_it_moves_pages_goes_on_after_its_restart(node: Node) -> None:
+    node.bayplan.start("--memory-pressure", "relieve", "--page-move-rate", "2Mi")
+    node.bayplan.await_synchronized()
+    owners, others = crowded(node)
+    moved = others[0]
+    deadline, before = time.monotonic() + CALM_LIMIT_S, node.view(moved).anon_bytes()[1]
+    while node.view(moved).anon_bytes()[1] > before - 4 * MIB:
+        assert time.monotonic() < deadline, "nothing was moved"
+        time.sleep(POLL_S)
+    node.bayplan.kill()
+    held = node.view(moved).anon_bytes()
+    assert sum(held.values()) >= 220 * MIB
+
+    node.bayplan.start("--memory-pressure", "relieve")
+    assert "state.db" not in node.bayplan.await_synchronized()
+    # What it was killed at was not over: the new daemon sees it anew, and does the rest.
+    await_calm(node)
+    all_grow(node, owners, others)
+    gone_bytes = held[1] - node.view(moved).anon_bytes().get(1, 0)
+    (explained,) = node.bayplan.ask("explain", moved.container_id)["containers"]
+    recorded_bytes = sum(one["movedBytes"] for one in explained["pageMoves"] if one["fromNode"] == 1)
+    assert recorded_bytes >= gone_bytes
