@@ -6,9 +6,7 @@ the cards of that row wider, up to a limit.
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from bayplan.drawing.node_card import NodeView
 
@@ -16,7 +14,7 @@ GAP: Final = 12.0
 _WIDEST: Final = 580.0
 
 
-class Socket(Struct, frozen=True):
+class Socket(NamedTuple):
     """The nodes of one socket, or of several that have nodes in common; of none: memory without CPUs."""
 
     ids: tuple[int, ...]
@@ -24,7 +22,7 @@ class Socket(Struct, frozen=True):
     columns: int = 1
 
 
-class Row(Struct, frozen=True):
+class Row(NamedTuple):
     """Sockets beside each other, and how wide each of their cards is."""
 
     sockets: tuple[Socket, ...]
