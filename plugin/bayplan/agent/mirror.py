@@ -7,7 +7,7 @@ daemon is away the last state stays; ``connected`` says so.
 
 import asyncio
 from collections import deque
-from typing import Final, Self
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -32,7 +32,7 @@ class _State(Struct):
     position: int = 0
     refusals: tuple[Refused, ...] = ()
 
-    def applied(self, change: Change) -> Self:
+    def take(self, change: Change) -> None:
         """Take over *change*."""
         self.machine = change.machine or self.machine
         self.policy = change.policy or self.policy
@@ -42,7 +42,6 @@ class _State(Struct):
         for entry in change.entries:
             self.ledger = self.ledger.with_entry(entry)
         self.position = change.position
-        return self
 
 
 class Mirror:
@@ -110,9 +109,9 @@ class Mirror:
                 self.connected = True
                 self._publish()
             case Change() if self._next is not None:
-                self._next.applied(message)
+                self._next.take(message)
             case Change():
-                self._current.applied(message)
+                self._current.take(message)
                 self._publish()
             case Refused() if self._next is not None:
                 self._next.refusals = (*self._next.refusals, message)
