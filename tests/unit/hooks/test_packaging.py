@@ -211,12 +211,14 @@ def test_removal_gives_containers_back_once_the_daemon_is_stopped(tmp_path: Path
     path = f"{programs}:{os.environ['PATH']}"
     subprocess.run([INSTALLER.with_name("remove")], env={"PATH": path}, capture_output=True, check=True)
     calls = said.read_text().splitlines()
-    assert calls[:3] == [
+    assert calls[:5] == [
+        "systemctl cat bayplan-agent.service",
+        "systemctl disable --now bayplan-agent.service",
         "systemctl cat bayplan.service",
         "systemctl disable --now bayplan.service",
         "bayplan release --yes",
     ]
-    assert calls[3] == "rm -f /usr/share/containers/oci/hooks.d/90-bayplan.json"
+    assert calls[5] == "rm -f /usr/share/containers/oci/hooks.d/90-bayplan.json"
 
 
 def test_definitions_appear_whole(tmp_path: Path) -> None:
