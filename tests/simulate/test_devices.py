@@ -14,7 +14,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
-from bayplan.host.rtnetlink import Interface
+from bayplan.host.netlink import Interface
 from bayplan.model.origin import Form, Origin
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod

@@ -14,7 +14,7 @@ from bayplan.control.threads import InThread
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
-from bayplan.host.rtnetlink import Interface, interfaces_in
+from bayplan.host.netlink import Interface, interfaces_in
 from bayplan.model.workload import Container, Pod
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from bayplan.daemon.components import Daemon
 from bayplan.daemon.limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
-from bayplan.host.hotplug import watch_hotplug
 from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
+from bayplan.host.netlink import watch_hotplug
 from bayplan.oci.server import OciServer
 from bayplan.state import Store, check_directory, unusable
 

@@ -185,7 +185,7 @@ def test_the_version_names_the_python(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"bayplan {__version__} (python {python})\n"
 
 
-HEAVY = {"yaml", "difflib", "google.protobuf", "sqlite3", "asyncio", "msgspec", "grpc", "logging"}
+HEAVY = {"yaml", "difflib", "google.protobuf", "sqlite3", "asyncio", "msgspec", "grpc", "pyroute2", "logging"}
 
 
 WRITTEN = "bayplan: the answer cannot be written: "

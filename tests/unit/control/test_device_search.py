@@ -12,7 +12,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.engines.device_hints import NOTHING_FOUND
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
-from bayplan.host.rtnetlink import Interface
+from bayplan.host.netlink import Interface
 from bayplan.model.decision import DeviceHint
 from bayplan.model.workload import Container, DeviceNode, DeviceType, Pod
 from bayplan.sets import NodeSet

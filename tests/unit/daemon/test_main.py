@@ -158,7 +158,7 @@ def test_help_and_check_config_do_not_load_the_daemon() -> None:
     program = (
         "import sys\nfrom bayplan.daemon.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'google.protobuf', 'sqlite3', 'asyncio', 'yaml', 'grpc', 'rich'}\n"
+        "heavy = {'google.protobuf', 'sqlite3', 'asyncio', 'yaml', 'grpc', 'pyroute2', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

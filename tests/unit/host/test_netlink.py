@@ -1,14 +1,28 @@
-"""Hotplug: bursts, failures and beginnings from a source of our own; then the kernel's real socket."""
+"""Hotplug: bursts, failures and beginnings from a source of our own; then the kernel's real socket.
+
+Interfaces: those of real network namespaces.
+"""
 
 import asyncio
 import contextlib
 import logging
+import os
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from bayplan.errors import HostError
-from bayplan.host.hotplug import UNKNOWN, kernel_events, watch_hotplug
+from bayplan.host.netlink import (
+    UNKNOWN,
+    interfaces_in,
+    interfaces_of,
+    kernel_events,
+    rtnetlink_socket,
+    watch_hotplug,
+)
+from bayplan.host.network_namespace import socket_in
 
 PATIENCE_S = 20
 
@@ -157,3 +171,93 @@ def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
             assert await asyncio.wait_for(anext(stream), PATIENCE_S)
 
     asyncio.run(scenario())
+
+
+@pytest.fixture
+def namespace(root_user):
+    """A network namespace of its own, by path, with a pair of virtual interfaces."""
+    name = f"bayplan-test-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        pair = ["link", "add", "inside0", "type", "veth", "peer", "name", "inside1"]
+        subprocess.run(["ip", "-n", name, *pair], check=True)
+        yield f"/run/netns/{name}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def own_namespace():
+    return Path("/proc/thread-self/ns/net").stat().st_ino
+
+
+@pytest.mark.root
+def test_a_socket_inside_a_namespace_leaves_this_process_outside(namespace):
+    async def scenario():
+        from pyroute2 import AsyncIPRoute
+
+        before = own_namespace()
+        socket = await socket_in(namespace, rtnetlink_socket)
+        assert own_namespace() == before == await asyncio.to_thread(own_namespace)
+        for thread in threading.enumerate():
+            if thread.name == "network-namespace":
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
+        route = AsyncIPRoute(fileno=socket.detach())
+        links = [link async for link in await route.get_links()]
+        route.close()
+        assert sorted(link.get("ifname") for link in links) == ["inside0", "inside1", "lo"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.root
+def test_virtual_interfaces_have_no_parent_and_looking_keeps_no_namespace(namespace):
+    def open_files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def scenario():
+        before = open_files()
+        assert await interfaces_in(namespace) == ()
+        assert open_files() == before
+
+    asyncio.run(scenario())
+
+
+def test_the_host_s_own_namespace_says_nothing_about_a_pod():
+    assert asyncio.run(interfaces_in("/proc/self/ns/net")) == ()
+
+
+def test_parents_are_those_that_sysfs_has():
+    """On this machine's own interfaces, whatever they are."""
+
+    async def scenario():
+        return await interfaces_of(rtnetlink_socket(), "this one")
+
+    expected = {}
+    for interface in Path("/sys/class/net").iterdir():
+        device = interface / "device"
+        if device.exists():
+            bus = (device / "subsystem").resolve().name
+            expected[interface.name] = (bus, device.resolve().name)
+    assert {one.name: (one.bus, one.device) for one in asyncio.run(scenario())} == expected
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "/etc/passwd", "/dev/null"])
+def test_what_is_no_namespace_is_an_error_with_the_path(path):
+    with pytest.raises(HostError, match=f"^{path}: cannot be entered as a network namespace"):
+        asyncio.run(interfaces_in(path))
+
+
+def test_a_fifo_in_place_of_a_namespace_holds_up_nobody(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(HostError):
+        asyncio.run(interfaces_in(str(tmp_path / "fifo")))
+
+
+@pytest.mark.root
+def test_an_error_inside_of_a_namespace_comes_out(namespace):
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(socket_in(namespace, broken))
