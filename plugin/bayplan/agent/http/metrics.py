@@ -22,22 +22,25 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from bayplan.agent.http.exchange import Request, Response
+from bayplan.agent.mirror import Mirror
 from bayplan.printable import printable
 from bayplan.views.metrics import METRICS
 from bayplan.views.metrics.metric import Facts, Histogram, Kind, Metric
+from bayplan.views.snapshot import Snapshot
 
 FRESH_S: Final = 1.0
 _GZIP_LEVEL: Final = 1
 
 
 class MetricsPage:
-    """Answers for `/metrics`. *facts* are the daemon's as they are known, None before they are; then only
-    this process's own metrics are shown."""
+    """Answers for `/metrics`, by what *mirror* knows; before it knows anything, with this process's own
+    metrics only. So many containers at most are named."""
 
     def __init__(
-        self, facts: Callable[[], Facts | None], clock: Callable[[], float] = time.monotonic
+        self, mirror: Mirror, most_containers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._facts = facts
+        self._mirror = mirror
+        self._most_containers = most_containers
         self._clock = clock
         self._lock = asyncio.Lock()
         self._pages: dict[tuple[str, bool], tuple[float, Response]] = {}
@@ -49,21 +52,25 @@ class MetricsPage:
         async with self._lock:
             made_s, page = self._pages.get((content_type, compressed), (0.0, None))
             if page is None or self._clock() >= made_s + FRESH_S:
-                body = await asyncio.to_thread(self._body, encode, compressed=compressed)
+                # The mirror is read here, in the loop that changes it; the rest takes milliseconds.
+                snapshot, following = self._mirror.snapshot, self._mirror.connected
+                body = await asyncio.to_thread(self._body, encode, snapshot, following=following)
+                body = gzip.compress(body, _GZIP_LEVEL) if compressed else body
                 headers = (("Content-Encoding", "gzip"),) if compressed else ()
                 page = Response(body, content_type, headers=(("Vary", "Accept, Accept-Encoding"), *headers))
                 self._pages[content_type, compressed] = self._clock(), page
         return page
 
-    def _body(self, encode: Callable[[CollectorRegistry], bytes], *, compressed: bool) -> bytes:
+    def _body(
+        self, encode: Callable[[CollectorRegistry], bytes], snapshot: Snapshot | None, *, following: bool
+    ) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        facts = self._facts()
-        if facts is not None:
+        if snapshot is not None:
+            facts = Facts.of(snapshot, following=following, most_containers=self._most_containers)
             registry.register(_Daemon(facts))
-        body = encode(registry)
-        return gzip.compress(body, _GZIP_LEVEL) if compressed else body
+        return encode(registry)
 
 
 class _Daemon(Collector):

@@ -12,22 +12,24 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
 from bayplan.agent.http import fragments
 from bayplan.agent.http.exchange import Request, Response, text
 from bayplan.agent.mirror import Mirror
+from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
 from bayplan.drawing.style import STYLE
+from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
 
 MOST_STREAMS: Final = 32
 _WIDTHS: Final = (342.0, 420.0, 560.0, 740.0, 960.0, WIDTH)
 """The browser's width is rounded down to one of these, so that there are few pictures."""
 
-_FRESH_S: Final = 1.0
+FRESH_S: Final = 1.0
 _HEARTBEAT_S: Final = 15.0
 _US_PER_S: Final = 1_000_000
 
@@ -45,19 +47,22 @@ _POLICY: Final = (
 Parts = Mapping[str, str]
 """What stands in each section of the page, by its id."""
 
+_SECTIONS: Final = ("node", "summary", "map", "attention", "refused", "containers")
+
 
 class Page:
-    """Answers for `/` (call it) and `/events`, by what *mirror* knows."""
+    """Answers for `/` (call it) and `/events`, by what *mirror* knows; what is made is good for *fresh_s*."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: Mirror, fresh_s: float = FRESH_S) -> None:
         self._mirror = mirror
+        self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
-        self._made: dict[float, tuple[float, Parts]] = {}
+        self._made: dict[float, tuple[float, int, Parts]] = {}
         self._streams = 0
 
     async def __call__(self, _: Request) -> Response:
         """The page as it is now."""
-        parts = {"map style": STYLE, **await self._parts(WIDTH)}
+        parts = {"map style": STYLE, **(await self._parts(WIDTH))[1]}
         page = re.sub(r"\{\{([a-z ]+)\}\}", lambda found: parts[found[1]], _TEMPLATE)
         return Response(
             page.encode(), "text/html; charset=utf-8", headers=(("Content-Security-Policy", _POLICY),)
@@ -78,7 +83,7 @@ class Page:
         try:
             sent: Parts = {}
             while True:
-                seen, parts = self._mirror.revision, await self._parts(width)
+                seen, parts = await self._parts(width)
                 news = {key: part for key, part in parts.items() if sent.get(key) != part}
                 # A comment finds out whether the client is still there.
                 yield f"data: {json.dumps(news)}\n\n".encode() if news else b":\n\n"
@@ -86,32 +91,34 @@ class Page:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_HEARTBEAT_S):
                         await self._mirror.wait_for_change(seen)
-                await asyncio.sleep(_FRESH_S)
+                await asyncio.sleep(self._fresh_s)
         finally:
             self._streams -= 1
 
-    async def _parts(self, width: float) -> Parts:
-        """The parts for a page of this width, not older than a second."""
+    async def _parts(self, width: float) -> tuple[int, Parts]:
+        """The parts for a page of this width, not older than a second, and the mirror's revision that they
+        show."""
         async with self._lock:
-            made_s, parts = self._made.get(width, (0.0, None))
-            if parts is None or time.monotonic() >= made_s + _FRESH_S:
-                parts = await asyncio.to_thread(self._make, width)
-                self._made[width] = time.monotonic(), parts
-            return parts
+            made_s, revision, parts = self._made.get(width, (0.0, 0, None))
+            if parts is None or time.monotonic() >= made_s + self._fresh_s:
+                # The mirror is read here, in the loop that changes it; the rest takes milliseconds.
+                mirror = self._mirror
+                revision, snapshot, refusals = mirror.revision, mirror.snapshot, tuple(mirror.refusals)
+                parts = await asyncio.to_thread(_parts, snapshot, refusals, width, following=mirror.connected)
+                self._made[width] = time.monotonic(), revision, parts
+            return revision, parts
 
-    def _make(self, width: float) -> Parts:
-        snapshot, following = self._mirror.snapshot, self._mirror.connected
-        empty = dict.fromkeys(("node", "summary", "map", "attention", "refused", "containers"), "")
-        if snapshot is None:
-            return empty | {"node": "baypland has not said anything yet"}
-        spreads = spreads_of(snapshot)
-        status, nodes = status_view(snapshot, spreads), nodes_view(snapshot, spreads)["nodes"]
-        now_us = int(time.time() * _US_PER_S)
-        return {
-            "node": fragments.node_line(status, following=following),
-            "summary": fragments.summary(status, nodes, following=following),
-            "map": machine_map(nodes, width, embedded=True),
-            "attention": fragments.attention(status),
-            "refused": fragments.refused(tuple(self._mirror.refusals), now_us),
-            "containers": fragments.containers(status, nodes),
-        }
+
+def _parts(snapshot: Snapshot | None, refusals: Sequence[Refused], width: float, *, following: bool) -> Parts:
+    if snapshot is None:
+        return dict.fromkeys(_SECTIONS, "") | {"node": "baypland has not said anything yet"}
+    spreads = spreads_of(snapshot)
+    status, nodes = status_view(snapshot, spreads), nodes_view(snapshot, spreads)["nodes"]
+    return {
+        "node": fragments.node_line(status, following=following),
+        "summary": fragments.summary(status, nodes, following=following),
+        "map": machine_map(nodes, width, embedded=True),
+        "attention": fragments.attention(status),
+        "refused": fragments.refused(refusals, int(time.time() * _US_PER_S)),
+        "containers": fragments.containers(status, nodes),
+    }

@@ -14,7 +14,6 @@ from bayplan.agent.http.server import HttpServer
 from bayplan.agent.mirror import Mirror
 from bayplan.agent.settings import Address, AgentSettings
 from bayplan.errors import ConfigError
-from bayplan.views.metrics.metric import Facts
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ class HttpPort:
 
     def __init__(self, address: Address, settings: AgentSettings, mirror: Mirror) -> None:
         """Raises ConfigError: the token or the certificate cannot be used."""
-        self._settings = settings
         self._mirror = mirror
         self._token = None if settings.token_file is None else BearerToken(settings.token_file)
         self._certificate = (
@@ -45,7 +43,7 @@ class HttpPort:
             {
                 "/": page,
                 "/events": page.events,
-                "/metrics": MetricsPage(self._facts),
+                "/metrics": MetricsPage(mirror, settings.container_metrics),
                 "/livez": livez,
                 "/readyz": Readiness(self._why_not_ready),
             },
@@ -69,14 +67,6 @@ class HttpPort:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refreshing
         await self.server.close()
-
-    def _facts(self) -> Facts | None:
-        snapshot, settings = self._mirror.snapshot, self._settings
-        if snapshot is None:
-            return None
-        return Facts.of(
-            snapshot, following=self._mirror.connected, most_containers=settings.container_metrics
-        )
 
     def _why_not_ready(self) -> str | None:
         if not self._mirror.connected:

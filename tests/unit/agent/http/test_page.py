@@ -52,7 +52,7 @@ async def test_names_stay_names_and_no_other_script_may_run() -> None:
 
 async def test_the_stream_has_everything_first_and_then_what_is_new() -> None:
     mirror = mirror_of(crowded(2, 4))
-    async with following(Page(mirror)) as chunks:
+    async with following(Page(mirror, fresh_s=0)) as chunks:
         first = parts(await anext(chunks))
         assert first.keys() == {"node", "summary", "map", "attention", "refused", "containers"}
         show(mirror, crowded(2, 5))
