@@ -16,6 +16,7 @@ import worst
 from table import Row, show
 
 PARTS: dict[str, Callable[[Sequence[int]], Iterator[Row]]] = {
+    "disk": lambda _: nri_requests.flushes(),
     "requests": nri_requests.creations,
     "starts": lambda _: nri_requests.starts(),
     "programs": lambda _: programs.rows(),

@@ -1,5 +1,6 @@
 """What requests of a runtime wait for, the daemon's start, and what it takes while nothing happens."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ WARM_UP = 30
 CREATIONS = 300
 SETTLE_S = 2.0
 """The daemon's start goes on for a while in the background: it listens for hotplug, for instance."""
+PAGE_BYTES = 4096
 IDLE_BESIDE, IDLE_S = 100, 60
 FEW, MANY = 10, 1000
 STARTS = 9
@@ -41,6 +43,20 @@ def creations(populations: Sequence[int]) -> Iterator[Row]:
             yield Row(f"resident, {beside}", *resident_mib, 45.0, "MiB", as_ratio=False)
             if population == IDLE_BESIDE:
                 yield _idle(pair[0])
+
+
+def flushes(repeat: int = CREATIONS) -> Iterator[Row]:
+    """The disk's own part: each commit flushes once a log that it overwrites."""
+    times_ms = []
+    with tempfile.TemporaryFile() as file:
+        os.write(file.fileno(), bytes(repeat * PAGE_BYTES))
+        os.fsync(file.fileno())
+        for number in range(repeat):
+            os.pwrite(file.fileno(), os.urandom(PAGE_BYTES), number * PAGE_BYTES)
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times_ms.append((time.perf_counter() - begun) * 1000)
+    yield Row("one flush of the disk", times_ms)
 
 
 def _in_turns(pair: Pair, name: str, kinds: Sequence[Kind]) -> tuple[list[list[float]], list[list[float]]]:
