@@ -22,10 +22,11 @@ ENTRIES = {
 
 
 def wanted() -> Iterator[Requirement]:
-    """What the project itself, its build and its development ask for."""
+    """What the project itself, its agent, its build and its development ask for."""
     declared = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     groups: Mapping[str, list[object]] = declared["dependency-groups"]
     texts = [*declared["project"]["dependencies"], *declared["build-system"]["requires"]]
+    texts += [text for extra in declared["project"]["optional-dependencies"].values() for text in extra]
     texts += [text for group in groups.values() for text in group if isinstance(text, str)]
     yield from map(Requirement, texts)
 
