@@ -73,17 +73,19 @@ def test_works_the_sum_out():
         Reservation(1, {"memory": GIB, "hugepages-2Mi": 2 * MIB}),
     )
     huge, memory = check_sums(reservations, needed, words)
-    assert str(memory) == (
-        "reservedMemory: found 2Gi of memory in all (node 0 1Gi + node 1 1Gi), expected 2148Mi "
-        "(kubeReserved 1Gi + systemReserved 1Gi + evictionHard memory.available 100Mi)"
+    assert memory[:3] == (
+        "reservedMemory",
+        "2Gi of memory in all (node 0 1Gi + node 1 1Gi)",
+        "2148Mi (kubeReserved 1Gi + systemReserved 1Gi + evictionHard memory.available 100Mi)",
     )
     assert memory.kubelet == (
         'the total amount "2Gi" of type "memory" is not equal to the value "2148Mi" '
         "determined by Node Allocatable feature"
     )
-    assert str(huge) == (
-        "reservedMemory: found 2Mi of hugepages-2Mi in all (node 1 2Mi), "
-        "expected 0 (nothing is reserved for the node)"
+    assert huge[:3] == (
+        "reservedMemory",
+        "2Mi of hugepages-2Mi in all (node 1 2Mi)",
+        "0 (nothing is reserved for the node)",
     )
     whole = (*reservations[:1], Reservation(1, {"memory": GIB + 100 * MIB}))
     assert check_sums(whole, needed, words) == ()
