@@ -154,7 +154,7 @@ def test_the_wrapper_in_the_place_of_a_runtime_takes_over_its_containers(node: C
     for handlers in ({"crun": WRAPPER}, {}):
         node.crio.start(nri=False, handlers=handlers)
         assert node.crictl.state(container_id) == "CONTAINER_RUNNING"
-        assert node.crictl.execute(container_id, "echo", "hello").stdout == "hello\n"
+        assert node.crictl.execute(container_id, "echo", "hello").stdout.split() == ["hello"]
         node.crictl.update(container_id, cpu_share=512)
         await_placement(node, container_id, before)
     node.crictl.remove_sandbox(pod.sandbox_id)
