@@ -172,7 +172,7 @@ def test_a_definition_for_podman_alone_keeps_crio_down_and_doctor_says_so(node: 
     node.guest.run("ln", "-sfn", bundle, "/run/linked-bundle")
     for state, problem in (
         ({"id": running, "pid": pid, "bundle": "/run/linked-bundle"}, "it is a symbolic link"),
-        ({"id": running, "pid": pid, "bundle": "/run"}, "/run/config.json: cannot be opened"),
+        ({"id": running, "pid": pid, "bundle": "/run"}, "/run/config.json: cannot be read"),
         ({"id": running, "pid": 1, "bundle": bundle}, "found the pid 1, expected one above 1"),
         ({"id": running, "pid": node.infra_pid(pod), "bundle": bundle}, "is not the container's"),
     ):
