@@ -42,6 +42,7 @@ GO_ENVIRONMENT = {
     "GOWORK": "off",
 }
 WORKLOAD_SOURCE = Path(__file__).parent.parent / "workload"
+MEMORY_LOAD_SOURCE = Path(__file__).parent / "programs" / "memory_load"
 
 
 def go_program() -> Path:
@@ -153,12 +154,20 @@ def crio(version: str = CRIO_VERSION) -> Path:
 
 
 def workload() -> Path:
-    """The program that runs in the containers; its source is beside this package."""
+    """The program of the containers' image; its source is beside this package."""
+    return _from_here("workload", WORKLOAD_SOURCE)
 
+
+def memory_load() -> Path:
+    """The program that uses memory in scenarios about memory pressure; not in any image."""
+    return _from_here("memory-load", MEMORY_LOAD_SOURCE)
+
+
+def _from_here(name: str, source: Path) -> Path:
     def build(path: Path) -> None:
-        _go_build("The containers' program", WORKLOAD_SOURCE, path, (".",), ())
+        _go_build(f"The program {name}", source, path, (".",), ())
 
-    return artefact("workload", {"source": digest_files(WORKLOAD_SOURCE), "go": GO_MINIMUM}, build)
+    return artefact(name, {"source": digest_files(source), "go": GO_MINIMUM}, build)
 
 
 def _from_module(

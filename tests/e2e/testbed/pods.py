@@ -30,7 +30,7 @@ def size(text: str | int) -> int:
 @dataclass(frozen=True, slots=True)
 class Container:
     """What CRI's ContainerConfig says; None and empty mean that the field is not sent. `devices` maps paths
-    in the container to device nodes of the host.
+    in the container to device nodes of the host, `mounts` to its files and directories.
     """
 
     name: str = "main"
@@ -48,6 +48,7 @@ class Container:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
     def touching(self, amount: str | int, *, hugepages: str = "") -> "Container":
         """The same container, whose program fills so much memory and says "touched"."""
@@ -67,6 +68,9 @@ class Container:
             "devices": [
                 {"container_path": inside, "host_path": outside, "permissions": "rwm"}
                 for inside, outside in self.devices.items()
+            ],
+            "mounts": [
+                {"container_path": inside, "host_path": outside} for inside, outside in self.mounts.items()
             ],
         }
 

@@ -32,6 +32,7 @@ def disks(*versions: str, with_bayplan: bool = True, systemd: bool = False) -> d
             pool.submit(lambda: {"crictl": tree_disk("crictl", gobuild.crictl())})
         ]
         waiting: list[Future[object]] = [pool.submit(root_disk, systemd=systemd), pool.submit(initramfs)]
+        waiting.append(pool.submit(gobuild.memory_load))
         found += [pool.submit(version_disks, version) for version in versions]
         found.append(pool.submit(lambda: {"images": tree_disk("images", _images_directory())}))
         if with_bayplan:

@@ -1,0 +1,3 @@
+module bayplan.dev/memory-load
+
+go 1.22
