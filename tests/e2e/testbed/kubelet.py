@@ -107,10 +107,14 @@ class Kubelet:
         self.guest.run("sh", "-c", f"rm -rf {ROOT} {MANIFESTS}; mkdir -p {ROOT} {MANIFESTS}")
         # JSON is YAML.
         self.guest.write(CONFIG, json.dumps({**SURROUNDINGS, **config}))
-        words = (f"--config={CONFIG}", f"--hostname-override={NODE_NAME}", f"--root-dir={ROOT}", "--v=2")
-        self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
+        self.start_again()
         asking = f"until grep -qs policyName {ROOT}/memory_manager_state; do sleep 0.2; done"
         self.guest.run("sh", "-c", asking, limit_s=LIMIT_S)
+
+    def start_again(self) -> None:
+        """Start it with the state and the file of the last time; does not wait until it serves."""
+        words = (f"--config={CONFIG}", f"--hostname-override={NODE_NAME}", f"--root-dir={ROOT}", "--v=2")
+        self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
 
     def stop(self) -> None:
         """End it; its pods keep running."""
@@ -118,16 +122,20 @@ class Kubelet:
 
     def admit(self, name: str, spec: Mapping[str, object], *, limit_s: float = LIMIT_S) -> Verdict:
         """Give it a pod, and wait for its decision."""
-        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
-        # A manifest that is half written is none.
-        self.guest.write(f"/run/{name}.json", json.dumps({**manifest, "spec": spec}))
-        self.guest.run("mv", f"/run/{name}.json", f"{MANIFESTS}/{name}.json")
+        self.put(name, spec)
         said = self.guest.run(
             "python3", "-IS", "-c", AWAIT_ADMISSION, f"{name}-{NODE_NAME}", str(limit_s), limit_s=limit_s + 30
         )
         pod = json.loads(said.stdout)
         status = pod["status"]
         return Verdict(pod["metadata"]["uid"], status.get("reason", ""), status.get("message", ""))
+
+    def put(self, name: str, spec: Mapping[str, object]) -> None:
+        """Give it a pod, without waiting for anything."""
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
+        # A manifest that is half written is none.
+        self.guest.write(f"/run/{name}.json", json.dumps({**manifest, "spec": spec}))
+        self.guest.run("mv", f"/run/{name}.json", f"{MANIFESTS}/{name}.json")
 
     def remove(self, name: str, *, limit_s: float = LIMIT_S) -> None:
         """Take a pod away, and wait until it is gone."""

@@ -63,13 +63,14 @@ def payload_disk() -> Path:
 
 def dependencies() -> Path:
     """A directory with the locked dependencies, compiled for the guest's Python."""
-    wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
 
     def build(path: Path) -> None:
         path.mkdir()
         argv = [uv_program(), "pip", "install", "--quiet", "--target", path, "--link-mode", "copy"]
         argv += ["--python-version", GUEST_PYTHON, "--python-platform", GUEST_PLATFORM]
-        argv += ["--require-hashes", "--requirements", "pyproject.toml"]
+        argv += ["--require-hashes", "--requirements", "pyproject.toml", "--extra", "agent"]
         argv += ["--constraints", LOCK.name, "--build-constraints", LOCK.name]
         build_command("The dependencies for the guest", argv, cwd=PROJECT)
         _compile(path)
