@@ -29,10 +29,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 # What is ignored or blocked is so in every program that tests start, too: a SIGTERM would not end it, and
-# nobody would be told how it ended.
-for number in (signal.SIGCHLD, signal.SIGTERM):
+# nobody would be told how it ended. A script's background jobs ignore SIGINT.
+for number, handling in (
+    (signal.SIGCHLD, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, handling)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # The command line fits what it prints into so many columns, also for a file.

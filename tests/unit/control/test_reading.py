@@ -13,11 +13,9 @@ from bayplan.errors import HostError
 
 TOO_LATE = r"configuration: it could not be read within 0\.01 s"
 
-# A shell's background jobs ignore SIGINT, and so does what they start.
 BLOCKED = """
-import asyncio, signal, sys, threading
+import asyncio, sys, threading
 from bayplan.control.reading import read_meanwhile, read_within
-signal.signal(signal.SIGINT, signal.default_int_handler)
 def read():
     print("reading", flush=True)
     threading.Event().wait()
