@@ -18,9 +18,23 @@ from testbed.topology import TWO_NODES
 SERVICE = "bayplan-agent"
 LOG = "/var/log/bayplan-agent.log"
 GROUP = "adm"
+CA = "/run/kubelet.crt"
 PODS_API = f"{ROOT}/pods-api"
 OTHERS_MAY_CONNECT = f"chmod o+x {ROOT} {PODS_API} && chmod o+rw {PODS_API}/pods-api.sock"
 AWAY_S = 60.0
+
+# Ways to kubelet: the flags of the agent, kubelet's own keys, and what root does before it may ask.
+WAYS: Mapping[str, tuple[tuple[str, ...], Mapping[str, object], str]] = {
+    "pods-api": ((), {"featureGates": {"PodsAPI": True}}, OTHERS_MAY_CONNECT),
+    "https": (
+        (
+            *("--kubelet-url", "https://127.0.0.1:10250/pods"),
+            *("--kubelet-ca", CA, "--kubelet-server-name", NODE_NAME),
+        ),
+        {},
+        f"install -m 644 {ROOT}/pki/kubelet.crt {CA}",
+    ),
+}
 
 
 def container(
@@ -69,12 +83,12 @@ def node(machine: Node) -> Iterator[Node]:
             machine.guest.signal(service, signal.SIGKILL)
 
 
-def start_agent(node: Node) -> None:
+def start_agent(node: Node, flags: tuple[str, ...]) -> None:
     """As a user without any privileges, in the socket's group."""
     user = ("setpriv", "--reuid=nobody", "--regid=nogroup", f"--groups={GROUP}", "--bounding-set=-all")
     argv = (*user, "/opt/bayplan/bin/bayplan-agent", "--pod-resources-socket=none", "--listen=none")
     argv = (*argv, "--log-format=json")
-    node.guest.start(SERVICE, *argv, log=LOG)
+    node.guest.start(SERVICE, *argv, *flags, log=LOG)
 
 
 def requests(node: Node) -> dict[str, Mapping[str, Any]]:
@@ -103,14 +117,16 @@ def await_exact(node: Node, wanted: Mapping[str, int]) -> Mapping[str, Mapping[s
 
 
 @pytest.mark.matrix
-def test_requests_are_exact_whoever_dies(node: Node) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_are_exact_whoever_dies(node: Node, way: str) -> None:
+    flags, config, permit = WAYS[way]
     kubelet = Kubelet(node.guest)
     node.bayplan.start("--agent-group", GROUP)
     node.bayplan.await_synchronized()
-    kubelet.start({"featureGates": {"PodsAPI": True}})
-    wait = f"until {OTHERS_MAY_CONNECT}; do sleep 0.2; done"
+    kubelet.start(config)
+    wait = f"until {permit}; do sleep 0.2; done"
     node.guest.run("sh", "-c", wait, limit_s=LIMIT_S)
-    start_agent(node)
+    start_agent(node, flags)
     node.guest.run("sh", "-c", f"until grep -qs 'following' {LOG}; do sleep 0.2; done", limit_s=LIMIT_S)
 
     kubelet.put("mixed", MIXED)
@@ -136,7 +152,7 @@ def test_requests_are_exact_whoever_dies(node: Node) -> None:
     node.bayplan.start_again()
     node.bayplan.await_synchronized()
     assert is_exact(requests(node), EXACT)
-    start_agent(node)
+    start_agent(node, flags)
     kubelet.start_again()
     node.guest.run("sh", "-c", wait, limit_s=LIMIT_S)
     kubelet.put("late", LATE)
