@@ -48,7 +48,7 @@ def snapshot_of(
             runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
         ),
         counters=dict(controller.counters),
-        durations=controller.latency.durations(),
+        durations=controller.placements.latency.durations(),
         unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(known.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
@@ -82,4 +82,4 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     yield from notices
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
-    yield from pin_sentences(decided, controller.decision_log.pins.configured)
+    yield from pin_sentences(decided, controller.placements.decision_log.pins.configured)

@@ -8,13 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from bayplan.control.changes import ChangeLog
-from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
-from bayplan.control.latency import Latency
 from bayplan.control.notified import KNOWN_SINCE, SyncCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
@@ -71,9 +68,11 @@ class Controller:
         decide_in_thread: DecideInThread | None = None,
     ) -> None:
         self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
+        self.changes = self._transactions.changes
+        """Everything that became different lately, in order, refusals too."""
         self.placements = Placements(
             recorder,
-            self._transactions.changes,
+            self.changes,
             cgroup_v2=cgroup_v2,
             weighted_interleave=weighted_interleave,
             devices=devices,
@@ -119,11 +118,6 @@ class Controller:
         return self.basis.ledger
 
     @property
-    def changes(self) -> ChangeLog:
-        """Everything that became different lately, in order, refusals too."""
-        return self._transactions.changes
-
-    @property
     def known(self) -> KnownContainers:
         """The containers as their runtimes described them."""
         return self.placements.known
@@ -132,16 +126,6 @@ class Controller:
     def runtime(self) -> Runtime | None:
         """The NRI runtime, while it is connected."""
         return self.placements.runtime
-
-    @property
-    def latency(self) -> Latency:
-        """How long decisions, commits and replies took."""
-        return self.placements.latency
-
-    @property
-    def decision_log(self) -> DecisionLog:
-        """What log and counters say of decisions."""
-        return self.placements.decision_log
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """The next transaction, once all that were asked for before have ended."""
@@ -216,7 +200,7 @@ class Controller:
             pods,
             [one if one.id in recorded else known.without_default_cpus(one) for one in containers],
             carried=entries_in(one for one in containers if one.id not in recorded),
-            kubelet_pins_cpus=self.decision_log.pins.kubelet_pins_cpus(ledger),
+            kubelet_pins_cpus=self.placements.decision_log.pins.kubelet_pins_cpus(ledger),
         )
         transaction.accept(ledger=result.ledger, replace_all=True)
         placements, entries = self.placements, result.ledger.entries
@@ -234,7 +218,7 @@ class Controller:
         self._missed_ends.clear()
         if self._devices is not None:
             self._devices.keep(pods)
-        self.decision_log.synchronized(result)
+        self.placements.decision_log.synchronized(result)
         return result.updates
 
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
@@ -302,10 +286,10 @@ class Controller:
             await self._sync_cpusets((container.id,), mems=True)
 
     def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
-        if event is Event.RUN_POD_SANDBOX and self._devices is not None:
-            self._devices.pod_started(pod)
         if event is Event.RUN_POD_SANDBOX:
             self.placements.kubelet_pods.expect(pod)
+            if self._devices is not None:
+                self._devices.pod_started(pod)
         if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
             self.placements.stopped_pods.add(pod.id)
             transaction.accept(ledger=transaction.basis.ledger.without_retained(pod.id))

@@ -178,7 +178,7 @@ class Narrowing:
             return False
         logger.info("pages moved", extra=fields)
         await transaction.commit(moved_back(ledger, move))
-        controller.decision_log.moved(move)
+        controller.placements.decision_log.moved(move)
         if entry.origin is None:
             controller.placements.notifications.nodes_due.add(key)
         return True

@@ -125,7 +125,7 @@ class Daemon:
             capacity_freed=self.narrowing_due.set,
             decide_in_thread=self.decision_thread.do,
         )
-        self.controller.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
+        self.controller.placements.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
         self.hardware.attach(self.controller, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.record_learned)
@@ -177,7 +177,7 @@ class Daemon:
             identity,
             endpoint,
             timeouts=timeouts,
-            replied=self.controller.latency.reply.observe,
+            replied=self.controller.placements.latency.reply.observe,
         )
         for remark in self._remarks():
             logger.warning(remark)
@@ -229,7 +229,7 @@ class Daemon:
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
                 self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
-                self.controller.decision_log.pins.configured = tuple(settings.kubelet_managers)
+                self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)

@@ -186,7 +186,7 @@ def test_kubelets_managers_are_named_once_with_every_way_they_were_seen(
 ) -> None:
     async def scenario() -> None:
         async with daemon(tmp_path) as one:
-            one.decision_log.pins.configured = (PinningManager.CPU,)
+            one.placements.decision_log.pins.configured = (PinningManager.CPU,)
             spec = Resources(MIB, 1024, 100_000, 100_000, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
             for name in ("p", "q"):
                 await one.create_container(GUARANTEED, container(name, GUARANTEED, resources=spec))
