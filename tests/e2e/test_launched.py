@@ -2,7 +2,7 @@
 
 import signal
 
-from testbed.bayplan import ADMIN_SOCKET, CLIENT, DAEMON
+from testbed.bayplan import ADMIN_SOCKET, DAEMON
 from testbed.node import Node
 from testbed.pods import guaranteed
 from testbed.scenario import on
@@ -23,7 +23,8 @@ def test_containerd_launches_the_plugin_itself(node: Node) -> None:
         first = node.launch(guaranteed("first", 1, "600Mi"))
         second = node.launch(guaranteed("second", 1, "600Mi"))
         assert [node.view(pod).mems_allowed for pod in (first, second)] == [{0}, {1}]
-        assert "default/first/main" in node.guest.run(CLIENT, "status").stdout
+        known = {one["name"] for one in node.bayplan.ask_in_guest("status")["containers"]}
+        assert known == {"default/first/main", "default/second/main"}
         # It lives and dies with containerd; what it decided is remembered by the next one.
         node.containerd.restart(how=signal.SIGKILL)
         node.guest.await_socket(ADMIN_SOCKET)

@@ -67,6 +67,8 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     since = node.bayplan.log_position()
     write(node, CPU, "1")
     node.bayplan.await_log("all promised capacity is available again", since=since)
+    # The line about the change itself comes after that one.
+    node.bayplan.await_log(CHANGED, since=since)
 
     since = node.bayplan.log_position()
     # Not every block can leave: the kernel has its own pages in some, and others have some that are busy.
