@@ -127,6 +127,8 @@ class Transactions:
         self._number = 0
         self._replacing_since: int | None = None
         """The write from which on the disk is to hold nothing that the ledger has not."""
+        self._pool_unrecorded: int | None = None
+        """The latest write, as long as it is not known to be on the disk: each has the pool's CPUs."""
         self._retry: Timer | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -203,7 +205,8 @@ class Transactions:
         before = self._basis.ledger
         ids = _differences(before, after.ledger)
         self._become(after, ids)
-        if ids or replace_all or self._unrecorded or before.pool_cpus != after.ledger.pool_cpus:
+        unrecorded = self._unrecorded or self._pool_unrecorded is not None
+        if ids or replace_all or unrecorded or before.pool_cpus != after.ledger.pool_cpus:
             self._write(after.ledger, ids, decided, replace_all=replace_all)
 
     def _become(self, after: Basis, ids: Collection[str]) -> None:
@@ -253,6 +256,7 @@ class Transactions:
     ) -> tuple[int, Job[bool]]:
         """Submit what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
+        self._pool_unrecorded = self._number
         for container_id in ids:
             self._unrecorded[container_id] = _Write(self._number, container_id == decided)
         retained = {entry.container_id: entry for entry in ledger.retained.values()}
@@ -272,6 +276,8 @@ class Transactions:
     def _recorded(self, number: int) -> None:
         if self._replacing_since is not None and number >= self._replacing_since:
             self._replacing_since = None
+        if number == self._pool_unrecorded:
+            self._pool_unrecorded = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
 
     def _retry_later(self) -> None:
