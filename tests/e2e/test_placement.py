@@ -12,8 +12,7 @@ from testbed.topology import FAR_MEMORY, FOUR_NODES, TWO_NODES
 def test_one_guaranteed_pod_per_node_until_full_then_a_refusal_then_reuse(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()
-    # The kernel's counters are up to 2 MiB behind: 64 pages for each CPU.
-    pods = [node.launch(guaranteed(f"full-{i}", 0.5, "600Mi").touching("304Mi")) for i in range(4)]
+    pods = [node.launch(guaranteed(f"full-{i}", 0.5, "600Mi").touching("300Mi")) for i in range(4)]
     for i, pod in enumerate(pods):
         node.crictl.await_log(pod, "touched")
         view = node.view(pod)

@@ -86,8 +86,7 @@ def test_the_asked_version_serves(node: Node, request: pytest.FixtureRequest) ->
 
 @on(FOUR_NODES)
 def test_a_pod_starts_and_the_kernel_view_is_readable(node: Node) -> None:
-    # The kernel's counters are up to 2 MiB behind: 64 pages for each CPU.
-    pod = guaranteed("first", cpus=1, memory="64Mi").touching("20Mi")
+    pod = guaranteed("first", cpus=1, memory="64Mi").touching("16Mi")
     pinned = replace(pod.containers[0], cpuset_cpus="2-3", cpuset_mems="1")
     running = node.launch(pod.with_containers(pinned))
     node.crictl.await_log(running, "touched")

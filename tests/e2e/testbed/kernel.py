@@ -102,10 +102,15 @@ class Kernel:
         )
 
     def cgroup_files(self, cgroup: str) -> dict[str, str]:
-        """File name -> contents of a cgroup's readable files (memory, cpuset, cpu, hugetlb, pids)."""
+        """File name -> contents of a cgroup's readable files (cpu, memory, cpuset, hugetlb, pids).
+
+        cpu.* comes first: cpu.stat makes the kernel add up what each CPU counted, for all controllers
+        (cgroup_rstat_flush). memory.numa_stat leaves that to every 2 s where it takes little to be new, and
+        was once 100 MiB behind.
+        """
         base = CGROUP_ROOT + cgroup
         found = self.guest.read_files(
-            *(f"{base}/{kind}.*" for kind in ("memory", "cpuset", "cpu", "hugetlb", "pids", "cgroup")),
+            *(f"{base}/{kind}.*" for kind in ("cpu", "memory", "cpuset", "hugetlb", "pids", "cgroup")),
             pattern=True,
         )
         return {path.rsplit("/", 1)[1]: content for path, content in found.items()}
