@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
-from bayplan.agent.settings import Address, AgentSettings
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import machine_map
 from bayplan.model.decision import Outcome, Placement, Reason

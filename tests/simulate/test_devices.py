@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from bayplan.admin.snapshot import snapshot_of
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.recorder import Recorder

@@ -14,7 +14,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import rehearsing
 from bayplan.admin.server import AdminServer
-from bayplan.admin.snapshot import snapshot_of
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.cli.main import main
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine

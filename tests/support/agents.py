@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bayplan.admin.agent_server import AgentServer, PodReceiver, everything
-from bayplan.admin.snapshot import snapshot_of
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,

@@ -21,7 +21,7 @@ from bayplan.model.decision import Decision
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.state import RefusedItem
-from bayplan.views.decision import View
+from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import timestamp
 

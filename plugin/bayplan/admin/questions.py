@@ -23,7 +23,7 @@ from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
-from bayplan.views.decision import View, decision_view
+from bayplan.views.decision_view import View, decision_view
 from bayplan.views.node_room import node_rooms
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import timestamp

@@ -17,7 +17,7 @@ from bayplan.host.live_memory import read_nodes
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
-from bayplan.views.decision import View
+from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import timestamp
 

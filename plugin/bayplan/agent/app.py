@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
+from bayplan.agent.command_line import AgentSettings
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.kubelet_pods.endpoint import Endpoint, PodEndpoint
@@ -12,7 +13,6 @@ from bayplan.agent.kubelet_pods.watch import PodWatch
 from bayplan.agent.mirror import Mirror
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
 from bayplan.agent.pod_resources.service import PodResourcesService
-from bayplan.agent.settings import AgentSettings
 
 
 class Service(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bayplan import __version__, logs
 from bayplan.agent.app import serve
-from bayplan.agent.settings import AgentSettings, parse
+from bayplan.agent.command_line import AgentSettings, parse
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.standard_streams import make_writable
 

@@ -7,7 +7,7 @@ daemon's own words do not say: what follows from it.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bayplan.cli.layout import Block, Column, Table
+from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts, duration
 
 MOST_OF_A_KIND: Final = 10

@@ -31,8 +31,8 @@ from bayplan.cli import (
     top,
     what_if,
 )
-from bayplan.cli.layout import Block
 from bayplan.cli.render import show
+from bayplan.cli.table_layout import Block
 from bayplan.errors import (
     EXIT_CONFIG,
     EXIT_DEGRADED,

@@ -4,8 +4,8 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.layout import Block, Column, Table
 from bayplan.cli.status import kept_for_pods
+from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts, optional_bytes
 from bayplan.quantity import MIB, format_bytes
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from bayplan.admin_protocol import REFUSED_SINCE_S
 from bayplan.cli.attention import how_often, why
 from bayplan.cli.client import ask
-from bayplan.cli.layout import Block, Column, Table
+from bayplan.cli.table_layout import Block, Column, Table
 
 VERB: Final = "refused"
 HELP: Final = "list the containers that were refused lately: when, how often and why"

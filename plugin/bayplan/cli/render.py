@@ -2,14 +2,14 @@
 
 Nothing is ever cut: what is too wide is folded, and columns that matter least are left out before names
 become unreadable. In a pipe lines are as long as they are, unless COLUMNS is set. Layout is in
-`bayplan.cli.layout`.
+`bayplan.cli.table_layout`.
 """
 
 import os
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TextIO
 
-from bayplan.cli.layout import Block, Table, fold, table_lines
+from bayplan.cli.table_layout import Block, Table, fold, table_lines
 from bayplan.printable import printable, printable_lines
 from bayplan.quantity import whole_number
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.layout import Block, Column, Table
+from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import format_bytes
 

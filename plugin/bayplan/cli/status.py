@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bayplan.cli.attention import attention, why
 from bayplan.cli.client import ask
-from bayplan.cli.layout import Block, Column, Row, Table
+from bayplan.cli.table_layout import Block, Column, Row, Table
 from bayplan.cli.texts import amounts, duration
 from bayplan.quantity import format_bytes
 

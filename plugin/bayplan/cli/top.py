@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.layout import Block, Column, Table
+from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.quantity import format_bytes
 
 VERB: Final = "top"

@@ -7,8 +7,8 @@ from typing import Any, Final
 from bayplan.cli.attention import why
 from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
-from bayplan.cli.layout import Block, Column, Table
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
+from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import MIB
 

@@ -19,7 +19,7 @@ from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import executor
 from bayplan.daemon.components import Daemon
-from bayplan.daemon.limits import protect, raise_file_limit
+from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
 from bayplan.host.libc import give_large_blocks_back

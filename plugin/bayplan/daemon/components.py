@@ -18,7 +18,7 @@ from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import Question, rehearsing
 from bayplan.admin.release import releasing
-from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
 from bayplan.agent_protocol import PodWanted, Unusable
 from bayplan.config.keys import changed_at_start

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Final
 
 from bayplan.drawing.distances import distances
-from bayplan.drawing.layout import GAP, Row, Socket, rows_of
 from bayplan.drawing.node_card import Card, NodeView
+from bayplan.drawing.socket_layout import GAP, Row, Socket, rows_of
 from bayplan.drawing.style import STYLE, colors_of
 from bayplan.drawing.svg import box, element, plain, text
 

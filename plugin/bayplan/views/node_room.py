@@ -13,7 +13,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
-from bayplan.views.decision import View
+from bayplan.views.decision_view import View
 
 
 def node_rooms(

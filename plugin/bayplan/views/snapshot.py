@@ -1,7 +1,7 @@
 """The daemon's state at one moment, as the value that all views are made of.
 
 `Snapshot` is what decisions depend on (machine, policy, engine, ledger) with everything that was observed
-beside it. `bayplan.admin.snapshot` takes one in the daemon, `bayplan.agent.mirror` puts one together
+beside it. `bayplan.admin.snapshot_source` takes one in the daemon, `bayplan.agent.mirror` puts one together
 elsewhere.
 """
 

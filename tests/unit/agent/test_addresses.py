@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.settings import Address, parse
+from bayplan.agent.command_line import Address, parse
 
 
 @pytest.mark.parametrize(

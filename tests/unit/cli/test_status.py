@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from bayplan.cli import nodes, status
 from bayplan.cli.attention import MOST_OF_A_KIND, attention
-from bayplan.cli.layout import Block, Table
 from bayplan.cli.main import main
+from bayplan.cli.table_layout import Block, Table
 from bayplan.model.decision import (
     Affinity,
     Claim,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.admin.snapshot import snapshot_of
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.recorder import Recorder
 from bayplan.engines.kubelet.engine import KubeletEngine

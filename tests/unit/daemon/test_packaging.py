@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.settings import AgentSettings
+from bayplan.agent.command_line import AgentSettings
 from bayplan.config.settings import Settings
 
 PACKAGING = Path(__file__).parents[3] / "packaging"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.drawing.layout import Socket, rows_of
 from bayplan.drawing.machine_map import NARROWEST, WIDTH, machine_map
+from bayplan.drawing.socket_layout import Socket, rows_of
 from bayplan.drawing.style import COLORS, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.svg import plain
 from bayplan.quantity import format_bytes
-from bayplan.views.decision import decision_view
+from bayplan.views.decision_view import decision_view
 from bayplan.views.status import timestamp
 
 View = Mapping[str, Any]

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from typing import Final
 
+from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.access import BearerToken, Certificate
 from bayplan.agent.http.exchange import Request, Response
 from bayplan.agent.http.health import Readiness, livez
@@ -12,7 +13,6 @@ from bayplan.agent.http.metrics import MetricsPage
 from bayplan.agent.http.page import Page
 from bayplan.agent.http.server import HttpServer
 from bayplan.agent.mirror import Mirror
-from bayplan.agent.settings import Address, AgentSettings
 from bayplan.errors import ConfigError
 
 logger = logging.getLogger(__name__)

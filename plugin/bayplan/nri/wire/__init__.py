@@ -19,6 +19,17 @@ The package promises that no bytes of a peer lead to anything but these events o
 """
 
 from bayplan.nri.wire.connection import Connection
+from bayplan.nri.wire.connection_events import (
+    NEED_DATA,
+    Code,
+    ConnectionClosed,
+    Incoming,
+    NeedData,
+    Refused,
+    Request,
+    Response,
+    Role,
+)
 from bayplan.nri.wire.errors import (
     BacklogError,
     FieldError,
@@ -29,17 +40,6 @@ from bayplan.nri.wire.errors import (
     StreamError,
     TooManyCallsError,
     TruncatedError,
-)
-from bayplan.nri.wire.events import (
-    NEED_DATA,
-    Code,
-    ConnectionClosed,
-    Incoming,
-    NeedData,
-    Refused,
-    Request,
-    Response,
-    Role,
 )
 from bayplan.nri.wire.limits import MAX_MESSAGE_BYTES
 

@@ -6,15 +6,7 @@ never before, so that what nobody asks for costs no more than its bytes.
 """
 
 from bayplan.errors import RemoteProtocolError
-from bayplan.nri.wire.envelope import (
-    UndecodableError,
-    request_from,
-    request_parts,
-    response_from,
-    response_parts,
-)
-from bayplan.nri.wire.errors import BacklogError, FinishedError, RefusalFloodError, TruncatedError
-from bayplan.nri.wire.events import (
+from bayplan.nri.wire.connection_events import (
     NEED_DATA,
     Code,
     ConnectionClosed,
@@ -24,6 +16,14 @@ from bayplan.nri.wire.events import (
     Response,
     Role,
 )
+from bayplan.nri.wire.envelope import (
+    UndecodableError,
+    request_from,
+    request_parts,
+    response_from,
+    response_parts,
+)
+from bayplan.nri.wire.errors import BacklogError, FinishedError, RefusalFloodError, TruncatedError
 from bayplan.nri.wire.framing import FrameReader, MessageReader, message
 from bayplan.nri.wire.limits import MAX_BACKLOG_BYTES, MAX_CONSECUTIVE_REFUSALS
 from bayplan.nri.wire.streams import CalledStreams, Header, MessageType, Ruling, ServedStreams, Verdict

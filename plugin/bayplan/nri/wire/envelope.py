@@ -12,8 +12,8 @@ side.
 from collections.abc import Iterator
 from typing import Final
 
+from bayplan.nri.wire.connection_events import Code, Request, Response
 from bayplan.nri.wire.errors import FieldError
-from bayplan.nri.wire.events import Code, Request, Response
 from bayplan.nri.wire.limits import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
 
 # Wire types, and the sizes of the two fixed ones. 3 and 4 are groups.

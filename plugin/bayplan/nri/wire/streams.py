@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from bayplan.nri.wire.connection_events import Code
 from bayplan.nri.wire.errors import StreamError, TooManyCallsError
-from bayplan.nri.wire.events import Code
 from bayplan.nri.wire.limits import (
     MAX_MESSAGE_BYTES,
     MAX_OUTSTANDING_CALLS,

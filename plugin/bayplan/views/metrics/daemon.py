@@ -6,7 +6,7 @@ from typing import Final
 
 from bayplan.model.decision import Outcome
 from bayplan.views.durations import BOUNDS_MS, Durations
-from bayplan.views.events import all_events, reasons
+from bayplan.views.event_counts import all_events, reasons
 from bayplan.views.metrics.metric import Facts, Histogram, Kind, Metric, Sample, single
 
 _US_PER_S: Final = 1_000_000

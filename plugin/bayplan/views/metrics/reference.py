@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bayplan.views.events import EVENTS
+from bayplan.views.event_counts import EVENTS
 from bayplan.views.metrics import containers, daemon, kubelet, nodes
 from bayplan.views.metrics.metric import Metric
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.access import Certificate
 from bayplan.agent.http.exchange import Request
 from bayplan.agent.http.metrics import MetricsPage
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
-from bayplan.agent.settings import Address, AgentSettings
 from bayplan.errors import ConfigError
 from bayplan.views.metrics import METRICS
 from bayplan.views.metrics.metric import Facts

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bayplan.views.events import EVENTS
+from bayplan.views.event_counts import EVENTS
 from bayplan.views.metrics import METRICS
 from bayplan.views.metrics.reference import page
 

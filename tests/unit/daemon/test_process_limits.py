@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.limits import OOM_SCORE_ADJ, protect
+from bayplan.daemon.process_limits import OOM_SCORE_ADJ, protect
 
 
 def root_with(tmp_path: Path, score: str) -> Path:

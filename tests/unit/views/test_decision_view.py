@@ -32,7 +32,7 @@ from bayplan.model.decision import (
 )
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.views.decision import decision_view
+from bayplan.views.decision_view import decision_view
 
 REQUEST = Request(
     container_id="aaa",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bayplan.admin.snapshot import kernel_oom_score_adj, snapshot_of
+from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import ContainerState
 from bayplan.quantity import GIB
