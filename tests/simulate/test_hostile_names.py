@@ -71,6 +71,7 @@ async def node(directory: Path, runtime: FakeRuntime, *more: str) -> AsyncIterat
         *("--agent-socket", "none"),
         *("--oci-socket", str(one.oci), "--topology-manager-policy", "single-numa-node"),
         *("--oci-deadline", "30s", "--request-deadline", "30s", "--log-level", "debug", *more),
+        *("--record", str(directory / "recording")),
     ]
     with one.log.open("wb") as log:
         process = subprocess.Popen(argv, stderr=log)  # noqa: ASYNC220 - to start it takes no time
@@ -201,6 +202,9 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+    recorded = (directory / "recording").read_text()
+    assert "placed" in recorded
+    (directory / "otherwise").write_text(recorded.replace('"outcome":"placed"', '"outcome":"refused"'))
     named = [("--name", hostile, "--memory", "1Gi"), ("--memory", hostile)]
     named.append(("--memory", "1Gi", "--annotation", f"bayplan.dev/{hostile}={hostile}"))
     calls: dict[str, list[tuple[str, ...]]] = {
@@ -212,6 +216,7 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         "record-topology": [("--root", str(root))],
         "map": [("--svg", str(root / "map.svg"))],
         "simulate": [],  # has a test of its own
+        "replay": [(str(directory / name),) for name in ("recording", "otherwise")],
     }
     assert calls.keys() == VERBS.keys()
     return [(verb, *words) for verb, given in calls.items() for words in given]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.cli.client import ask
+from bayplan.cli.main import main
 from bayplan.state import Store
 
 pytestmark = pytest.mark.root
@@ -147,6 +148,27 @@ def test_an_odd_state_directory_is_named_with_what_to_do_and_not_tried_again(
     assert ended.returncode == 2
     assert named in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_file_that_is_no_recording_is_not_replaced(node: Node) -> None:
+    path = node.directory / "notes"
+    path.write_text("somebody's")
+    ended = node.run("--record", str(path))
+    assert ended.returncode == 2
+    assert f"{path}: found a file that is no recording, expected nothing, or an earlier" in ended.stderr
+    assert path.read_text() == "somebody's"
+
+
+def test_what_a_killed_daemon_has_recorded_can_be_replayed(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = node.directory / "recording"
+    node.config.write_text(f'recording = "{path}"\n')
+    with node.start() as process:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+    assert main(["replay", str(path)]) == 0
+    assert "every answer is the same" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("most_files", [20, 64])

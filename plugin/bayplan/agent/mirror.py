@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from bayplan.agent_protocol import Change, FromDaemon, Observed, Refused, UpToDate, Welcome
 from bayplan.model.ledger import Ledger
+from bayplan.model.ledger_changes import with_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.views.snapshot import Observation, Snapshot
@@ -37,10 +38,7 @@ class _State(Struct):
         self.machine = change.machine or self.machine
         self.policy = change.policy or self.policy
         self.engine = self.engine if change.engine is None else change.engine
-        for container_id in change.gone:
-            self.ledger = _without(self.ledger, container_id)
-        for entry in change.entries:
-            self.ledger = self.ledger.with_entry(entry)
+        self.ledger = with_changes(self.ledger, change.entries, change.gone)
         self.position = change.position
 
 
@@ -128,11 +126,3 @@ class Mirror:
         self._snapshot = None
         self._news.set()
         self._news = asyncio.Event()
-
-
-def _without(ledger: Ledger, container_id: str) -> Ledger:
-    """*ledger* without that container, and without the room that a pod keeps after it."""
-    for pod_id, last in ledger.retained.items():
-        if last.container_id == container_id:
-            return ledger.without_retained(pod_id)
-    return ledger.without(container_id)

@@ -26,6 +26,7 @@ from bayplan.cli import (
     record_topology,
     refused,
     release,
+    replay,
     simulate,
     status,
     top,
@@ -81,6 +82,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     what_if,
     simulate,
     record_topology,
+    replay,
     doctor,
     metrics,
     log_level,
@@ -116,7 +118,8 @@ _DESCRIPTION: Final = """\
 Shows which NUMA nodes and CPUs the daemon baypland gave to each container, and why, and what it would do."""
 EXIT_STATUSES: Final[Mapping[int, str]] = {
     0: "fine; of doctor: nothing is wrong",
-    EXIT_FAILURE: "the daemon could not answer, or the answer not be written; of doctor: errors",
+    EXIT_FAILURE: "the daemon could not answer, or the answer not be written; of doctor: errors; of replay: "
+    "something is decided otherwise",
     EXIT_CONFIG: "wrong usage, or a wrong file",
     EXIT_UNAVAILABLE: "no daemon answers",
     EXIT_DEGRADED: "of doctor: only warnings",

@@ -16,6 +16,7 @@ from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Un
 from bayplan.config.values import (
     Reader,
     absolute_path,
+    absolute_path_or_none,
     boolean,
     cpu_list,
     duration_ms,
@@ -330,6 +331,12 @@ DAEMON: Final = (
         "logFormat", "log_format", "log-format", "FORMAT",
         one_of(_same("auto", "json", "text")), syntax.text, "auto",
         "json, text, or auto: text on a terminal, else json", at_start=True,
+    ),
+    Key(
+        "recording", "recording", "record", "FILE",
+        absolute_path_or_none, syntax.text, "none",
+        "a file for every question to the engine and its answer, for bayplan replay; none records nothing",
+        at_start=True,
     ),
 )  # fmt: skip
 

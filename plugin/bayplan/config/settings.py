@@ -106,6 +106,7 @@ class Settings(Struct, frozen=True):
     page_move_rate_bytes: int = GIB
     log_level: str = "info"
     log_format: str = "auto"
+    recording: Path | None = None
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     kubelet_managers: Mapping[PinningManager, str] = field(default_factory=dict)

@@ -154,6 +154,11 @@ def absolute_path(path: str, value: object) -> Path:
     raise invalid(path, show(value), "an absolute path")
 
 
+def absolute_path_or_none(path: str, value: object) -> Path | None:
+    """A path that starts at the root; the word none for None."""
+    return None if value == "none" else absolute_path(path, value)
+
+
 def socket_path(path: str, value: object) -> Path:
     """A path that fits into a unix socket's address."""
     socket = absolute_path(path, value)

@@ -8,13 +8,14 @@ what holds now. Invariant: whoever applies all changes after a position to what 
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final, TypeAlias
 
 from bayplan.agent_protocol import Change, Refused
 from bayplan.model.decision import Decision
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Ledger
+from bayplan.model.ledger_changes import entries_of
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 
@@ -55,7 +56,7 @@ class ChangeLog:
         is given."""
         if not ids and (machine, policy, engine) == (None, None, None):
             return
-        entries = tuple(_entries(ledger, ids))
+        entries = tuple(entries_of(ledger, ids))
         gone = sorted(set(ids).difference(entry.container_id for entry in entries))
         self.position += 1
         self._keep(Change(self.position, entries, tuple(gone), machine, policy, engine))
@@ -81,17 +82,6 @@ class ChangeLog:
             self._weight -= _weight(self._kept.popleft())
         for listener in self.listeners:
             listener()
-
-
-def _entries(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:
-    """What *ledger* has of the containers *ids*, in its order, and of those that are gone and whose pod keeps
-    their room."""
-    if len(ids) == 1:
-        known = (entry for key in ids if (entry := ledger.entries.get(key)) is not None)
-    else:
-        known = (entry for key, entry in ledger.entries.items() if key in ids)
-    yield from known
-    yield from (one for one in ledger.retained.values() if one.container_id in ids)
 
 
 def _weight(item: Item) -> int:

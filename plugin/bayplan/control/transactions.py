@@ -21,6 +21,7 @@ from bayplan.control.threads import Job
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger_changes import changed_ids
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Clock, Timer
@@ -169,7 +170,7 @@ class Transactions:
         """Take over the ledger that is recorded, in the form of the engine."""
         recorded = await self._recorder.ledger()
         async with self.transaction() as transaction:
-            self._become(self._basis._replace(ledger=recorded), _differences(self._basis.ledger, recorded))
+            self._become(self._basis._replace(ledger=recorded), changed_ids(self._basis.ledger, recorded))
             transaction.accept(engine=self._basis.engine)
 
     def _run_postponed(self) -> None:
@@ -184,7 +185,7 @@ class Transactions:
                 transaction.close()
 
     async def _commit(self, ledger: Ledger, decided: str | None) -> None:
-        ids = _differences(self._basis.ledger, ledger)
+        ids = changed_ids(self._basis.ledger, ledger)
         number, write = self._begin(ledger, ids, decided)
         try:
             await write.finished()
@@ -203,7 +204,7 @@ class Transactions:
 
     def _accept(self, after: Basis, decided: str | None, *, replace_all: bool) -> None:
         before = self._basis.ledger
-        ids = _differences(before, after.ledger)
+        ids = changed_ids(before, after.ledger)
         self._become(after, ids)
         unrecorded = self._unrecorded or self._pool_unrecorded is not None
         if ids or replace_all or unrecorded or before.pool_cpus != after.ledger.pool_cpus:
@@ -288,12 +289,3 @@ class Transactions:
     def _write_again(self) -> None:
         self._retry = None
         self.schedule(lambda transaction: transaction.accept())
-
-
-def _differences(before: Ledger, after: Ledger) -> set[str]:
-    """The ids of the containers about which the two say different things."""
-    old, new = before.entries, after.entries
-    ids = {key for key, entry in new.items() if (was := old.get(key)) is not entry and was != entry}
-    ids |= old.keys() - new.keys()
-    forgotten, kept = after.retained_changes(before)
-    return ids.union(forgotten, [entry.container_id for entry in kept])

@@ -61,6 +61,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         daemon = Daemon(settings)
         for thread in daemon.threads:
             stack.callback(thread.abandon)
+        if daemon.recording is not None:
+            stack.callback(daemon.recording.close)
         recorder = await Recorder.open(partial(Store.open, settings.state_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)

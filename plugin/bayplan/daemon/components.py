@@ -40,6 +40,7 @@ from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.systemd import Notifier
+from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
@@ -54,6 +55,8 @@ from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
+from bayplan.recording.engine import RecordedEngine
+from bayplan.recording.recording import Recording
 from bayplan.views.snapshot import Observation, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -93,6 +96,7 @@ class Daemon:
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
         self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
+        self.recording = None if settings.recording is None else Recording.open(settings.recording)
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -114,7 +118,7 @@ class Daemon:
         self.controller = Controller(
             machine,
             policy,
-            engine_of(self.settings),
+            self._engine(self.settings),
             recorder,
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
@@ -224,7 +228,7 @@ class Daemon:
             else:
                 self.settings = settings
                 self.hardware.take_settings(settings)
-                self.controller.take_engine(engine_of(settings))
+                self.controller.take_engine(self._engine(settings))
                 self.oci_requests.settings = _oci_request_settings(settings)
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
@@ -285,6 +289,10 @@ class Daemon:
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
         }
+
+    def _engine(self, settings: Settings) -> Engine:
+        engine = engine_of(settings)
+        return engine if self.recording is None else RecordedEngine(engine, self.recording)
 
     def _remarks(self) -> tuple[str, ...]:
         return remarks_on_machine(self.settings, self.hardware.machine)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
@@ -16,6 +15,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
+from bayplan.engines.interface import Engine
 from bayplan.errors import UnavailableError
 from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.model.machine import Machine
@@ -45,6 +45,7 @@ class DaemonRun:
         clock: ManualClock,
         settings: Settings,
         machine: Callable[[], Machine],
+        engine_of: Callable[[Settings], Engine],
     ) -> None:
         self.alive = True
         self._machine = machine

@@ -16,7 +16,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.transactions import RETRY_S, Basis
-from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.engines.interface import Engine, allocatable_bytes, reserved_cpus
 from bayplan.errors import BayplanError
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Outcome
@@ -48,9 +48,11 @@ class InvariantError(AssertionError):
 
 
 class SimulatedHost:
-    """``stalled``: the disk does nothing. ``machine`` is what sysfs shows, ``settings`` what files say."""
+    """``stalled``: the disk does nothing. ``machine`` is what sysfs shows, ``settings`` what files say, and
+    *engine_for* makes the engine that they ask for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, engine_for: Callable[[Settings], Engine] = engine_of) -> None:
+        self._engine_for = engine_for
         self.clock, self.disk, self.kernel = ManualClock(), Disk(), Kernel(directory)
         self.machine, self.settings = MACHINE, PLAIN
         self.stalled = False
@@ -64,7 +66,9 @@ class SimulatedHost:
 
     async def begin(self) -> None:
         """Start the daemon; the runtime lists what it has."""
-        self.daemon = DaemonRun(self.disk, self.kernel, self.clock, self.settings, lambda: self.machine)
+        self.daemon = DaemonRun(
+            self.disk, self.kernel, self.clock, self.settings, lambda: self.machine, self._engine_for
+        )
         self._checked = None
         await self.daemon.start()
         self.runtime.synchronize()
@@ -127,7 +131,7 @@ class SimulatedHost:
             return
         self.settings = settings
         daemon.hardware.take_settings(settings)
-        daemon.controller.take_engine(engine_of(settings))
+        daemon.controller.take_engine(self._engine_for(settings))
 
     def replace_machine(self, machine: Machine) -> None:
         """Memory or CPUs come or go, and the kernel says so."""

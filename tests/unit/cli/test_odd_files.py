@@ -32,10 +32,12 @@ GIVEN = {
     "history": ["web"],
     "what-if": ["--memory", "1Gi"],
     "map": ["--svg", "{trace}"],
+    "replay": ["{trace}"],
     "simulate": ["--topology", "{machine}", "--trace", "{trace}"],
 }
 """What a verb cannot do without."""
-MANIFESTS = "manifests"
+POSITIONAL = ("manifests", "file")
+"""Arguments that are paths and have no name on the command line."""
 
 
 def paths_of_verbs() -> Iterator[tuple[str, str]]:
@@ -43,7 +45,7 @@ def paths_of_verbs() -> Iterator[tuple[str, str]]:
     verbs = next(one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     for verb, parser in verbs.choices.items():
         for action in parser._actions:
-            if action.type is Path:
+            if action.type is Path and action.option_strings:
                 yield verb, action.option_strings[0]
             elif action.metavar in ("FILE", "PATH", "DIR"):
                 yield verb, action.dest
@@ -53,7 +55,8 @@ def test_the_options_are_found() -> None:
     assert set(paths_of_verbs()) >= {
         ("status", "--admin-socket"),
         ("simulate", "--config"),
-        ("what-if", MANIFESTS),
+        ("what-if", "manifests"),
+        ("replay", "file"),
     }
 
 
@@ -68,14 +71,14 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     trace.write_text('{"arrive": "a", "memory": "1Gi"}\n')
     given = [word.format(machine=machine, trace=trace) for word in GIVEN.get(verb, [])]
     asked = [verb, "--admin-socket", str(tmp_path / "none.sock"), *given]
-    asked = [verb, str(odd)] if option == MANIFESTS else [*asked, option, str(odd)]
+    asked = [verb, str(odd)] if option in POSITIONAL else [*asked, option, str(odd)]
     status = main(asked)
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if status not in (0, EXIT_FAILURE) or said.err:
         assert said.err.startswith("bayplan: ")
         assert said.err.count("\n") == 1
-    is_asked = option == "--admin-socket" and verb not in ("simulate", "record-topology")
+    is_asked = option == "--admin-socket" and verb not in ("simulate", "record-topology", "replay")
     if is_asked and kind != "a socket":
         found = "a regular file" if kind == "a file of 1 GB" else kind
         assert (status, said.out) == (EXIT_CONFIG, "")

@@ -94,6 +94,7 @@ def test_every_flag() -> None:
         "--agent-group=adm",
         "--log-level=warning",
         "--log-format=text",
+        "--record=/var/lib/bayplan/recording",
     )
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_cpus == CpuSet([0, 1])

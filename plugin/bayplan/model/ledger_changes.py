@@ -1,0 +1,46 @@
+"""What two ledgers say differently, as values that can be sent or written, and a ledger with them.
+
+Invariant: whoever applies to *before* what differs in *after* has the promises of *after*. What was sent to
+the members of the shared pool is not among them.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from bayplan.model.ledger import Entry, Ledger
+
+
+def changed_ids(before: Ledger, after: Ledger) -> set[str]:
+    """The ids of the containers about which the two say different things."""
+    old, new = before.entries, after.entries
+    ids = {key for key, entry in new.items() if (was := old.get(key)) is not entry and was != entry}
+    ids |= old.keys() - new.keys()
+    forgotten, kept = after.retained_changes(before)
+    return ids.union(forgotten, [entry.container_id for entry in kept])
+
+
+def entries_of(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:
+    """What *ledger* has of the containers *ids*, in its order, and of those that are gone and whose pod keeps
+    their room."""
+    if len(ids) == 1:
+        known = (entry for key in ids if (entry := ledger.entries.get(key)) is not None)
+    else:
+        known = (entry for key, entry in ledger.entries.items() if key in ids)
+    yield from known
+    yield from (one for one in ledger.retained.values() if one.container_id in ids)
+
+
+def with_changes(ledger: Ledger, entries: Iterable[Entry], gone: Iterable[str]) -> Ledger:
+    """*ledger* without the containers *gone*, and without the room that a pod keeps after one of them, and
+    with *entries*."""
+    for container_id in gone:
+        ledger = _without(ledger, container_id)
+    for entry in entries:
+        ledger = ledger.with_entry(entry)
+    return ledger
+
+
+def _without(ledger: Ledger, container_id: str) -> Ledger:
+    for pod_id, last in ledger.retained.items():
+        if last.container_id == container_id:
+            return ledger.without_retained(pod_id)
+    return ledger.without(container_id)

@@ -1,0 +1,103 @@
+"""An engine that answers as another one does, and has each question recorded with its answer."""
+
+import time
+from collections.abc import Collection, Mapping
+
+from bayplan.engines.interface import Engine
+from bayplan.model.decision import Claim, Decision, Move, Placement, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.recording.questions import (
+    Adopt,
+    CompletedClaims,
+    Converted,
+    Decide,
+    MovesBack,
+    WidenedPlacements,
+    changed_entries,
+    options_of,
+)
+from bayplan.recording.recording import Recording
+from bayplan.sets import NodeSet
+
+
+class RecordedEngine:
+    """See the module. Each method is that of `Engine`."""
+
+    def __init__(self, engine: Engine, recording: Recording) -> None:
+        self._engine, self._recording = engine, recording
+        self._options = options_of(engine)
+
+    @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return self._engine.name
+
+    def separate_copy(self) -> "RecordedEngine":
+        """See `Engine`; both are recorded in the same file."""
+        return RecordedEngine(self._engine.separate_copy(), self._recording)
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        """See `Engine`."""
+        answer = self._engine.decide(machine, policy, ledger, request, current)
+        question = Decide(_now_us(), answer, request, current)
+        self._recording.add(self._options, machine, policy, ledger, question)
+        return answer
+
+    def adopt(
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        mems: NodeSet | None,
+    ) -> Placement:
+        """See `Engine`."""
+        answer = self._engine.adopt(machine, policy, ledger, request, mems)
+        question = Adopt(_now_us(), answer, request, mems)
+        self._recording.add(self._options, machine, policy, ledger, question)
+        return answer
+
+    def moves_back(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
+    ) -> tuple[Move, ...]:
+        """See `Engine`."""
+        answer = self._engine.moves_back(machine, policy, ledger, staying)
+        question = MovesBack(_now_us(), answer, tuple(sorted(staying)))
+        self._recording.add(self._options, machine, policy, ledger, question)
+        return answer
+
+    def widened_placements(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Placement]:
+        """See `Engine`."""
+        answer = self._engine.widened_placements(machine, policy, ledger)
+        self._recording.add(self._options, machine, policy, ledger, WidenedPlacements(_now_us(), answer))
+        return answer
+
+    def completed_claims(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Claim]:
+        """See `Engine`."""
+        answer = self._engine.completed_claims(machine, policy, ledger)
+        self._recording.add(self._options, machine, policy, ledger, CompletedClaims(_now_us(), answer))
+        return answer
+
+    def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
+        """See `Engine`."""
+        answer = self._engine.converted(machine, policy, ledger)
+        question = Converted(_now_us(), changed_entries(ledger, answer))
+        self._recording.add(self._options, machine, policy, ledger, question)
+        return answer
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,225 @@
+"""The lines of a recording: what opens it, what became different before a question, and each question with
+its answer.
+
+A line is JSON with its ``kind``. Fields are added with a default, never renamed. Of containers there are
+names, amounts and places; nothing of their environment, arguments, annotations or labels.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
+
+import msgspec
+from msgspec import Struct
+
+from bayplan import __version__
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.managers import ManagerOptions
+from bayplan.engines.kubelet.topology.options import Scope
+from bayplan.errors import ParseError
+from bayplan.model.decision import Claim, Decision, Move, Placement, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger_changes import changed_ids, entries_of
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.sets import NodeSet, set_to_text, text_to_set
+
+FORMAT: Final = 1
+"""Raised when a recording can no longer be read by an earlier version."""
+
+
+class Begin(Struct, frozen=True, tag="Begin", tag_field="kind"):
+    """The first line: which version recorded, and since when (microseconds since the epoch)."""
+
+    begun_us: int
+    format: int = FORMAT
+    version: str = __version__
+
+
+class Exact(Struct, frozen=True, tag="exact", tag_field="name"):
+    """The engine `exact`, as configured."""
+
+    scope: Scope
+
+    def engine(self) -> Engine:
+        """Such an engine."""
+        return ExactEngine(self.scope)
+
+
+class Kubelet(Struct, frozen=True, tag="kubelet", tag_field="name"):
+    """The engine `kubelet`, as configured."""
+
+    managers: ManagerOptions
+
+    def engine(self) -> Engine:
+        """Such an engine."""
+        return KubeletEngine(self.managers)
+
+
+EngineOptions: TypeAlias = Exact | Kubelet
+
+
+def options_of(engine: Engine) -> EngineOptions:
+    """How *engine*, one of this package's, is configured."""
+    if isinstance(engine, KubeletEngine):
+        return Kubelet(engine.managers)
+    assert isinstance(engine, ExactEngine), engine.name
+    return Exact(engine.scope)
+
+
+class Changed(Struct, frozen=True, tag="Changed", tag_field="kind"):
+    """What became different since the last question. Every entry replaces the one of the same container; the
+    containers in ``gone`` have none any more. What is None is as before."""
+
+    entries: tuple[Entry, ...] = ()
+    gone: tuple[str, ...] = ()
+    machine: Machine | None = None
+    policy: PlacementPolicy | None = None
+    engine: EngineOptions | None = None
+
+
+class Question(Protocol):
+    """A question to an engine, asked at ``at_us``, with its ``answer``."""
+
+    @property
+    def at_us(self) -> int:
+        """When it was answered, in microseconds since the epoch."""
+        ...
+
+    @property
+    def answer(self) -> object:
+        """What was answered."""
+        ...
+
+    @property
+    def about(self) -> str:
+        """The name of the container it is about, empty for questions about all of them."""
+        ...
+
+    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> object:
+        """The answer of *engine*."""
+        ...
+
+
+class Decide(Struct, frozen=True, tag="Decide", tag_field="kind"):
+    """`Engine.decide`."""
+
+    at_us: int
+    answer: Decision
+    request: Request
+    current: Placement | None = None
+
+    @property
+    def about(self) -> str:
+        """See `Question`."""
+        return self.request.name
+
+    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Decision:
+        """See `Question`."""
+        return engine.decide(machine, policy, ledger, self.request, self.current)
+
+
+class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
+    """`Engine.adopt`."""
+
+    at_us: int
+    answer: Placement
+    request: Request
+    mems: NodeSet | None = None
+
+    @property
+    def about(self) -> str:
+        """See `Question`."""
+        return self.request.name
+
+    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Placement:
+        """See `Question`."""
+        return engine.adopt(machine, policy, ledger, self.request, self.mems)
+
+
+class MovesBack(Struct, frozen=True, tag="MovesBack", tag_field="kind"):
+    """`Engine.moves_back`."""
+
+    at_us: int
+    answer: tuple[Move, ...]
+    staying: tuple[str, ...] = ()
+    about: ClassVar[str] = ""
+
+    def ask(
+        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> tuple[Move, ...]:
+        """See `Question`."""
+        return engine.moves_back(machine, policy, ledger, self.staying)
+
+
+class WidenedPlacements(Struct, frozen=True, tag="WidenedPlacements", tag_field="kind"):
+    """`Engine.widened_placements`."""
+
+    at_us: int
+    answer: Mapping[str, Placement]
+    about: ClassVar[str] = ""
+
+    def ask(
+        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Placement]:
+        """See `Question`."""
+        return engine.widened_placements(machine, policy, ledger)
+
+
+class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kind"):
+    """`Engine.completed_claims`."""
+
+    at_us: int
+    answer: Mapping[str, Claim]
+    about: ClassVar[str] = ""
+
+    def ask(
+        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Claim]:
+        """See `Question`."""
+        return engine.completed_claims(machine, policy, ledger)
+
+
+class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
+    """`Engine.converted`; the answer are the entries that it changed, by container id."""
+
+    at_us: int
+    answer: Mapping[str, Entry]
+    about: ClassVar[str] = ""
+
+    def ask(
+        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
+    ) -> Mapping[str, Entry]:
+        """See `Question`."""
+        return changed_entries(ledger, engine.converted(machine, policy, ledger))
+
+
+AnyQuestion: TypeAlias = Decide | Adopt | MovesBack | WidenedPlacements | CompletedClaims | Converted
+Line: TypeAlias = Begin | Changed | AnyQuestion
+
+
+def changed_entries(before: Ledger, after: Ledger) -> Mapping[str, Entry]:
+    """The entries of *after* that *before* has otherwise, by container id."""
+    return {one.container_id: one for one in entries_of(after, changed_ids(before, after))}
+
+
+def encode(line: Line) -> bytes:
+    """*line* as it is written."""
+    return _ENCODER.encode(line) + b"\n"
+
+
+def decode(line: bytes) -> Line:
+    """The line that `encode` wrote.
+
+    Raises:
+        ParseError: it is none.
+    """
+    try:
+        return cast(Line, _DECODER.decode(line))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ParseError("line of a recording", repr(line[:60]), str(error)) from error
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=set_to_text)
+_DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Line, dec_hook=text_to_set)
