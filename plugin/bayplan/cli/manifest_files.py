@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from bayplan.config.values import unreadable
-from bayplan.config.yaml_text import YAML_ERRORS, yaml_problem
+from bayplan.config.yaml_text import YAML_ERRORS, LocatingLoader, yaml_problem
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import MAX_FILE_BYTES, MIB, read_text
 
@@ -17,7 +17,7 @@ _METADATA = ("name", "generateName", "namespace", "uid", "annotations")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(LocatingLoader):
     """Leaves dates the texts that they are to Kubernetes."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
@@ -38,7 +38,7 @@ def read_manifests(path: str) -> list[Any]:
         json.dumps(documents, allow_nan=False)
     except (OSError, UnicodeDecodeError) as error:
         raise _no_manifests(path, unreadable(error)) from error
-    except YAML_ERRORS as error:
+    except (*YAML_ERRORS, TypeError) as error:
         raise _no_manifests(path, yaml_problem(error)) from error
     return documents
 

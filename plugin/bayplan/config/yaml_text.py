@@ -12,17 +12,8 @@ import yaml
 from bayplan.config.values import invalid
 from bayplan.errors import excerpt
 
-YAML_ERRORS: Final = (
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
-"""The errors of PyYAML's own and those from inside of it: ValueError for a value that looks like a date and
-is none, the others where a tag such as !!bool or !!map stands before something else, or tables have no
-end."""
+YAML_ERRORS: Final = (yaml.YAMLError, ValueError, RecursionError)
+"""What loading with a `LocatingLoader` raises; RecursionError where tables have no end."""
 
 
 def parse_yaml(content: str) -> object:
@@ -59,12 +50,28 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys."""
+class LocatingLoader(yaml.SafeLoader):
+    """A safe loader that says where a value is that its tag does not allow (``!!bool x``, ``2026-99-99``).
+
+    PyYAML lets whatever its constructors meet out: KeyError, AttributeError, ValueError.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The node's value."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+class _StrictLoader(LocatingLoader):
+    """Refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The table, which PyYAML refuses where a tag says that something else is one."""
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if node.id == "mapping" else ():
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 continue
@@ -78,9 +85,6 @@ class _StrictLoader(yaml.SafeLoader):
 def yaml_problem(error: Exception) -> str:
     """One of `YAML_ERRORS` in one line."""
     mark = getattr(error, "problem_mark", None)
-    text = getattr(error, "problem", None) or str(error)
-    if isinstance(error, TypeError | LookupError | AttributeError):
-        text = f"a value that its tag does not allow ({text})"
-    problem = excerpt(" ".join(text.split()))
+    problem = excerpt(" ".join((getattr(error, "problem", None) or str(error)).split()))
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     return f"{problem}{where}"
