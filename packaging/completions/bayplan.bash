@@ -2,7 +2,7 @@
 _bayplan() {
   local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="" one
   for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$one" in status|refused|explain|history|nodes|map|top|what-if|simulate|record-topology|replay|doctor|metrics|log-level|release) verb="$one"; break ;; esac
+    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|metrics|log-level|release) verb="$one"; break ;; esac
   done
   case "$before" in
     -o) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
@@ -32,7 +32,7 @@ _bayplan() {
     --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
   esac
   case "$verb" in
-    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history nodes map top what-if simulate record-topology replay doctor metrics log-level release" -- "$word")) ;;
+    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor metrics log-level release" -- "$word")) ;;
     status) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-n --namespace --outcome -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     refused) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -n --namespace -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
@@ -42,6 +42,8 @@ _bayplan() {
       ;;
     history) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null)" -- "$word"))
+      ;;
+    report) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     nodes) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;

@@ -26,6 +26,9 @@ MAX_PODS: Final = 200
 REFUSED_SINCE_S: Final = 3600
 """What was refused is news for so long, unless somebody asks for more."""
 
+REPORTED_SINCE_S: Final = 86_400
+"""A report is about so long, unless somebody asks for more."""
+
 MAX_SOCKET_PATH_BYTES: Final = 100
 """Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
 

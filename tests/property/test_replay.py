@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bayplan.recording.replay import read_recording, replay, replay_view
 from support.interleaving.schedule import play
+from support.interleaving.simulated_host import SimulatedHost
 from support.recordings import RECORDINGS, TRACE, recorded_engine, recording_at
 
 
@@ -18,7 +19,7 @@ def test_a_recording_of_any_schedule_replays_without_a_difference(seed):
     with TemporaryDirectory() as directory:
         path = Path(directory) / "recording"
         with recording_at(path) as recording:
-            play(seed, partial(recorded_engine, recording))
+            play(seed, partial(SimulatedHost, engine_for=partial(recorded_engine, recording)))
         said = replay_view(path)
         assert said["questions"]
         assert not said["cutOff"]

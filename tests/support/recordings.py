@@ -25,6 +25,7 @@ from bayplan.recording.recording import Recording
 from bayplan.simulate.rehearsal import applied
 from support.exact_draws import draw_request
 from support.interleaving.schedule import play
+from support.interleaving.simulated_host import SimulatedHost
 from support.machines import machine
 
 RECORDINGS: Final = Path(__file__).parents[1] / "data" / "recordings"
@@ -73,7 +74,7 @@ def main(directory: Path) -> None:
     """Make all of them in *directory*."""
     for name, seed in SCHEDULES.items():
         with recording_at(directory / name) as recording:
-            play(seed, partial(recorded_engine, recording))
+            play(seed, partial(SimulatedHost, engine_for=partial(recorded_engine, recording)))
     with recording_at(directory / TRACE) as recording:
         record_trace(recording)
 

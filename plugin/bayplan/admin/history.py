@@ -12,11 +12,12 @@ from bayplan.admin.questions import (
     Records,
     UnknownSubjectError,
     explaining,
+    since_in,
     subject_of,
 )
+from bayplan.admin.report import reporting
 from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S
 from bayplan.control.recorder import Recorder
-from bayplan.errors import ConfigError, Problem
 from bayplan.model.decision import Decision
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
@@ -28,7 +29,6 @@ from bayplan.views.status import timestamp
 MAX_REFUSED: Final = 200
 """So many containers are listed, the latest first; all of them are counted."""
 
-_MAX_SINCE_S: Final = 366 * 86_400
 _US_PER_S: Final = 1_000_000
 
 
@@ -38,6 +38,7 @@ def recorded_questions(recorder: Recorder) -> dict[str, Question]:
         "explain": explaining(recorder),
         "history": telling_history(recorder),
         "refused": listing_refused(recorder.refusals),
+        "report": reporting(recorder),
     }
 
 
@@ -48,11 +49,7 @@ def listing_refused(
     since the epoch), the latest first."""
 
     async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
-        since_s = request.get("sinceSeconds", REFUSED_SINCE_S)
-        if not isinstance(since_s, int) or isinstance(since_s, bool) or not 0 < since_s <= _MAX_SINCE_S:
-            problem = Problem("sinceSeconds", repr(since_s), f"a number of seconds from 1 to {_MAX_SINCE_S}")
-            raise ConfigError("refused", (problem,))
-        since_us = max(0, snapshot.taken_us - since_s * _US_PER_S)
+        since_us = since_in("refused", snapshot, request, REFUSED_SINCE_S)
         found = await refused(MAX_REFUSED, since_us)
         return {
             "apiVersion": API_VERSION,

@@ -46,6 +46,8 @@ MAX_NAMES: Final = 2000
 MAX_CHOICES: Final = 20
 """So many pods are listed where a word may mean any of them."""
 
+_MAX_SINCE_S: Final = 366 * 86_400
+_US_PER_S: Final = 1_000_000
 _WHAT_IF_IDS: Final = "what-if:"
 
 
@@ -106,6 +108,19 @@ async def subject_of(
     if len(choices) != 1:
         raise UnknownSubjectError(subject, choices)
     return choices[0], await records.history(MAX_RECORDED, choices[0])
+
+
+def since_in(verb: str, snapshot: Snapshot, request: Mapping[str, object], default_s: int) -> int:
+    """How far the *request* of *verb* looks back: microseconds since the epoch.
+
+    Raises:
+        ConfigError: not a number of seconds.
+    """
+    since_s = request.get("sinceSeconds", default_s)
+    if not isinstance(since_s, int) or isinstance(since_s, bool) or not 0 < since_s <= _MAX_SINCE_S:
+        problem = Problem("sinceSeconds", repr(since_s), f"a number of seconds from 1 to {_MAX_SINCE_S}")
+        raise ConfigError(verb, (problem,))
+    return max(0, snapshot.taken_us - since_s * _US_PER_S)
 
 
 def explaining(records: Records) -> Question:

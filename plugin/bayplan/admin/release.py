@@ -18,6 +18,7 @@ from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
 from bayplan.files import check_kind
+from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup, paths_by_id
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -37,6 +38,7 @@ def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread)
     """The question ``release``, for the running daemon; a ``dryRun`` changes nothing."""
 
     async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
+        shadow_mode.check_off("CPUs and nodes of containers")
         dry_run = request.get("dryRun") is not False
         async with controller.transaction() as transaction:
             ledger = transaction.basis.ledger

@@ -104,10 +104,10 @@ class AdminServer(SocketServer):
             in_force = self._level(None if level is None else str(level))
             return _encode({"apiVersion": API_VERSION, "kind": "LogLevel", "level": in_force})
         if isinstance(verb, str) and verb in self._questions:
+            snapshot = self._snapshot()
             try:
-                return await asyncio.to_thread(
-                    _encode, await self._questions[verb](self._snapshot(), request)
-                )
+                answer = await self._questions[verb](snapshot, request)
+                return await asyncio.to_thread(_of_daemon, answer, snapshot)
             except BayplanError as error:
                 raise _BadRequestError(str(error)) from error
         if not isinstance(verb, str) or verb not in _VIEWS:
@@ -115,7 +115,7 @@ class AdminServer(SocketServer):
             raise _BadRequestError(f"verb: found {verb!r}, expected one of {', '.join(known)}")
         # A view of 1000 containers takes tens of milliseconds: not in the loop that a runtime waits for.
         snapshot, view = self._snapshot(), _VIEWS[verb]
-        return await asyncio.to_thread(lambda: _encode(view(snapshot)))
+        return await asyncio.to_thread(lambda: _of_daemon(view(snapshot), snapshot))
 
     @staticmethod
     def _check_peer(writer: asyncio.StreamWriter) -> None:
@@ -146,6 +146,11 @@ def _parse(line: bytes) -> Mapping[str, object]:
 
 def _error(code: str, message: str) -> bytes:
     return _encode({"apiVersion": API_VERSION, "kind": "Error", "code": code, "message": message})
+
+
+def _of_daemon(answer: View, snapshot: Snapshot) -> bytes:
+    """An answer about what is decided says whether that is applied."""
+    return _encode({**answer, "shadow": snapshot.shadow})
 
 
 def _encode(answer: View) -> bytes:

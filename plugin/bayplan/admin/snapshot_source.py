@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from bayplan.control.controller import Controller
 from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
-from bayplan.host import proc
+from bayplan.host import proc, shadow_mode
 from bayplan.model.decision import Outcome
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
@@ -56,6 +56,7 @@ def snapshot_of(
         problems=tuple(_problems(controller, notices)),
         reservations=dict(reservations),
         live=live,
+        shadow=shadow_mode.is_on(),
     )
 
 

@@ -88,7 +88,7 @@ def _why(container: dict[str, Any]) -> str:
 def _differing(status: dict[str, Any]) -> Iterator[Row]:
     for one in status["drift"]:
         yield "differs", one["name"], one["difference"]
-    for one in status["containers"]:
+    for one in () if status["shadow"] else status["containers"]:
         score, wanted = one["oomScoreAdj"], one["oomScoreAdjWanted"]
         if None not in (score, wanted) and score != wanted:
             yield "differs", one["name"], f"the kernel has the oom_score_adj {score}, {wanted} was set"

@@ -27,6 +27,7 @@ from bayplan.cli import (
     refused,
     release,
     replay,
+    report,
     simulate,
     status,
     top,
@@ -76,6 +77,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     refused,
     explain,
     history,
+    report,
     nodes,
     machine_map,
     top,
@@ -101,6 +103,12 @@ _NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
     nodes.VERB: nodes.names,
 }
 """Verbs that list something, and its names."""
+_OF_DECISIONS: Final = (status.VERB, refused.VERB, explain.VERB, history.VERB, report.VERB, nodes.VERB)
+"""Verbs that show what the daemon decided."""
+_SHADOW_MODE: Final = (
+    "SHADOW MODE: nothing of this is applied. Containers run as if bayplan were not here; this is what it "
+    "would do."
+)
 _WATCHABLE: Final = (status.VERB, refused.VERB, nodes.VERB)
 
 _PROGRAM: Final = "bayplan"
@@ -235,7 +243,7 @@ def _text(verb: str, output: str, answer: dict[str, Any]) -> str | list[Block]:
 
         return str(yaml.safe_dump(answer, sort_keys=False, allow_unicode=False))
     if output == "wide":
-        return _WIDE.get(verb, VERBS[verb].blocks)(answer)
+        return [*_shadow(verb, answer), *_WIDE.get(verb, VERBS[verb].blocks)(answer)]
     if output == "name":
         if verb not in _NAMES:
             others = f"table, wide, json or yaml; name is for {', '.join(_NAMES)}"
@@ -243,7 +251,12 @@ def _text(verb: str, output: str, answer: dict[str, Any]) -> str | list[Block]:
             problem = Problem("--output", "name", others)
             raise ConfigError(f"bayplan {verb}", (problem,))
         return "".join(f"{one}\n" for one in _NAMES[verb](answer))
-    return VERBS[verb].blocks(answer)
+    return [*_shadow(verb, answer), *VERBS[verb].blocks(answer)]
+
+
+def _shadow(verb: str, answer: Mapping[str, Any]) -> list[Block]:
+    """What stands above decisions that are not applied."""
+    return [_SHADOW_MODE] if verb in _OF_DECISIONS and answer.get("shadow") else []
 
 
 def _add_options(parser: argparse.ArgumentParser, *, absent: bool) -> None:

@@ -22,14 +22,19 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Since when, and whose."""
+    add_since(parser, REFUSED_SINCE_S, "1h")
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="only the pods of this namespace")
+
+
+def add_since(parser: argparse.ArgumentParser, default_s: int, default: str) -> None:
+    """How far to look back."""
     parser.add_argument(
         "--since",
         type=_seconds,
-        default=REFUSED_SINCE_S,
+        default=default_s,
         metavar="DURATION",
-        help="how far to look back: 30m, 12h, 7d (default: 1h)",
+        help=f"how far to look back: 30m, 12h, 7d (default: {default})",
     )
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="only the pods of this namespace")
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -303,6 +303,12 @@ CONNECTION: Final = (
 
 DAEMON: Final = (
     Key(
+        "shadow", "shadow", "shadow", "BOOL",
+        boolean, syntax.switch, "false",
+        "decide, record and report everything, and apply nothing: no container is changed, moved or refused",
+        at_start=True,
+    ),
+    Key(
         "stateDirectory", "state_directory", "state-dir", "PATH",
         absolute_path, syntax.text, "/var/lib/bayplan",
         "where decisions are recorded; one daemon per directory", at_start=True,

@@ -79,6 +79,7 @@ class Settings(Struct, frozen=True):
     eviction_grace_ns: Mapping[str, int] = field(default_factory=dict)
     eviction_min_reclaim: Mapping[str, ThresholdValue] = field(default_factory=dict)
     merge_default_eviction: bool = False
+    shadow: bool = False
     measured_reservation: bool = True
     device_memory: Mapping[int, str] = field(default_factory=dict)
     feature_gates: Mapping[str, bool] = field(default_factory=dict)
@@ -110,6 +111,11 @@ class Settings(Struct, frozen=True):
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     kubelet_managers: Mapping[PinningManager, str] = field(default_factory=dict)
+
+    @property
+    def record_directory(self) -> Path:
+        """Where the records are. Those of shadow mode are apart: none of them is a promise that was kept."""
+        return self.state_directory / "shadow" if self.shadow else self.state_directory
 
     @property
     def remarks(self) -> tuple[str, ...]:

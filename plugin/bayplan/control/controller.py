@@ -192,13 +192,14 @@ class Controller:
     ) -> Sequence[Update]:
         machine, policy, engine, ledger = transaction.basis
         recorded, known = ledger.entries, self.known
+        decided = [one for one in containers if one.id not in self.placements.refused_in_shadow]
         result = reconcile(
             machine,
             policy,
             engine,
             ledger,
             pods,
-            [one if one.id in recorded else known.without_default_cpus(one) for one in containers],
+            [one if one.id in recorded else known.without_default_cpus(one) for one in decided],
             carried=entries_in(one for one in containers if one.id not in recorded),
             kubelet_pins_cpus=self.placements.decision_log.pins.kubelet_pins_cpus(ledger),
         )

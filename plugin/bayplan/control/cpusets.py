@@ -1,4 +1,4 @@
-"""Makes the kernel's cpusets what the ledger has, at once.
+"""Makes the kernel's cpusets what the ledger has, at once; in shadow mode it leaves them as they are.
 
 Whatever CPUs bayplan itself gives a container in the kernel are written here; runtimes write theirs when they
 create a container, or carry out a reply. Each look and each write is made under one lock and goes by the
@@ -16,6 +16,7 @@ from bayplan.control.expectations import Expectation, Expected, cgroup_of
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
+from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -52,6 +53,8 @@ class Cpusets:
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
+        if shadow_mode.is_on():
+            return
         await self._in_thread(partial(self.write, container_ids, mems=mems))
         if container_ids is None:
             self._all_synced.set()
@@ -94,6 +97,8 @@ class Cpusets:
 
         Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
         """
+        if shadow_mode.is_on():
+            return
         for container_id in container_ids:
             written = None
             while expected := self._expected((container_id,)):

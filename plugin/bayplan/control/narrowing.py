@@ -19,6 +19,7 @@ from bayplan.control.expectations import Expectation, cgroup_of
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Basis, Transaction
 from bayplan.errors import BayplanError
+from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.evacuation import Bounds, Evacuation, evacuate
 from bayplan.host.hierarchy import Hierarchy
@@ -142,6 +143,8 @@ class Narrowing:
         cgroup v2 migrates on that write too, but it reports neither what stayed nor why, has no limit of time
         or bytes, and narrows the container also where its memory does not fit.
         """
+        if shadow_mode.is_on():
+            return Evacuation()
         placement = entry.decision.placement
         beside = (placement.mems or move.before) - move.before
         claim = placement.claim

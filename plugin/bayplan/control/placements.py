@@ -24,6 +24,7 @@ from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
+from bayplan.host import shadow_mode
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Form, Origin
@@ -54,7 +55,8 @@ class Placements:
     ``known`` are the containers as their runtimes described them, ``kubelet_pods`` the pods as kubelet
     describes them, where an agent says so, ``notifications`` what the NRI runtime was sent, ``runtime`` that
     runtime while it is connected, and ``stopped_pods`` the ids of pods that have stopped and are not removed
-    yet.
+    yet. ``refused_in_shadow`` are the ids of containers that run only because a refusal was not applied:
+    nothing is promised to them.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Placements:
         self.notifications = Notifications()
         self.runtime: Runtime | None = None
         self.stopped_pods: set[str] = set()
+        self.refused_in_shadow: set[str] = set()
         self.counters: Counter[str] = Counter()
         self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
         self.latency = Latency()
@@ -121,6 +124,8 @@ class Placements:
         )
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
+            if shadow_mode.is_on():
+                self.refused_in_shadow.add(container.id)
             self._refuse(decision)
         decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
@@ -206,6 +211,7 @@ class Placements:
         updates go to the NRI runtime, which waits for them."""
         self.known.forget(container_id)
         self.notifications.forget(container_id)
+        self.refused_in_shadow.discard(container_id)
         machine, policy, engine, ledger = transaction.basis
         entry = ledger.entries.get(container_id)
         if entry is None:
@@ -229,8 +235,11 @@ class Placements:
         *,
         replied: bool = False,
     ) -> Sequence[Update]:
-        """Enter a container that exists without a decision of ours, as it is. *origin* as for `place`,
-        *replied* as for `release`."""
+        """Enter a container that exists without a decision of ours, as it is; not one that exists against our
+        decision. *origin* as for `place`, *replied* as for `release`."""
+        if container.id in self.refused_in_shadow:
+            self.known.add(pod, container)
+            return ()
         machine, policy, engine, ledger = transaction.basis
         chosen = self.known.without_default_cpus(container)
         entry = adopt(machine, policy, engine, ledger, pod, chosen)

@@ -60,6 +60,12 @@ class Recorder:
         """Everything that is promised, as it is recorded."""
         return await self._run(lambda: Ledger.of(self.store.entries(), self.store.pool_cpus()))
 
+    async def decided(self, since_us: int) -> list[tuple[int, Decision]]:
+        """The decisions since then, refusals too, with their times (microseconds since the epoch), the newest
+        first."""
+        items = await self._run(lambda: self.store.decided(since_us))
+        return [(item.at_us, item.decision) for item in items]
+
     async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
         """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the
         newest first."""
@@ -85,8 +91,8 @@ class Recorder:
             lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
         )
 
-    async def page_moves(self, limit: int, subject: str) -> list[PageMoveRecord]:
-        """The last *limit* records of pages moved of *subject*, the newest first."""
+    async def page_moves(self, limit: int, subject: str | None) -> list[PageMoveRecord]:
+        """The last *limit* records of pages moved of *subject*, of all if that is None, the newest first."""
         return await self._run(lambda: self.store.page_moves(limit, subject))
 
     def pages_moved(self, records: Sequence[PageMoveRecord]) -> None:

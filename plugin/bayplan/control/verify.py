@@ -18,7 +18,7 @@ from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import OOM_SCORE_ADJ, Expectation, Expected, cgroup_of
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
-from bayplan.host import proc
+from bayplan.host import proc, shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.model.workload import Update
@@ -76,8 +76,11 @@ class Verifier:
         """Compare once, and repair what differed the last time too; the drift that was reported.
 
         *at_once* repairs without a second look: updates are due that no reply could carry. Of what it finds
-        only that is drift which the kernel was seen to have before: another program undid it.
+        only that is drift which the kernel was seen to have before: another program undid it. In shadow mode
+        the kernel has nothing that was decided, and it is not compared.
         """
+        if shadow_mode.is_on():
+            return ()
         compared = await self._in_thread(partial(compare, self._hierarchy, self._expected()))
         differing = tuple(one for one in compared if one.differences)
         due = tuple(one for one in differing if at_once or self._is_in(self._suspected, one))

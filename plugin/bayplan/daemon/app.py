@@ -22,6 +22,7 @@ from bayplan.daemon.components import Daemon
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
+from bayplan.host import shadow_mode
 from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.netlink import watch_hotplug
@@ -58,12 +59,15 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
         stack.enter_context(_hold(settings.state_directory))
+        if settings.shadow:
+            stack.enter_context(shadow_mode.shadow_mode())
+            logger.warning("shadow mode: everything is decided and recorded, and nothing is applied")
         daemon = Daemon(settings)
         for thread in daemon.threads:
             stack.callback(thread.abandon)
         if daemon.recording is not None:
             stack.callback(daemon.recording.close)
-        recorder = await Recorder.open(partial(Store.open, settings.state_directory))
+        recorder = await Recorder.open(partial(Store.open, settings.record_directory))
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
         stack.callback(daemon.narrowing.stop)

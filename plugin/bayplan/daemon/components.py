@@ -32,6 +32,7 @@ from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
+from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
@@ -42,7 +43,7 @@ from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.systemd import Notifier
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
-from bayplan.host import proc
+from bayplan.host import proc, shadow_mode
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
@@ -177,7 +178,7 @@ class Daemon:
         )
         timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
         self.session = Session(
-            self.controller,
+            answering(self.controller),
             identity,
             endpoint,
             timeouts=timeouts,
@@ -299,6 +300,8 @@ class Daemon:
 
     async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
         """Set it for the processes of a container that was created and not yet started."""
+        if shadow_mode.is_on():
+            return
 
         def write() -> None:
             def pids() -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.errors import BayplanError
+from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, Watermarks, read_nodes, read_watermarks
@@ -29,6 +30,7 @@ from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import (
     container_pages,
@@ -37,7 +39,7 @@ from bayplan.placement.page_owners import (
     pages_in_the_way,
     start_bytes,
 )
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Risk, plan
 from bayplan.placement.starting_nodes import with_starting_nodes
 from bayplan.sets import NodeSet
 
@@ -131,7 +133,7 @@ class PressureWatch:
         follows. How many bytes were moved."""
         seen = await self._look()
         moved_bytes = 0
-        if seen is not None and self.mode is MemoryPressure.RELIEVE:
+        if seen is not None and self.mode is MemoryPressure.RELIEVE and not shadow_mode.is_on():
             plan = seen.plan
             if plan.moves or plan.reclaim_bytes:
                 cgroups = {**self._memory.cgroups, **{path: path for path in seen.outside}}
@@ -163,7 +165,7 @@ class PressureWatch:
         self._problem = ""
         self.latest = seen
         self._counted_at_s, self._counted_for = self._clock_s(), look
-        self._report(seen.plan)
+        self._report(seen)
         return seen
 
     def _record(self, *, all_of_them: bool = False) -> None:
@@ -258,10 +260,10 @@ class PressureWatch:
             )
         return found
 
-    def _report(self, found: Plan) -> None:
+    def _report(self, seen: LivePages) -> None:
         """Log and count sets of nodes that were not at risk of late: on a full node one comes and goes every
-        few seconds."""
-        now_s = self._clock_s()
+        few seconds. In shadow mode record what would be moved."""
+        now_s, found = self._clock_s(), seen.plan
         for risk in found.risks:
             last_s = self._at_risk_at_s.get(risk.nodes, -QUIET_S)
             self._at_risk_at_s[risk.nodes] = now_s
@@ -278,9 +280,27 @@ class PressureWatch:
                     "to_move": sorted({move.container_id for move in moves}),
                 },
             )
+            if shadow_mode.is_on() and moves:
+                self._controller.recorder.pages_moved([_not_moved(seen, risk, move) for move in moves])
         if self._at_risk_at_s and now_s - max(self._at_risk_at_s.values()) >= QUIET_S:
             logger.info("nodes can give what is outstanding again")
             self._at_risk_at_s.clear()
+
+
+def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
+    """That pages would have been moved, but for shadow mode."""
+    return PageMoveRecord(
+        seen.measured_us,
+        move.container_id,
+        seen.holder(move.container_id).name,
+        move.source,
+        move.target,
+        move.amount_bytes,
+        0,
+        0,
+        risk.nodes,
+        "shadow mode applies nothing",
+    )
 
 
 def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> bool:

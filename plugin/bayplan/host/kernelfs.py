@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from bayplan.errors import HostError, ParseError, excerpt
 from bayplan.files import read_small_file
+from bayplan.host import shadow_mode
 
 T = TypeVar("T")
 
@@ -63,7 +64,9 @@ def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, below
     Raises:
         AbsentError: there is no such file (it is never created).
         RefusedError: the kernel refused the value, or took only a part of it.
+        ShadowModeError: nothing is written.
     """
+    shadow_mode.check_off(_name(path, below))
     value = text.encode("ascii")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=dir_fd)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.errors import HostError
+from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.host.libc import libc
 from bayplan.quantity import KIB
@@ -51,6 +52,7 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
         HostError: the number of the call on this kind of machine is not known.
     """
     where = f"process {pid}"
+    shadow_mode.check_off(where)
     machine = os.uname().machine
     if machine not in _NUMBERS:
         raise HostError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bayplan.errors import HostError, ParseError
+from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.host.libc import libc
 from bayplan.quantity import GIB
@@ -242,6 +243,8 @@ def _call(
     pid: int, addresses: "array[int]", nodes: "array[int] | None", status: "array[int]", flags: int
 ) -> int:
     machine, where = os.uname().machine, f"process {pid}"
+    if nodes is not None:
+        shadow_mode.check_off(where)
     if machine not in _NUMBERS:
         raise HostError(where, f"its pages cannot be moved: move_pages(2) has no known number on {machine}")
     libc().syscall.restype = ctypes.c_long

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.files import read_file
+from bayplan.host import shadow_mode
 from bayplan.oci.errors import OciError
 from bayplan.oci.protocol import MAX_BODY_BYTES
 
@@ -41,6 +42,7 @@ def replace_config(bundle: str, expected: bytes, replacement: bytes) -> None:
         OciError: as `read_config`; or it has another text by now, or cannot be replaced.
     """
     path = f"{bundle}/{CONFIG}"
+    shadow_mode.check_off(path)
     with _opened(bundle) as directory:
         found, status = _read(directory, bundle)
         if found != expected:

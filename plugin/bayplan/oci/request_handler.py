@@ -22,6 +22,7 @@ from bayplan.control.cpusets import Cpusets
 from bayplan.control.threads import WorkThread
 from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError, PlacementError
+from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.unix_socket import Peer
 from bayplan.model.ledger import Entry
@@ -99,7 +100,12 @@ class OciRequestHandler:
         self._thread.end()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
-        """The answer to a request, within the deadline; the request is carried out also after that."""
+        """The answer to a request, within the deadline; the request is carried out also after that. In shadow
+        mode every answer is that there is nothing to do."""
+        answer = await self._in_time(verb, body, peer)
+        return _DONE if shadow_mode.is_on() else answer
+
+    async def _in_time(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
         work = asyncio.get_running_loop().create_task(self._answer(verb, body, peer))
         self._requests.add(work)
         work.add_done_callback(self._requests.discard)
@@ -155,6 +161,8 @@ class OciRequestHandler:
                 entry = None
             else:
                 entry, updates = await self._decide(transaction, announced)
+        if shadow_mode.is_on():
+            return _DONE
         if entry is None:
             await self._controller.sync_before_start(state.id)
             return _DONE
@@ -200,7 +208,8 @@ class OciRequestHandler:
         if announced is not None:
             await self._rewrite(announced, replace_config)
             entry = self._controller.ledger.entries.get(container_id)
-            if entry is not None and entry.decision.placement.exclusive_cpus:
+            exclusive = entry is not None and bool(entry.decision.placement.exclusive_cpus)
+            if exclusive and not shadow_mode.is_on():
                 self._cpusets.starts.expect(container_id)
         return _DONE
 
@@ -221,6 +230,8 @@ class OciRequestHandler:
             if self._is_of_nri(announced.container.id):
                 return None
             entry, updates = await self._decide(transaction, announced)
+        if shadow_mode.is_on():
+            return None
         origin = origin_of(entry)
         patch = spec_patch(origin.applied, announced.spec)
         rewritten = None
@@ -261,6 +272,7 @@ class OciRequestHandler:
         """Release what an ended container held; if it still has processes, once they have ended."""
         entry = self._controller.ledger.entries.get(container_id)
         if entry is None or entry.origin is None:
+            self._controller.placements.refused_in_shadow.discard(container_id)
             return _DONE
         if await self._thread.do(partial(announced_container.is_alive, self._hierarchy, entry.origin)):
             # The wrapper asks before it runs the OCI runtime, which then kills the processes that are left.

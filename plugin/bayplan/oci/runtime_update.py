@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bayplan.errors import BayplanError
+from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.model.workload import Adjustment
 from bayplan.oci.documents import LinuxResources, Spec
@@ -150,6 +151,7 @@ class RuntimeUpdater:
 
 def _run(command: RuntimeCommand, container_id: str, resources: bytes) -> str | None:
     """One attempt; returns what went wrong, None if nothing did."""
+    shadow_mode.check_off(f"container {container_id}")
     try:
         finished = subprocess.run(  # noqa: S603 - the program that root runs as its container runtime
             command.update(container_id),

@@ -71,6 +71,7 @@ class UnmanagedContainers:
         """Look once, and enter the containers that run without a record."""
         controller = self._controller
         known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
+        known |= dict.fromkeys(controller.placements.refused_in_shadow)
         engines = await self._engines({one.engine for one in known.values() if one is not None})
         if not engines:
             return

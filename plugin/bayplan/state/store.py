@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self
 
@@ -199,6 +200,13 @@ class Store:
         with self._connected() as connection:
             connection.create_function("names_container", 3, names_container, deterministic=True)
             rows = connection.execute(query, values).fetchall()
+            return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
+
+    def decided(self, since_us: int) -> list[HistoryItem]:
+        """The decisions since *since_us*, refusals too, the newest first."""
+        query = "SELECT at_us, document FROM decisions WHERE listed ORDER BY id DESC"
+        with self._connected() as connection:
+            rows = takewhile(lambda row: row[0] >= since_us, connection.execute(query))
             return [HistoryItem(at_us, decode_entry(document).decision) for at_us, document in rows]
 
     def refusals(self, limit: int, since_us: int) -> list[RefusedItem]:

@@ -59,7 +59,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
     there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
-    the nodes' memory, None where it is not watched.
+    the nodes' memory, None where it is not watched. ``shadow``: nothing of all this is applied.
     """
 
     taken_us: int
@@ -76,6 +76,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
     live: LivePages | None = None
+    shadow: bool = False
 
 
 class Snapshot(Observation, frozen=True, kw_only=True):

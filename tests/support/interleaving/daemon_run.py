@@ -12,6 +12,7 @@ from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.recorder import Recorder
+from bayplan.control.shadow_handler import answering
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
@@ -85,7 +86,7 @@ class DaemonRun:
         )
         self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
         self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
-        self._queue = RequestQueue(controller, clock, Timeouts(answer_s=DEADLINE_S))
+        self._queue = RequestQueue(answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
         """Read the disk, and accept the runtime's connection."""

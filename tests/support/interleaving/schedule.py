@@ -9,9 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import KUBELET, Settings
-from bayplan.engines.interface import Engine
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import TopologyPolicy
 from bayplan.quantity import MIB
@@ -38,12 +36,10 @@ KUBELETS_SUMS: Final[dict[str, Any]] = {
 class Schedule:
     """One of them. ``trace`` says what happened."""
 
-    def __init__(
-        self, seed: int, directory: Path, engine_for: Callable[[Settings], Engine] = engine_of
-    ) -> None:
+    def __init__(self, seed: int, host: SimulatedHost) -> None:
         self.trace: list[str] = []
         self._choice = random.Random(seed)
-        self.host = SimulatedHost(directory, engine_for)
+        self.host = host
         self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (8, self.create),
             (4, self.resize),
@@ -207,14 +203,14 @@ class Schedule:
         return Machine(tuple(nodes), tuple(cpus))
 
 
-def play(seed: int, engine_for: Callable[[Settings], Engine] = engine_of) -> list[str]:
-    """Play the schedule of *seed* with the engines that *engine_for* makes; what happened.
+def play(seed: int, host: Callable[[Path], SimulatedHost] = SimulatedHost) -> list[str]:
+    """Play the schedule of *seed* on a *host* in a new directory; what happened.
 
     Raises:
         InvariantError: something does not hold.
     """
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as directory:
-        schedule = Schedule(seed, Path(directory) / "root", engine_for)
+        schedule = Schedule(seed, host(Path(directory) / "root"))
         asyncio.run(schedule.play())
         return schedule.trace

@@ -24,7 +24,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.nri.operations import Operation
 from bayplan.nri.wire import Response
-from bayplan.oci.protocol import Status, Verb
+from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.agents import Follower
@@ -143,7 +143,7 @@ class SimulatedHost:
         self._numbers += 1
         return f"{self._numbers:064x}"
 
-    async def hook(self, resources: dict[str, object]) -> None:
+    async def hook(self, resources: dict[str, object]) -> Answer:
         """A container comes by the hook; without an answer, or against one, it does not start."""
         container_id, daemon = self.new_id(), self.daemon
         path = f"/kubepods/pod{container_id}/crio-{container_id}"
@@ -157,6 +157,7 @@ class SimulatedHost:
             self.hooked[container_id] = path, pid
         else:
             self.kernel.end(pid)
+        return answer
 
     def end_hooked(self, container_id: str, *, poststop: bool) -> None:
         """A container of the hook ends; *poststop*: poststop runs."""
@@ -269,18 +270,18 @@ class SimulatedHost:
             raise InvariantError(f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}")
         if self.disk.pool_cpus != ledger.pool_cpus:
             raise InvariantError(f"disk {self.disk.pool_cpus}, ledger {ledger.pool_cpus}")
-        alive = self.runtime.containers.keys() | self.hooked.keys()
+        alive = self.alive
         if ledger.entries.keys() != alive:
             raise InvariantError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
         for one in controller.expectations():
-            path = self._path(one.container.id)
+            path = self.path(one.container.id)
             cpus, mems = self.kernel.shown(path, "cpuset.cpus", "cpuset.mems")
             wanted = (str(one.cpus or cpus), str(one.mems or mems))
             if (cpus, mems) != wanted:
                 raise InvariantError(f"{one.container.id} has {(cpus, mems)}, and the ledger says {wanted}")
         for container_id, entry in ledger.entries.items():
             for other in alive - {container_id}:
-                (cpus,) = self.kernel.shown(self._path(other), "cpuset.cpus")
+                (cpus,) = self.kernel.shown(self.path(other), "cpuset.cpus")
                 both = (
                     CpuSet.parse(cpus)
                     & entry.decision.placement.exclusive_cpus
@@ -289,7 +290,13 @@ class SimulatedHost:
                 if both:
                     raise InvariantError(f"{other} may run on CPUs {both} of {container_id}")
 
-    def _path(self, container_id: str) -> str:
+    @property
+    def alive(self) -> set[str]:
+        """The ids of the containers that run."""
+        return self.runtime.containers.keys() | self.hooked.keys()
+
+    def path(self, container_id: str) -> str:
+        """Where its cgroup is."""
         if container_id in self.hooked:
             return self.hooked[container_id][0]
         return self.runtime.containers[container_id].spec.linux.cgroups_path

@@ -40,9 +40,10 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def test_json_is_the_view_itself(daemon: "Daemon", capsys: Capture) -> None:
     assert main(["nodes", "--output", "json", "--admin-socket", str(daemon.path)]) == 0
-    assert json.loads(capsys.readouterr().out) == nodes_view(daemon.snapshot)
+    assert json.loads(capsys.readouterr().out) == {**nodes_view(daemon.snapshot), "shadow": False}
     assert main(["status", "--json", "--admin-socket", str(daemon.path)]) == 0
-    assert json.loads(capsys.readouterr().out) == {**status_view(daemon.snapshot), "refusals": []}
+    expected = {**status_view(daemon.snapshot), "refusals": [], "shadow": False}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_options_before_the_verb_count_too(daemon: "Daemon", capsys: Capture) -> None:
@@ -337,6 +338,7 @@ def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]
         "metrics": ("metrics",),
         "refused": ("refused",),
         "history": ("history", name),
+        "report": ("report",),
         "top": ("top", "--interval", "0.01"),
         "explain": ("explain", name),
         "what-if": ("what-if", str(tmp_path / "pod.yaml")),

@@ -88,6 +88,7 @@ def test_every_flag() -> None:
         "--return-max-move=8Gi",
         "--memory-pressure=off",
         "--page-move-rate=2Gi",
+        "--shadow",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",
         "--agent-socket=none",
@@ -103,6 +104,7 @@ def test_every_flag() -> None:
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
     assert settings.eviction_grace_ns == {"memory.available": 90_000_000_000}
     assert not settings.measured_reservation
+    assert settings.record_directory == Path("/var/bay/shadow")
     assert settings.device_memory == {1: "0009:01:00.0", 2: "0009:01:00.0", 9: ""}
     assert settings.memory_throttling_factor == 0.5
     assert settings.single_process_oom_kill
@@ -229,6 +231,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "setOomScoreAdj": "true",
         "measuredReservation": "true",
         "mergeDefaultEvictionSettings": "false",
+        "shadow": "false",
     }
     if name in described:
         assert getattr(Settings(), KEYS[name].field) in (None, {}, CpuSet())

@@ -42,6 +42,7 @@ evictionSoftGracePeriod = { "pid.available" = "1m30s" }
 evictionMinimumReclaim = { "memory.available" = "0" }
 mergeDefaultEvictionSettings = true
 measuredReservation = false
+shadow = true
 deviceMemory = { "1,3" = "0009:01:00.0", "8" = "none" }
 featureGates = { MemoryQoS = true }
 memoryThrottlingFactor = 0.8
@@ -102,6 +103,7 @@ FULL = Settings(
     eviction_min_reclaim={"memory.available": ThresholdValue(0)},
     merge_default_eviction=True,
     measured_reservation=False,
+    shadow=True,
     device_memory={1: "0009:01:00.0", 3: "0009:01:00.0", 8: ""},
     feature_gates={"MemoryQoS": True},
     memory_throttling_factor=0.8,

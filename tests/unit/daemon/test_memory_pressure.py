@@ -18,6 +18,7 @@ from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, Pressure
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved
+from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.nri.translate import adjustment_to
@@ -246,6 +247,23 @@ def test_switched_off_it_shows_nothing(tmp_path: Path) -> None:
 
 
 RELIEVE = MemoryPressure.RELIEVE
+
+
+def test_shadow_mode_records_what_would_be_moved_and_moves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            for _ in range(3):
+                assert await it.watch.look() == 0
+                it.now_s += AT_RISK_S
+            assert it.live.held[BATCH_PATH] == {0: 700 * MIB, 1: 100 * MIB}
+            (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+            assert (record.wanted_bytes, record.moved_bytes) == (308 * MIB, 0)
+            assert "308Mi more could not be moved: shadow mode applies nothing" in str(record)
+            assert (it.events(), it.one.controller.counters["relief_failed"]) == (1, 0)
+
+    with shadow_mode():
+        run(scenario)
 
 
 def test_pages_are_moved_until_the_promise_can_be_kept_and_no_further(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""`bayplan report`: what bayplan did to containers since some time; in shadow mode, what it would have
+done."""
+
+import argparse
+from typing import Any, Final
+
+from bayplan.admin_protocol import REPORTED_SINCE_S
+from bayplan.cli.attention import why
+from bayplan.cli.client import ask
+from bayplan.cli.refused import add_since
+from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.texts import optional_bytes
+from bayplan.quantity import format_bytes
+
+VERB: Final = "report"
+HELP: Final = "say what each container got, who was refused and who was moved; in shadow mode: would have"
+
+_CONTAINERS: Final = (
+    Column("AT", rank=1),
+    Column("CONTAINER", least=24),
+    Column("OUTCOME"),
+    Column("NODES"),
+    Column("CPUS"),
+    Column("LIMIT", number=True, rank=2),
+    Column("WHY", least=24),
+)
+_MOVES: Final = (
+    Column("MOVED AT", rank=1),
+    Column("CONTAINER", least=24),
+    Column("FROM NODE"),
+    Column("TO NODE"),
+    Column("MEMORY", number=True),
+    Column("FOR", rank=2),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Since when."""
+    add_since(parser, REPORTED_SINCE_S, "1d")
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The daemon's answer."""
+    return ask(arguments.admin_socket, VERB, sinceSeconds=arguments.since)
+
+
+def blocks(said: dict[str, Any]) -> list[Block]:
+    """The answer for people, the oldest first."""
+    shown: list[Block] = [_summary(said)]
+    if said["containers"]:
+        shown.append(Table(_CONTAINERS, tuple(_row(one) for one in said["containers"])))
+    moves = [
+        *(
+            (one["at"], one["name"], one["before"], one["after"], format_bytes(one["bytes"]), one["for"])
+            for one in said["moves"]
+        ),
+        *(
+            (
+                *(one["at"], one["name"], str(one["fromNode"]), str(one["toNode"])),
+                format_bytes(one["wantedBytes" if said["shadow"] else "movedBytes"]),
+                "promised memory",
+            )
+            for one in said["pageMoves"]
+        ),
+    ]
+    if moves:
+        shown.append(Table(_MOVES, tuple(sorted(moves))))
+    return shown
+
+
+def _summary(said: dict[str, Any]) -> str:
+    verb, outcomes = "would have been" if said["shadow"] else "were", said["outcomes"]
+    return (
+        f"Since {said['since']}: {outcomes['placed']} containers {verb} placed as they asked, "
+        f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
+        f"{len(said['moves']) + len(said['pageMoves'])} times memory of others {verb} moved."
+    )
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    refused = one["outcome"] == "refused"
+    shared = "shared" if one["sharesCpus"] else "as in its spec"
+    cpus = f"{one['exclusiveCpus']} alone" if one["exclusiveCpus"] else shared
+    return (
+        one["at"],
+        one["name"],
+        one["outcome"],
+        "-" if refused else one["mems"] or "any",
+        "-" if refused else cpus,
+        optional_bytes(one["memoryLimitBytes"]),
+        why(one["reasons"]),
+    )
