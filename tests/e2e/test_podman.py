@@ -21,6 +21,9 @@ from testbed.topology import TWO_NODES
 RECORDER = "#!/bin/sh\ncat >>/run/recorder/states\necho >>/run/recorder/states\n"
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
+AGENT = "bayplan-agent"
+UNITS = ("bayplan", AGENT)
+UNIT_DIRECTORY = "/run/systemd/system"
 KILLINGS = 10
 EVERYWHERE = (frozenset({0, 1}), frozenset({0, 1, 2, 3}))
 
@@ -268,28 +271,59 @@ def test_cpus_that_a_person_sets_are_named_and_put_back_and_kept_where_that_is_s
     assert node.view(theirs).cpus_allowed == {2, 3}
 
 
-@on_systemd(TWO_NODES)
-def test_the_shipped_unit_lets_the_daemon_do_all_of_it(node: Node) -> None:
-    node.forms.install()
-    unit = "/run/systemd/system/bayplan.service"
-    node.guest.write(unit, (PROJECT / "packaging/systemd/bayplan.service").read_bytes())
+@pytest.fixture
+def units(node: Node) -> Iterator[None]:
+    """The shipped units: the daemon's with more patience and a log of its own, the agent's as it is."""
+    shipped = PROJECT / "packaging/systemd"
+    for name in UNITS:
+        node.guest.write(f"{UNIT_DIRECTORY}/{name}.service", (shipped / f"{name}.service").read_bytes())
     start = f"[Service]\nExecStart=\nExecStart={DAEMON} {' '.join(PATIENT)}\nRestart=no\n"
-    node.guest.write(f"{unit}.d/testbed.conf", f"{start}StandardError=file:/run/unit.log\n")
-    try:
-        node.guest.run("systemctl", "daemon-reload")
-        node.guest.run("systemctl", "start", "bayplan.service")
-        for form in FORMS:
-            made = node.podman.run(node.forms.engine(form), Asked(form, memory="300m", cpus=1))
-            assert len(node.view(made).mems_allowed) == 1
-            node.podman.update(made, "--cpu-shares=512")
-            await_placement(node, made)
-            assert_agreement(node, [made])
-            node.podman.remove(made)
-            node.bayplan.await_known([])
-        node.guest.run("systemctl", "reload", "bayplan.service")
-        node.guest.await_text("/run/unit.log", "settings taken over")
-    finally:
-        node.guest.run("sh", "-c", f"systemctl stop bayplan; rm -r {unit} {unit}.d; systemctl daemon-reload")
+    node.guest.write(
+        f"{UNIT_DIRECTORY}/bayplan.service.d/testbed.conf", f"{start}StandardError=file:/run/unit.log\n"
+    )
+    node.guest.write("/run/sysusers.d/bayplan-agent.conf", (shipped / "bayplan-agent.conf").read_bytes())
+    node.guest.run("sh", "-c", "systemd-sysusers && systemctl daemon-reload")
+    yield
+    node.guest.run("systemctl", "stop", *UNITS)
+    node.guest.run("sh", "-c", f"cd {UNIT_DIRECTORY} && rm -r bayplan*.service* && systemctl daemon-reload")
+
+
+@pytest.mark.usefixtures("units")
+@on_systemd(TWO_NODES)
+def test_the_shipped_units_let_daemon_and_agent_do_all_of_it(node: Node) -> None:
+    node.forms.install()
+    node.guest.run("systemctl", "start", *UNITS)
+    for form in FORMS:
+        made = node.podman.run(node.forms.engine(form), Asked(form, memory="300m", cpus=1))
+        assert len(node.view(made).mems_allowed) == 1
+        node.podman.update(made, "--cpu-shares=512")
+        await_placement(node, made)
+        assert_agreement(node, [made])
+        node.podman.remove(made)
+        node.bayplan.await_known([])
+    node.guest.run("systemctl", "reload", "bayplan.service")
+    node.guest.await_text("/run/unit.log", "settings taken over")
+
+    assert asked_of_agent(node, "readyz") == "ok\n"
+    placed = 'bayplan_decisions_total{outcome="placed"}'
+    assert f"{placed} {len(FORMS)}.0" in asked_of_agent(node, "metrics")
+    pid = node.guest.run("systemctl", "show", "--value", "-p", "MainPID", AGENT).stdout.strip()
+    status = dict(line.split(":\t", 1) for line in node.guest.read(f"/proc/{pid}/status").splitlines())
+    assert {status[name] for name in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}
+    assert "0" not in status["Uid"].split()
+    node.guest.run("systemctl", "kill", "-s", "KILL", AGENT)
+    node.guest.run(
+        "sh", "-c", f"until [ $(systemctl show --value -p NRestarts {AGENT}) = 1 ]; do sleep 0.2; done"
+    )
+    assert asked_of_agent(node, "readyz") == "ok\n"
+
+
+def asked_of_agent(node: Node, path: str) -> str:
+    """What the agent answers with status 200, once it does."""
+    url = f"http://127.0.0.1:9476/{path}"
+    ask = f"import urllib.request; print(urllib.request.urlopen('{url}').read().decode(), end='')"
+    wait = f'until python3 -c "{ask}" 2>/dev/null; do sleep 0.5; done'
+    return node.guest.run("sh", "-c", wait, limit_s=LIMIT_S).stdout
 
 
 @pytest.mark.matrix
