@@ -161,8 +161,18 @@ def build_parser() -> argparse.ArgumentParser:
         f"(default: {default.container_metrics}, those with the most memory on other nodes)",
     )
     logs = parser.add_argument_group("logs")
-    logs.add_argument("--log-level", choices=LOG_LEVELS, default=default.log_level)
-    logs.add_argument("--log-format", choices=("auto", "json", "text"), default=default.log_format)
+    logs.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default=default.log_level,
+        help=f"from which level on messages are written (default: {default.log_level})",
+    )
+    logs.add_argument(
+        "--log-format",
+        choices=("auto", "json", "text"),
+        default=default.log_format,
+        help="text for people, json for programs, auto: text on a terminal (default: auto)",
+    )
     return parser
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bayplan import __version__
+from bayplan.agent import command_line as agent
 from bayplan.cli.main import EXIT_STATUSES, build_parser
 from bayplan.cli.reference.commands import command_of
 from bayplan.cli.reference.completions import bash, fish, zsh
@@ -20,13 +21,26 @@ _DAEMON_STATUSES: Final = {
     EXIT_UNAVAILABLE: "another one runs already",
 }
 
+_AGENT_STATUSES: Final = {
+    0: "it was asked to end",
+    EXIT_FAILURE: "it cannot run here; its log says why",
+    EXIT_CONFIG: "a flag or a file is wrong; to start it again does not help",
+}
+
 
 def reference() -> dict[str, str]:
     """Every file, by its path in the source tree."""
     bayplan, baypland = command_of(build_parser()), command_of(flags.build_parser())
     return {
-        "docs/man/bayplan.1": man_page(bayplan, 1, __version__, EXIT_STATUSES, ["baypland(8)"]),
-        "docs/man/baypland.8": man_page(baypland, 8, __version__, _DAEMON_STATUSES, ["bayplan(1)"]),
+        "docs/man/bayplan.1": man_page(
+            bayplan, 1, __version__, EXIT_STATUSES, ["baypland(8)", "bayplan-agent(8)"]
+        ),
+        "docs/man/baypland.8": man_page(
+            baypland, 8, __version__, _DAEMON_STATUSES, ["bayplan(1)", "bayplan-agent(8)"]
+        ),
+        "docs/man/bayplan-agent.8": man_page(
+            command_of(agent.build_parser()), 8, __version__, _AGENT_STATUSES, ["bayplan(1)", "baypland(8)"]
+        ),
         "packaging/completions/bayplan.bash": bash(bayplan),
         "packaging/completions/_bayplan": zsh(bayplan),
         "packaging/completions/bayplan.fish": fish(bayplan),
