@@ -31,7 +31,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup install install-hooks setup-go setup-interop setup-e2e setup-crio run test test-all unit interop property schedules e2e
+.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio run test test-all unit interop property schedules e2e
 .PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
 
 help: ## list the targets
@@ -46,8 +46,21 @@ setup-go:
 install: ## the program in /opt/bayplan, its commands in /usr/local/bin, its systemd unit (as root)
 	@$(SETUP) install
 
+uninstall: ## stop it, give containers their CPUs and nodes back, take away what `make install` brought (as root)
+	@$(SETUP) uninstall
+
+dist: setup ## in dist/: source and wheel of the last commit, the same bytes each time, and a bill of materials
+	$(RUN) packaging/build.sh dist
+
+deb: setup-deb ## in dist/: also the Debian package, for Debian 12 and 13
+	$(RUN) packaging/build.sh deb
+	lintian --fail-on error,warning dist/bayplan_*.deb
+
 install-hooks: ## install the OCI hook, or the runtime wrapper: FORM=hook (see docs/oci-hook.md)
 	@packaging/install-hooks $(FORM)
+
+setup-deb:
+	@$(SETUP) deb
 
 setup-interop:
 	@$(SETUP) interop

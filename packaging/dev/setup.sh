@@ -7,8 +7,10 @@
 #   setup.sh interop  go, Prometheus for alert rules and the Grafana board, and Chromium for the agent's page
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
-#   setup.sh crio     e2e, and a C compiler with a static C library, for CRI-O
-#   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd unit; nothing else
+#   setup.sh crio     e2e, deb, and a C compiler with a static C library, for CRI-O
+#   setup.sh deb      test, and what builds and checks the Debian package
+#   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd units; nothing else
+#   setup.sh uninstall  the way back: stops it, gives containers their CPUs and nodes back, removes these files
 #
 # Packages come from this machine's own apt sources, which stay as they are; QEMU, kernel, the guest's Debian and, where
 # this is not Debian, Chromium are unpacked below the cache (BAYPLAN_CACHE, else ~/.cache/bayplan) and never installed.
@@ -324,6 +326,8 @@ make_environment() {
 
 installed=/opt/bayplan
 unit_directory=/usr/local/lib/systemd/system
+commands=(bayplan baypland bayplan-agent)
+units=(bayplan.service bayplan-agent.service)
 
 # What was installed before stays until all is there. The environment is renamed, therefore relocatable.
 install_program() {
@@ -349,10 +353,22 @@ install_program() {
 	mv "$new" "$installed"
 	rm -rf "$installed.old"
 	mkdir -p /usr/local/bin "$unit_directory"
-	for name in bayplan baypland bayplan-agent; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
-	install -m 644 packaging/systemd/bayplan.service "$unit_directory/bayplan.service"
-	install -m 644 packaging/systemd/bayplan-agent.service "$unit_directory/bayplan-agent.service"
+	for name in "${commands[@]}"; do ln -sfn "$installed/bin/$name" "/usr/local/bin/$name"; done
+	for name in "${units[@]}"; do install -m 644 "packaging/systemd/$name" "$unit_directory/$name"; done
 	if command -v systemd-sysusers >/dev/null; then systemd-sysusers "$here/packaging/systemd/bayplan-agent.conf"; fi
+	[ ! -d /run/systemd/system ] || systemctl daemon-reload
+}
+
+# Configuration, /var/lib/bayplan and the agent's user stay.
+uninstall_program() {
+	local name
+	[ "$(id -u)" = 0 ] || fail "what was installed is root's: run this as root"
+	if [ -x "$installed/bin/bayplan" ]; then PATH=$installed/bin:$PATH "$here/packaging/remove"; fi
+	for name in "${commands[@]}"; do
+		[ "$(readlink "/usr/local/bin/$name")" != "$installed/bin/$name" ] || rm -f "/usr/local/bin/$name"
+	done
+	for name in "${units[@]}"; do rm -f "$unit_directory/$name"; done
+	rm -rf "$installed" "$installed.new" "$installed.old" /usr/libexec/bayplan /usr/share/bayplan/podman-hooks.d
 	[ ! -d /run/systemd/system ] || systemctl daemon-reload
 }
 
@@ -380,6 +396,10 @@ set_up() {
 				has mmdebstrap || want_package mmdebstrap
 				want_debian_keys
 			fi
+			;;
+		deb)
+			has dh || want_package debhelper
+			has lintian || want_package lintian
 			;;
 		run | e2e) purpose=$part ;;
 		install)
@@ -450,15 +470,17 @@ set_up() {
 case "${1:-}" in
 test) set_up environment ;;
 go) set_up environment go ;;
+deb) set_up environment deb ;;
 interop) set_up environment go prometheus browser ;;
 run) set_up environment go run ;;
 e2e) set_up environment go prometheus browser e2e ;;
-crio) set_up environment go c prometheus browser e2e ;;
+crio) set_up environment go c deb prometheus browser e2e ;;
 install)
 	set_up install
 	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"
 	echo "setup: a daemon that runs already goes on as it was until: systemctl restart bayplan"
 	;;
+uninstall) uninstall_program ;;
 do)
 	# One step of another call of this program.
 	shift
@@ -466,7 +488,7 @@ do)
 	"$@"
 	;;
 *)
-	echo "usage: $0 test|go|interop|run|e2e|crio|install" >&2
+	echo "usage: $0 test|go|interop|run|e2e|crio|deb|install|uninstall" >&2
 	exit 2
 	;;
 esac

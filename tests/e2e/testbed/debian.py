@@ -46,6 +46,8 @@ SYSTEMD_ROOT_PACKAGES = (
     "procps",
 )
 
+PACKAGE_ROOT_PACKAGES = ("systemd", "python3")
+
 # A mirror that lags, or a clock that is ahead, is no reason to fail: signatures are checked all the same.
 APT_OPTIONS = ('Acquire::Check-Valid-Until "false"', 'Acquire::Retries "3"')
 UNPACK_OPTIONS = (
@@ -72,6 +74,12 @@ def systemd_root_tree() -> Path:
     """A directory with the root file system of the guest with systemd and podman."""
     step = Step("the virtual machine's Debian with systemd and podman", 350)
     return _bootstrap("systemd-root-tree", "minbase", STABLE, SYSTEMD_ROOT_PACKAGES, step)
+
+
+def package_root(suite: str) -> Path:
+    """A directory with a small Debian that has what bayplan's package depends on, and nothing of it."""
+    step = Step(f"a bare Debian {suite}", 200)
+    return _bootstrap(f"package-root-{suite}", "minbase", suite, PACKAGE_ROOT_PACKAGES, step)
 
 
 def unstable_containerd() -> Path:

@@ -1,7 +1,7 @@
 """The tree under test as it would be installed: its wheel and the locked dependencies, for the guest's
 Python.
 
-Appears in the guest as /opt/bayplan, with bin/baypland and bin/bayplan. The dependencies are kept between
+Appears in the guest as /opt/bayplan, with bin, lib and share. The dependencies are kept between
 runs; the wheel is built from the tree each time and the disk made anew when it differs.
 """
 
@@ -57,7 +57,7 @@ def payload_disk() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
         locked = dependencies()
-        recipe = {"wheel": contents, "dependencies": str(locked), "format": 4}
+        recipe = {"wheel": contents, "dependencies": str(locked), "format": 5}
         return artefact("payload", recipe, lambda path: _install(wheel, locked, path), keep=4)
 
 
@@ -86,6 +86,10 @@ def _install(wheel: Path, dependencies: Path, path: Path) -> None:
     build_command("The payload", ["cp", "-a", "--reflink=auto", dependencies, _made(root) / "lib"])
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(library)
+        for entry in archive.infolist():
+            (library / entry.filename).chmod(entry.external_attr >> 16 & 0o777)
+    (data,) = library.glob("bayplan-*.data")
+    (data / "data" / "share").rename(root / "share")
     _compile(library / "bayplan")
     entry_points = configparser.ConfigParser()
     entry_points.read(next(library.glob("bayplan-*.dist-info")) / "entry_points.txt")

@@ -11,6 +11,7 @@ import pytest
 
 from bayplan.agent.command_line import AgentSettings
 from bayplan.config.settings import Settings
+from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
@@ -68,6 +69,44 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     assert service["DevicePolicy"] == "closed"
 
 
+def prevented(path: Path) -> set[int]:
+    """The exit statuses after which the unit is not started again."""
+    return {int(status) for status in unit(path)["Service"]["RestartPreventExitStatus"].split()}
+
+
+@pytest.mark.parametrize("path", [UNIT, AGENT_UNIT], ids=["daemon", "agent"])
+def test_a_restart_is_not_tried_where_it_cannot_help_nor_every_second(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["Restart"] == "always"
+    assert int(service["RestartSec"].removesuffix("s")) >= 5
+    # The other two are systemd's own, of systemd.exec(5): the program, the user is not there.
+    assert prevented(path) - {203, 217} == {EXIT_CONFIG}
+    for status in (EXIT_FAILURE, EXIT_UNAVAILABLE):
+        assert status not in prevented(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "again"),
+    [
+        ("baypland", ["--log-level=loud"], False),
+        ("baypland", ["--config={directory}/wrong.toml"], False),
+        ("baypland", ["--state-dir=/proc/bayplan"], True),
+        ("bayplan-agent", ["--listen=nowhere"], False),
+        ("bayplan-agent", ["--listen=192.0.2.1:9"], True),
+    ],
+)
+def test_exit_statuses_say_whether_to_start_it_again(
+    tmp_path: Path, program: str, words: list[str], *, again: bool
+) -> None:
+    (tmp_path / "wrong.toml").write_text("engine = 3\n")
+    sockets = ["--admin-socket", str(tmp_path / "admin.sock")] if program == "baypland" else []
+    argv = [Path(sys.prefix, "bin", program), *sockets, *(word.format(directory=tmp_path) for word in words)]
+    finished = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert finished.returncode > 0
+    path = UNIT if program == "baypland" else AGENT_UNIT
+    assert (finished.returncode not in prevented(path)) == again, finished.stderr
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("path", [UNIT, AGENT_UNIT], ids=["daemon", "agent"])
 def test_systemd_understands_the_unit(tmp_path: Path, path: Path) -> None:
@@ -110,22 +149,27 @@ def test_the_agents_unit_exposes_next_to_nothing() -> None:
 def test_set_up_installs_where_unit_and_documents_say() -> None:
     script = (PACKAGING / "dev" / "setup.sh").read_text()
     assert re.findall(r"^installed=(.+)$", script, re.MULTILINE) == [str(INSTALLED)]
-    for name in (UNIT.name, AGENT_UNIT.name):
-        assert f"packaging/systemd/{name} " in script
+    assert re.findall(r"^units=\((.+)\)$", script, re.MULTILINE)[0].split() == [UNIT.name, AGENT_UNIT.name]
     readme = (PACKAGING.parent / "README.md").read_text()
     section = readme.partition("## Install\n")[2].partition("\n## ")[0]
-    commands = [line.split("#")[0].strip() for line in section.splitlines() if line.startswith("    ")]
-    assert commands[:3] == ["apt install make", "make install", "systemctl enable --now bayplan"]
     assert str(INSTALLED) in section
     makefile = (PACKAGING.parent / "Makefile").read_text()
-    assert re.search(r"^install: ##.*\n\t@\$\(SETUP\) install$", makefile, re.MULTILINE)
+    for target in ("install", "uninstall"):
+        assert re.search(rf"^{target}: ##.*\n\t@\$\(SETUP\) {target}$", makefile, re.MULTILINE)
     hooks = f"{INSTALLED}/share/bayplan/packaging/install-hooks"
     assert hooks in (PACKAGING.parent / "docs" / "oci-hook.md").read_text()
     project = tomllib.loads((PACKAGING.parent / "pyproject.toml").read_text())
     shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
     assert shared["packaging/install-hooks"] == hooks.removeprefix(f"{INSTALLED}/")
-    assert set(project["project"]["scripts"]) == set(
-        re.findall(r"for name in (.+); do ln", script)[0].split()
+    commands = re.findall(r"^commands=\((.+)\)$", script, re.MULTILINE)[0].split()
+    assert set(project["project"]["scripts"]) == set(commands)
+
+
+def test_the_document_says_why_each_capability() -> None:
+    page = (PACKAGING.parent / "docs" / "security.md").read_text()
+    assert (
+        re.findall(r"^\| (CAP_\w+) \|", page, re.MULTILINE)
+        == unit()["Service"]["CapabilityBoundingSet"].split()
     )
 
 

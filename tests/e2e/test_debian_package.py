@@ -1,0 +1,161 @@
+"""What is handed out of this commit: the same bytes each time; the Debian package, from installation to
+removal, in bare systems of Debian 12 and 13.
+"""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+from testbed.cache import artefact
+from testbed.debian import package_root
+from testbed.shell import build_command
+
+from support.console_blocks import commands
+
+PROJECT = Path(__file__).parents[2]
+SUITES = ("bookworm", "trixie")
+# What apt and dpkg keep of their own, and the accounts that systemd-sysusers made.
+NOT_OURS = (
+    *("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow", "etc/.pwd.lock"),
+    *("etc/apt/", "var/lib/apt/", "var/cache/", "var/lib/dpkg/", "var/log/", "bayplan_"),
+)
+# As of every package with a service: whether it was enabled is remembered until it is purged.
+KEPT_UNTIL_PURGED = (
+    *("etc/bayplan/", "var/lib/bayplan/", "var/lib/systemd/deb-systemd-helper-"),
+    "etc/systemd/system/multi-user.target.wants/bayplan.service",
+)
+INSTALL, REMOVE, PURGE = commands("run by tests/e2e/test_debian_package.py")
+
+pytestmark = pytest.mark.matrix
+
+
+@pytest.fixture(scope="session")
+def handed_out() -> Path:
+    """The directory with all that `make deb` makes."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+    def build(path: Path) -> None:
+        build_command("The Debian package", [PROJECT / "packaging" / "build.sh", "deb", path])
+
+    return artefact("handed-out", {"commit": commit}, build, keep=2)
+
+
+@pytest.fixture(scope="session")
+def package(handed_out: Path) -> Path:
+    (found,) = handed_out.glob("*.deb")
+    return found
+
+
+class Root:
+    """A bare Debian below *directory*, whose changes go with the test."""
+
+    def __init__(self, suite: str, directory: Path) -> None:
+        self.changes = directory / "changes"
+        self._mounts = directory
+        for name in ("changes", "work", "root"):
+            (directory / name).mkdir()
+        self._lower = package_root(suite)
+
+    def run(self, script: str) -> str:
+        """What *script* prints in there, run by sh; it has to end well."""
+        mounts, root = self._mounts, self._mounts / "root"
+        options = f"lowerdir={self._lower},upperdir={mounts}/changes,workdir={mounts}/work"
+        inside = (
+            f"mount -t overlay overlay -o {options} {root} && mount -t proc proc {root}/proc && "
+            f"mount --rbind /sys {root}/sys && mount --bind /dev {root}/dev && "
+            f"mount -t tmpfs tmpfs {root}/run && "
+            f'exec chroot {root} sh -euc "$0"'
+        )
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside, script]
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        ended = subprocess.run(
+            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert ended.returncode == 0, f"{script}\n{ended.stdout}"
+        return ended.stdout
+
+    def brought(self) -> set[str]:
+        """The files that were added or changed, without what is not the package's."""
+        paths = (path for path in self.changes.rglob("*") if not path.is_dir())
+        names = {str(path.relative_to(self.changes)) for path in paths}
+        return {name for name in names if not name.startswith(NOT_OURS)}
+
+
+@pytest.fixture(params=SUITES)
+def root(request: pytest.FixtureRequest, tmp_path: Path, package: Path) -> Root:
+    made = Root(request.param, tmp_path)
+    made.changes.joinpath(package.name).write_bytes(package.read_bytes())
+    made.run("echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/90-unattended")
+    return made
+
+
+def test_the_same_commit_gives_the_same_bytes(handed_out: Path, tmp_path: Path) -> None:
+    """Whoever builds it, and wherever."""
+    script = f"umask 077; exec {PROJECT}/packaging/build.sh deb {tmp_path}"
+    build_command("The same once more", ["sh", "-c", script], env={"TZ": "Asia/Tokyo", "LANG": "C"})
+    first, second = (
+        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+        for directory in (handed_out, tmp_path)
+    )
+    assert {name.rpartition(".")[2] for name in first} == {"whl", "gz", "json", "deb"}
+    assert first == second
+
+
+def test_lintian_finds_nothing(package: Path) -> None:
+    ended = subprocess.run(["lintian", package], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_it_is_installed_works_and_leaves_nothing(root: Root) -> None:
+    said = root.run(
+        f"""
+        {{ {INSTALL}; dpkg --install bayplan_*.deb; }} >/dev/null 2>&1
+        bayplan --version; baypland --version; bayplan-agent --version
+        baypland --check-config
+        systemctl is-enabled bayplan bayplan-agent || true
+        systemd-analyze verify bayplan.service bayplan-agent.service
+        id --user --name bayplan-agent
+        /usr/share/bayplan/packaging/install-hooks hook podman-precreate 2>/dev/null
+        """
+    )
+    lines = said.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["bayplan", "baypland", "bayplan-agent"]
+    assert lines[3].startswith("The configuration is good.")
+    said_in_one_word = {"enabled", "disabled", "bayplan-agent"}
+    assert [line for line in lines if line in said_in_one_word] == ["enabled", "disabled", "bayplan-agent"]
+    assert "usr/share/containers/oci/hooks.d/90-bayplan.json" in root.brought()
+    # A daemon that runs is asked for its containers, wherever it came from.
+    removed = root.run(
+        f"""
+        mkdir --parents /etc/bayplan && echo 'logLevel = "error"' >/etc/bayplan/bayplan.toml
+        baypland & daemon=$!
+        until bayplan status >/dev/null 2>&1; do kill -0 $daemon; done
+        {REMOVE} 2>&1
+        kill $daemon; wait $daemon
+        """
+    )
+    assert "No container is managed." in removed
+    left = root.brought()
+    assert left >= {"etc/bayplan/bayplan.toml", "var/lib/bayplan/state.db"}
+    assert {name for name in left if not name.startswith(KEPT_UNTIL_PURGED)} == set()
+    root.run(PURGE)
+    assert root.brought() == set()
+
+
+def test_a_removal_that_cannot_release_changes_nothing(root: Root) -> None:
+    """What is in the way of the records is named, and the package stays whole."""
+    said = root.run(
+        f"""
+        {INSTALL} >/dev/null 2>&1
+        touch /var/lib/bayplan
+        ! {REMOVE} 2>&1
+        bayplan --version
+        dpkg --status bayplan | grep ^Status
+        """
+    )
+    assert "/var/lib/bayplan: the file: found a regular file" in said
+    assert "not removed, as not every container could be given" in said
+    assert said.splitlines()[-1] == "Status: install ok installed"
