@@ -1,10 +1,12 @@
-"""What is handed out of this commit: the same bytes each time; the Debian package, from installation to
-removal, in bare systems of Debian 12 and 13.
+"""What is handed out of this commit: the same bytes each time; the Debian package and `make install`, from
+installation to removal, in bare systems of Debian 12 and 13.
 """
 
 import hashlib
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from testbed.cache import artefact
@@ -25,6 +27,7 @@ KEPT_UNTIL_PURGED = (
     *("etc/bayplan/", "var/lib/bayplan/", "var/lib/systemd/deb-systemd-helper-"),
     "etc/systemd/system/multi-user.target.wants/bayplan.service",
 )
+UV_CACHE = ["uv", "cache", "dir"]
 INSTALL, REMOVE, PURGE = commands("run by tests/e2e/test_debian_package.py")
 
 pytestmark = pytest.mark.matrix
@@ -59,15 +62,20 @@ class Root:
             (directory / name).mkdir()
         self._lower = package_root(suite)
 
-    def run(self, script: str) -> str:
-        """What *script* prints in there, run by sh; it has to end well."""
+    def run(self, script: str, *, shared: Mapping[str, Path] = MappingProxyType({})) -> str:
+        """What *script* prints in there, run by sh; it has to end well. *shared* are directories of this
+        machine, by where they appear.
+        """
         mounts, root = self._mounts, self._mounts / "root"
         options = f"lowerdir={self._lower},upperdir={mounts}/changes,workdir={mounts}/work"
         inside = (
             f"mount -t overlay overlay -o {options} {root} && mount -t proc proc {root}/proc && "
             f"mount --rbind /sys {root}/sys && mount --bind /dev {root}/dev && "
             f"mount -t tmpfs tmpfs {root}/run && "
-            f'exec chroot {root} sh -euc "$0"'
+            + "".join(
+                f"mkdir -p {root}{at} && mount --bind {path} {root}{at} && " for at, path in shared.items()
+            )
+            + f'exec chroot {root} sh -euc "$0"'
         )
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside, script]
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
@@ -85,11 +93,16 @@ class Root:
 
 
 @pytest.fixture(params=SUITES)
-def root(request: pytest.FixtureRequest, tmp_path: Path, package: Path) -> Root:
-    made = Root(request.param, tmp_path)
-    made.changes.joinpath(package.name).write_bytes(package.read_bytes())
-    made.run("echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/90-unattended")
-    return made
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
+    return Root(request.param, tmp_path)
+
+
+@pytest.fixture
+def root(bare: Root, package: Path) -> Root:
+    """With the package's file in it."""
+    bare.changes.joinpath(package.name).write_bytes(package.read_bytes())
+    bare.run("echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/90-unattended")
+    return bare
 
 
 def test_the_same_commit_gives_the_same_bytes(handed_out: Path, tmp_path: Path) -> None:
@@ -159,3 +172,25 @@ def test_a_removal_that_cannot_release_changes_nothing(root: Root) -> None:
     assert "/var/lib/bayplan: the file: found a regular file" in said
     assert "not removed, as not every container could be given" in said
     assert said.splitlines()[-1] == "Status: install ok installed"
+
+
+@pytest.mark.usefixtures("handed_out")
+def test_make_uninstall_takes_away_what_make_install_brought(bare: Root) -> None:
+    """Both need uv, which has all packages in its cache from the build of the package."""
+    uv, cache = (
+        Path(subprocess.check_output(argv, text=True).strip()) for argv in (["which", "uv"], UV_CACHE)
+    )
+    said = bare.run(
+        """
+        export BAYPLAN_CACHE=/tmp/cache UV_CACHE_DIR=/tmp/uv UV_OFFLINE=1 PATH=/tmp/bin:$PATH HOME=/root
+        /tmp/tree/packaging/dev/setup.sh install >&2
+        /usr/local/bin/baypland --check-config
+        /opt/bayplan/share/bayplan/packaging/install-hooks hook >&2
+        systemd-analyze verify bayplan.service bayplan-agent.service
+        /tmp/tree/packaging/dev/setup.sh uninstall
+        """,
+        shared={"/tmp/tree": PROJECT, "/tmp/uv": cache, "/tmp/bin": uv.parent},
+    )
+    assert "The configuration is good." in said
+    assert "No container is managed." in said
+    assert {name for name in bare.brought() if not name.startswith("tmp/")} == set()
