@@ -40,12 +40,12 @@ def test_what_needs_a_node_runs_on_one(node: Node, nodes: "Nodes") -> None:
     node.guest.write("/run/agent.conf", (PROJECT / "packaging/systemd/bayplan-agent.conf").read_bytes())
     node.guest.write("/var/lib/kubelet/config.yaml", KUBELET)
     node.guest.write("/etc/kubernetes/kubelet.conf.d/10-more.conf", KUBELET)
-    node.guest.write("/etc/bayplan/bayplan.toml", 'logLevel = "debug"\n')
+    node.guest.write("/etc/bayplan/bayplan.toml", 'recording = "/var/lib/bayplan/recording"\n')
     node.guest.run("sh", "-c", "systemd-sysusers /run/agent.conf && systemctl daemon-reload")
     try:
         for command in commands(NODE):
             # It would serve until somebody ends it.
-            checked = f"{command} --check-config" if command.startswith("baypland ") else command
+            checked = command.replace("baypland ", "baypland --check-config ", 1)
             node.guest.run("sh", "-c", f"PATH=/opt/bayplan/bin:$PATH\n{checked}")
         for unit in ("bayplan", "bayplan-agent", "containerd"):
             node.guest.run("systemctl", "is-active", unit)
