@@ -101,11 +101,9 @@ class PageRelief:
         of the containers' cgroups, below their mount."""
         until_s, moved_bytes = self._clock_s() + step_s, 0
         self._reclaim(seen, cgroups)
-        urgent = {
-            node: max(risk.lacking_bytes for risk in seen.plan.risks if node in risk.nodes)
-            for node in {node for risk in seen.plan.risks for node in risk.nodes}
-        }
-        for move in sorted(seen.plan.moves, key=lambda one: -urgent.get(one.source, 0)):
+        # The kernel kills where nothing is left, however much others lack that still have some.
+        left_bytes = {node: one.free_bytes + one.reclaimable_bytes for node, one in seen.nodes.items()}
+        for move in sorted(seen.plan.moves, key=lambda one: left_bytes[one.source]):
             if self._clock_s() >= until_s or self.stopping.is_set():
                 break
             cgroup = cgroups.get(move.container_id)

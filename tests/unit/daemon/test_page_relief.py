@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bayplan.daemon.page_relief import PageRelief
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan
+from bayplan.host.page_moves import PagesMoved
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan, Risk
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.oci_node import OciNode
@@ -94,3 +95,26 @@ def test_it_ends_in_the_middle_when_it_is_stopped(
     assert made.carry_out(seen(GIB), {"batch": PATH}) == 0
     assert time.monotonic() - begun_s < 60
     assert made.records(all_of_them=True) == ()
+
+
+def test_the_node_that_has_least_left_comes_first_also_where_another_lacks_more(tmp_path: Path) -> None:
+    moves, asked = tuple(PageMove("batch", source, 2, 64 * MIB) for source in (0, 1)), list[int]()
+    held = dict.fromkeys((0, 1), 64 * MIB)
+    risks = (
+        Risk(NodeSet([0]), 500 * MIB, 100 * MIB, 400 * MIB),
+        Risk(NodeSet([1]), 50 * MIB, 5 * MIB, 45 * MIB),
+    )
+    look = LivePages(
+        0,
+        {0: NodeMemory(100 * MIB), 1: NodeMemory(4 * MIB, MIB), 2: NodeMemory(GIB)},
+        {"batch": ContainerPages("batch", "batch", NodeSet([0, 1, 2]), 0, held, held)},
+        Plan(risks, moves),
+    )
+
+    def move(_: str, source: int, target: int, wanted_bytes: int, go_on: object) -> PagesMoved:
+        asked.append(source)
+        return PagesMoved(wanted_bytes)
+
+    made = PageRelief(OciNode(tmp_path).hierarchy, GIB, move)
+    assert made.carry_out(look, {"batch": PATH}) == 128 * MIB
+    assert asked == [1, 0]
