@@ -19,6 +19,7 @@ from bayplan.admin.report import reporting
 from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S
 from bayplan.control.recorder import Recorder
 from bayplan.model.decision import Decision
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.state import RefusedItem
@@ -67,10 +68,12 @@ def telling_history(records: Records) -> Question:
     async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         subject, recorded = await subject_of("history", snapshot, request, records)
         moved = await records.page_moves(MAX_RECORDED, subject)
-        if not recorded and not moved:
+        evicted = await records.evictions(MAX_RECORDED, subject)
+        if not recorded and not moved and not evicted:
             raise UnknownSubjectError(subject)
         events = [(at_us, _decided(at_us, one)) for at_us, one in reversed(recorded)]
         events += [(one.at_us, _moved(one)) for one in reversed(moved)]
+        events += [(one.at_us, _evicted(one)) for one in reversed(evicted)]
         events.sort(key=lambda event: event[0])
         return {
             "apiVersion": API_VERSION,
@@ -106,6 +109,16 @@ def _decided(at_us: int, decision: Decision) -> dict[str, Any]:
         "id": decision.request.container_id,
         "name": decision.request.name,
         "text": summary(decision).removeprefix(decision.outcome.value).lstrip(": "),
+    }
+
+
+def _evicted(record: EvictionRecord) -> dict[str, Any]:
+    return {
+        "at": timestamp(record.at_us),
+        "event": "not evicted" if record.obstacle else "evicted",
+        "id": record.container_id,
+        "name": record.name,
+        "text": str(record),
     }
 
 

@@ -17,6 +17,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Decision, Outcome
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -81,6 +82,9 @@ class Records(Protocol):
     def page_moves(self, limit: int, subject: str) -> Awaitable[Sequence[PageMoveRecord]]:
         """So many of the records of pages of it that were moved."""
 
+    def evictions(self, limit: int, subject: str) -> Awaitable[Sequence[EvictionRecord]]:
+        """So many of the records of containers of it that were evicted."""
+
     def names(self, limit: int) -> Awaitable[Sequence[tuple[str, str]]]:
         """Name and id of the containers that so many decisions are about."""
 
@@ -129,7 +133,8 @@ def explaining(records: Records) -> Question:
     async def explain(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         subject, recorded = await subject_of("explain", snapshot, request, records)
         moved = await records.page_moves(EARLIER, subject)
-        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded, moved)
+        evicted = await records.evictions(EARLIER, subject)
+        return await asyncio.to_thread(explanation_view, snapshot, subject, recorded, moved, evicted)
 
     return explain
 
@@ -152,10 +157,14 @@ def _is_unicode(text: str) -> bool:
 
 
 def explanation_view(
-    snapshot: Snapshot, subject: str, recorded: Sequence[Recorded], moved: Sequence[PageMoveRecord] = ()
+    snapshot: Snapshot,
+    subject: str,
+    recorded: Sequence[Recorded],
+    moved: Sequence[PageMoveRecord] = (),
+    evicted: Sequence[EvictionRecord] = (),
 ) -> View:
-    """Every container that *subject* means: its decision in force, or the last one, those before it, and
-    when pages of it were *moved*.
+    """Every container that *subject* means: its decision in force, or the last one, those before it, when
+    pages of it were *moved*, and when it was *evicted*.
 
     Raises:
         UnknownSubjectError: there is none.
@@ -181,6 +190,7 @@ def explanation_view(
             _explained(current.get(name), by_name.get(name, []))
             | {
                 "pageMoves": [_page_move(one) for one in moved if one.name == name],
+                "evictions": [eviction_view(one) for one in evicted if one.name == name],
                 "nodes": _rooms_beside_refusal(snapshot, current.get(name) or by_name[name][0][1]),
             }
             for name in names
@@ -242,6 +252,25 @@ def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[s
     return {
         name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
         for name, one in current.items()
+    }
+
+
+def eviction_view(one: EvictionRecord) -> View:
+    """Why a container was evicted, with all numbers."""
+    return {
+        "at": timestamp(one.at_us),
+        "id": one.container_id,
+        "name": one.name,
+        "signal": one.signal,
+        "qosClass": one.qos.value,
+        "thresholdQuantity": one.threshold_bytes,
+        "availableQuantity": one.available_bytes,
+        "podUsageBytes": one.usage_bytes,
+        "podRequestBytes": one.request_bytes,
+        "priority": one.priority,
+        "message": one.message,
+        "obstacle": one.obstacle,
+        "text": str(one),
     }
 
 

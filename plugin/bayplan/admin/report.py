@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final, Protocol
 
-from bayplan.admin.questions import MAX_RECORDED, Question, Recorded, since_in
+from bayplan.admin.questions import MAX_RECORDED, Question, Recorded, eviction_view, since_in
 from bayplan.admin_protocol import API_VERSION, REPORTED_SINCE_S
 from bayplan.model.decision import Decision, Outcome
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Snapshot
@@ -29,6 +30,9 @@ class ReportRecords(Protocol):
     def page_moves(self, limit: int, subject: str | None) -> Awaitable[Sequence[PageMoveRecord]]:
         """So many of the records of pages that were moved; of all containers without a subject."""
 
+    def evictions(self, limit: int, subject: str | None) -> Awaitable[Sequence[EvictionRecord]]:
+        """So many of the records of evicted containers; of all without a subject."""
+
 
 def reporting(records: ReportRecords) -> Question:
     """The question ``report``."""
@@ -36,6 +40,7 @@ def reporting(records: ReportRecords) -> Question:
     async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         since_us = since_in("report", snapshot, request, REPORTED_SINCE_S)
         decided = [one for one in await records.decided(since_us) if one[1].outcome in _DECIDED]
+        evicted = [one for one in await records.evictions(MAX_RECORDED, None) if one.at_us >= since_us]
         moved = [one for one in await records.page_moves(MAX_RECORDED, None) if one.at_us >= since_us]
         return {
             "apiVersion": API_VERSION,
@@ -45,6 +50,7 @@ def reporting(records: ReportRecords) -> Question:
             "containers": [_container(at_us, one) for at_us, one in reversed(decided)],
             "moves": [move for at_us, one in reversed(decided) for move in _moves(at_us, one)],
             "pageMoves": [_page_move(one) for one in reversed(moved)],
+            "evictions": [eviction_view(one) for one in reversed(evicted)],
         }
 
     return answer

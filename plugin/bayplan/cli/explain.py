@@ -45,4 +45,7 @@ def _container(one: dict[str, Any]) -> list[Block]:
     if one["pageMoves"]:
         moves = tuple((item["at"], item["text"]) for item in one["pageMoves"])
         shown.append(Table((Column("PAGES MOVED"), Column("WHAT")), moves))
+    if one["evictions"]:
+        evictions = tuple((item["at"], item["text"]) for item in one["evictions"])
+        shown.append(Table((Column("EVICTED"), Column("WHY")), evictions))
     return shown

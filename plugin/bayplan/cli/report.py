@@ -32,6 +32,7 @@ _MOVES: Final = (
     Column("MEMORY", number=True),
     Column("FOR", rank=2),
 )
+_EVICTIONS: Final = (Column("EVICTED AT", rank=1), Column("CONTAINER", least=24), Column("WHY", least=36))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,9 @@ def blocks(said: dict[str, Any]) -> list[Block]:
     ]
     if moves:
         shown.append(Table(_MOVES, tuple(sorted(moves))))
+    if said["evictions"]:
+        rows = tuple((one["at"], one["name"], one["text"]) for one in said["evictions"])
+        shown.append(Table(_EVICTIONS, rows))
     return shown
 
 
@@ -73,7 +77,8 @@ def _summary(said: dict[str, Any]) -> str:
     return (
         f"Since {said['since']}: {outcomes['placed']} containers {verb} placed as they asked, "
         f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
-        f"{len(said['moves']) + len(said['pageMoves'])} times memory of others {verb} moved."
+        f"{len(said['moves']) + len(said['pageMoves'])} times memory of others {verb} moved; "
+        f"{len(said['evictions'])} containers {verb} evicted."
     )
 
 

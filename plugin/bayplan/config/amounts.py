@@ -20,7 +20,14 @@ from bayplan.config.values import (
     show,
     unknown_key,
 )
-from bayplan.engines.kubelet.eviction.thresholds import STARVED, ThresholdError
+from bayplan.engines.kubelet.eviction.node_signals import EVERY_NODE
+from bayplan.engines.kubelet.eviction.thresholds import (
+    DEFAULT_TRANSITION_NS,
+    STARVED,
+    ThresholdError,
+    read_duration,
+    starved,
+)
 from bayplan.engines.kubelet.memory.reservation import Reservation, check_values, in_words
 from bayplan.engines.kubelet.pod import CPU
 from bayplan.engines.kubelet.resources import is_memory
@@ -50,8 +57,8 @@ def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
 
     def typed(path: str, value: object) -> dict[str, T]:
         def one(here: str, signal: str, item: object) -> T:
-            if signal not in STARVED:
-                problem = unknown_key(path, signal, STARVED)
+            if starved(signal) is None:
+                problem = unknown_key(path, signal, (*STARVED, EVERY_NODE))
                 kubelet = f"unsupported eviction signal {signal}"
                 raise InvalidValueError(problem._replace(expected=f"{problem.expected}; kubelet: {kubelet}"))
             text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
@@ -66,6 +73,16 @@ def by_signal(read: Callable[[str, str], T]) -> Reader[dict[str, T]]:
         return entries(path, value, one)
 
     return typed
+
+
+def transition_period(path: str, value: object) -> int:
+    """A duration as Go spells it, in nanoseconds; none stands for kubelet's default."""
+    if not isinstance(value, str):
+        raise invalid(path, show(value), "a duration such as 5m0s")
+    try:
+        return read_duration(path, value) or DEFAULT_TRANSITION_NS
+    except ThresholdError as error:
+        raise invalid(path, show(value), error.expected) from error
 
 
 def reserved_resources(path: str, value: object) -> dict[str, int]:

@@ -11,7 +11,13 @@ from msgspec import Struct
 
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.config import syntax
-from bayplan.config.amounts import by_signal, positive_bytes, reserved_memory, reserved_resources
+from bayplan.config.amounts import (
+    by_signal,
+    positive_bytes,
+    reserved_memory,
+    reserved_resources,
+    transition_period,
+)
 from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided
 from bayplan.config.values import (
     Reader,
@@ -139,7 +145,8 @@ PLACEMENT: Final = (
         "memoryPressure", "memory_pressure", "memory-pressure", "MODE",
         off_or_one_of({mode.value: mode for mode in MemoryPressure}), syntax.text, "relieve",
         "what to do where nodes cannot give what was promised on them: off does not check, observe reports "
-        "it, relieve reclaims page cache and moves pages of containers that may lie elsewhere",
+        "it, relieve reclaims page cache and moves pages of containers that may lie elsewhere, evict also "
+        "ends pods where eviction thresholds are met all the same",
     ),
     Key(
         "pageMoveRate", "page_move_rate_bytes", "page-move-rate", "AMOUNT",
@@ -175,26 +182,33 @@ RESERVATIONS: Final = (
     Key(
         "evictionHard", "eviction_hard", "eviction-hard", "SIGNAL<AMOUNT[,...]",
         by_signal(read_threshold), syntax.assignments("<"), "memory.available: 100Mi",
-        "kubelet's hard eviction thresholds; memory.available is used where reservedMemory is not given",
+        "kubelet's hard eviction thresholds, also node0.memory.available, or node.memory.available for every "
+        "NUMA node; memory.available counts as reserved where reservedMemory is not given",
         of_kubelet=True,
     ),
     Key(
         "evictionSoft", "eviction_soft", "eviction-soft", "SIGNAL<AMOUNT[,...]",
         by_signal(read_threshold), syntax.assignments("<"), "none",
-        "kubelet's soft eviction thresholds, with the engine kubelet; checked as by kubelet, without effect",
-        of_managers=True,
+        "kubelet's soft eviction thresholds, of NUMA nodes too; each needs a grace period",
+        of_kubelet=True,
     ),
     Key(
         "evictionSoftGracePeriod", "eviction_grace_ns", "eviction-soft-grace-period",
         "SIGNAL=DURATION[,...]", by_signal(read_grace_period), syntax.assignments("="), "none",
-        "how long soft thresholds must be met, with the engine kubelet; each needs one; without effect",
-        of_managers=True,
+        "how long soft thresholds must be met before something is done",
+        of_kubelet=True,
     ),
     Key(
         "evictionMinimumReclaim", "eviction_min_reclaim", "eviction-minimum-reclaim",
         "SIGNAL=AMOUNT[,...]", by_signal(read_min_reclaim), syntax.assignments("="), "none",
-        "what kubelet's eviction reclaims at least, with the engine kubelet; checked, without effect",
-        of_managers=True,
+        "how much more than the threshold is to be available until eviction ends",
+        of_kubelet=True,
+    ),
+    Key(
+        "evictionPressureTransitionPeriod", "eviction_transition_ns", "eviction-pressure-transition-period",
+        "DURATION", transition_period, syntax.text, "5m0s",
+        "for how long a node condition is reported after it was there last",
+        of_kubelet=True,
     ),
     Key(
         "mergeDefaultEvictionSettings", "merge_default_eviction", "merge-default-eviction-settings", "BOOL",

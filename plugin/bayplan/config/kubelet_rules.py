@@ -20,9 +20,9 @@ from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_r
 from bayplan.engines.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     MEMORY_AVAILABLE,
+    Values,
     kept_bytes,
     thresholds_of,
-    without_grace_period,
 )
 from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
@@ -93,9 +93,8 @@ def engine_of(settings: Settings) -> Engine:
     )
 
 
-def wrong_options(settings: Settings, unread: Collection[str] = ()) -> Iterator[Problem]:
-    """The options that kubelet's managers would not take on any machine, by their keys; nothing that depends
-    on keys *unread*."""
+def wrong_options(settings: Settings) -> Iterator[Problem]:
+    """The options that kubelet's managers would not take on any machine, by their keys."""
     try:
         _cpu_options(settings)
     except CpuConfigError as error:
@@ -107,11 +106,6 @@ def wrong_options(settings: Settings, unread: Collection[str] = ()) -> Iterator[
         _topology_options(settings)
     except TopologyConfigError as error:
         yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
-    if "evictionSoftGracePeriod" in unread:
-        return
-    for signal, sentence in without_grace_period(settings.eviction_soft, settings.eviction_grace_ns):
-        found, expected = f"{signal} without a grace period", "one in evictionSoftGracePeriod"
-        yield Problem("evictionSoft", found, f"{expected}; kubelet: {sentence}")
 
 
 def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
@@ -160,10 +154,14 @@ def eviction_bytes(settings: Settings, capacity_bytes: int) -> int:
     kubelet's default of 100Mi ends with any evictionHard, unless defaults are merged. The other engines keep
     it where evictionHard says nothing of memory.
     """
-    hard = settings.eviction_hard
+    return kept_bytes(thresholds_of(hard_thresholds(settings), {}, {}, {}), capacity_bytes)
+
+
+def hard_thresholds(settings: Settings) -> Values:
+    """The hard thresholds, with the default that counts beside evictionHard: see `eviction_bytes`."""
     if settings.merge_default_eviction or settings.engine != KUBELET:
-        hard = {MEMORY_AVAILABLE: DEFAULT_MEMORY, **hard}
-    return kept_bytes(thresholds_of(hard, {}, {}, {}), capacity_bytes)
+        return {MEMORY_AVAILABLE: DEFAULT_MEMORY, **settings.eviction_hard}
+    return settings.eviction_hard
 
 
 def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
+from bayplan.config.eviction import missing_grace_periods
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_files import kubelet_sources
 from bayplan.config.kubelet_rules import wrong_options
@@ -151,8 +152,10 @@ def _contradictions(
         key = "memoryReservationPolicy"
         found = repr(settings.memory_reservation.value)
         yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
+    for problem in missing_grace_periods(settings, unread):
+        yield origin[problem.path], problem
     if settings.engine == KUBELET:
-        for problem in wrong_options(settings, frozenset(unread)):
+        for problem in wrong_options(settings):
             yield origin[problem.path], problem
         return
     for manager in _MANAGER_KEYS:

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.config.eviction import wrong_thresholds
 from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, wrong_on_machine
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
@@ -88,6 +89,7 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         yield from _too_much(settings, machine)
     if "reservedSystemCPUs" not in unread:
         yield from _wrong_cpus(settings.reserved_cpus, machine)
+    yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
         yield from wrong_on_machine(settings, machine, unread)
 

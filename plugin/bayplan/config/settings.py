@@ -16,6 +16,7 @@ from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
 from bayplan.engines.kubelet.cpu.manager import STATIC
 from bayplan.engines.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
+    DEFAULT_TRANSITION_NS,
     MEMORY_AVAILABLE,
     ThresholdValue,
     Values,
@@ -44,19 +45,26 @@ class Undecided(Enum):
 
 class MemoryPressure(Enum):
     """What is done where nodes cannot give what was promised on them. OFF: nobody looks. OBSERVE: it is
-    logged and counted. RELIEVE: page cache is reclaimed and pages are moved to other nodes."""
+    logged and counted. RELIEVE: page cache is reclaimed and pages are moved to other nodes. EVICT: where that
+    is not enough for an eviction threshold, pods are ended."""
 
     OFF = "off"
     OBSERVE = "observe"
     RELIEVE = "relieve"
+    EVICT = "evict"
+
+    @property
+    def relieves(self) -> bool:
+        """Whether pages are moved and reclaimed."""
+        return self in (MemoryPressure.RELIEVE, MemoryPressure.EVICT)
 
 
 class Settings(Struct, frozen=True):
     """What files and flags say, before it is held against the machine.
 
     ``reserved_memory`` is None where no source sets it. ``kube_reserved`` and
-    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` fields
-    are by signal; only ``eviction_hard`` has an effect, the others are checked. ``device_memory`` maps
+    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` tables
+    are by signal; only memory.available of ``eviction_hard`` counts as reserved. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
     ``notices`` are messages for the operator about what is not wrong.
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
@@ -78,6 +86,7 @@ class Settings(Struct, frozen=True):
     eviction_soft: Values = field(default_factory=dict)
     eviction_grace_ns: Mapping[str, int] = field(default_factory=dict)
     eviction_min_reclaim: Mapping[str, ThresholdValue] = field(default_factory=dict)
+    eviction_transition_ns: int = DEFAULT_TRANSITION_NS
     merge_default_eviction: bool = False
     shadow: bool = False
     measured_reservation: bool = True

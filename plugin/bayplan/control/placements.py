@@ -88,6 +88,8 @@ class Placements:
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
         """Completes a decision about a new container by the memory that is free at the moment."""
+        self.admitted: Callable[[Pod, Decision], Decision] = lambda _, one: one
+        """Refuses a new container of a pod that was evicted."""
 
     async def place(
         self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
@@ -122,6 +124,7 @@ class Placements:
                 exact=exact,
             ),
         )
+        decision = self.admitted(pod, decision)
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
             if shadow_mode.is_on():

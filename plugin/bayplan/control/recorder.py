@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
 from bayplan.model.decision import Decision
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
@@ -100,6 +101,15 @@ class Recorder:
         self._thread.submit(
             lambda: self._attempt(partial(self.store.add_page_moves, records), "moved pages not listed")
         )
+
+    async def evictions(self, limit: int, subject: str | None) -> list[EvictionRecord]:
+        """The last *limit* records of containers of *subject* that were evicted, of all if that is None, the
+        newest first."""
+        return await self._run(lambda: self.store.evictions(limit, subject))
+
+    async def evicted(self, records: Sequence[EvictionRecord]) -> None:
+        """Commit who is evicted."""
+        await self._run(lambda: self.store.add_evictions(records))
 
     def submit(self, step: Step) -> Job[bool]:
         """Have *step* committed after all that was submitted before; mostly it is done when this returns. The

@@ -104,6 +104,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.narrowing.follow(daemon.narrowing_due),
             daemon.exact_requests.follow(),
             daemon.pressure.follow(),
+            daemon.eviction.follow(),
             _feed_watchdog(notifier),
         )
         notifier.stopping()

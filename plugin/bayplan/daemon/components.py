@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +22,9 @@ from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
 from bayplan.agent_protocol import PodWanted, Unusable
+from bayplan.config.eviction import remarks_here, thresholds_on
 from bayplan.config.keys import changed_at_start
-from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
@@ -36,17 +38,22 @@ from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
+from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
 from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.systemd import Notifier
 from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.eviction.rules import with_container_fs
+from bayplan.engines.kubelet.eviction.thresholds import Threshold
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
+from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
@@ -90,7 +97,12 @@ class Daemon:
         self.decision_thread = WorkThread("decisions")
         # And what is read every second must not wait for pages.
         self.pressure_thread = WorkThread("pressure")
-        others = (self.page_thread, self.cpuset_thread, self.decision_thread, self.pressure_thread)
+        # Nor for pods that are given time to end.
+        self.eviction_thread = WorkThread("eviction")
+        others = (
+            *(self.page_thread, self.cpuset_thread, self.decision_thread),
+            *(self.pressure_thread, self.eviction_thread),
+        )
         self.threads = (self.host_thread, self.device_thread, *others)
         starts = Starts(settings.oci_socket)
         starts.clear()
@@ -157,6 +169,20 @@ class Daemon:
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
         )
         self.controller.placements.by_live_memory = self.pressure.completed
+        disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
+        signals = PressureSignals(
+            self.controller,
+            self.hierarchy,
+            disks,
+            self.host_thread.do,
+            self.pressure,
+            thresholds=partial(self._thresholds, separate=disks.separate),
+            transition_ns=lambda: self.settings.eviction_transition_ns,
+        )
+        self.eviction = EvictionManager(
+            self.controller, self.hierarchy, self.eviction_thread.do, self.pressure, signals
+        )
+        self.controller.placements.admitted = self.eviction.admitted
         self.stale_entries = StaleEntries(
             self.controller,
             self.hierarchy,
@@ -260,6 +286,7 @@ class Daemon:
                 *self._remarks(),
                 *self.hardware.problems(),
                 *self.pressure.problems(),
+                *self.eviction.problems(),
             ),
             self.hardware.reservations(),
             scores,
@@ -295,8 +322,13 @@ class Daemon:
         engine = engine_of(settings)
         return engine if self.recording is None else RecordedEngine(engine, self.recording)
 
+    def _thresholds(self, *, separate: bool) -> tuple[Threshold, ...]:
+        """The eviction thresholds; *separate*: images have a file system of their own."""
+        found = thresholds_on(self.settings, self.hardware.machine)
+        return with_container_fs(found, image_fs=separate, container_fs=False)[0]
+
     def _remarks(self) -> tuple[str, ...]:
-        return remarks_on_machine(self.settings, self.hardware.machine)
+        return remarks_here(self.settings, self.hardware.machine)
 
     async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
         """Set it for the processes of a container that was created and not yet started."""

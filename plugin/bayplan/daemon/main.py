@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from bayplan import logs
+from bayplan.config.eviction import remarks_here
 from bayplan.config.flags import build_parser, given_flags
-from bayplan.config.kubelet_rules import remarks_on_machine
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import resolve_policy, wrong_here
 from bayplan.config.settings import Settings
@@ -56,7 +56,7 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     machine = with_owners(read_machine(root), settings.device_memory)
     policy = resolve_policy(settings, machine)
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
-    remarks = (*settings.remarks, *remarks_on_machine(settings, machine))
+    remarks = (*settings.remarks, *remarks_here(settings, machine))
     lines += [f"Note: {remark}." for remark in remarks]
     lines += [f"Engine {settings.engine}, policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
     for node, resources in sorted(policy.reserved_bytes.items()):

@@ -10,7 +10,7 @@ it was at the look, an immutable value; the kernel holds each page against the c
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -53,6 +53,8 @@ AT_RISK_S: Final = 3.0
 """And as often while something is at risk."""
 QUIET_S: Final = 60.0
 """For so long nothing was at risk when it is said that it is, or is over."""
+_THRESHOLD: Final = "an eviction threshold"
+"""Who is promised what is to be kept available."""
 
 
 class CgroupLookup(NamedTuple):
@@ -72,7 +74,8 @@ class Look(NamedTuple):
 
 
 class PressureWatch:
-    """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before."""
+    """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
+    ``nodes`` is what they have at the latest look."""
 
     def __init__(
         self,
@@ -86,6 +89,10 @@ class PressureWatch:
         self.mode = mode
         self.relief = relief
         self.latest: LivePages | None = None
+        self.nodes: Mapping[int, NodeMemory] = {}
+        self._kept_bytes: Mapping[int, int] = {}
+        self._kept_seen_bytes: Mapping[int, int] = {}
+        """What the latest plan leaves available."""
         self._controller = controller
         self._hierarchy = hierarchy
         self._in_thread = in_thread
@@ -116,12 +123,29 @@ class PressureWatch:
     def completed(self, decision: Decision, ability: MemoryPolicyAbility) -> Decision:
         """*decision* about a new container with what there is to say by what was seen last, and with the
         nodes on which its pages should begin to lie."""
-        if self.mode is not MemoryPressure.RELIEVE or self.latest is None:
+        if not self.mode.relieves or self.latest is None:
             return decision
         machine = self._controller.machine
         if (reason := pages_in_the_way(machine, self.latest, decision)) is not None:
             decision = replace(decision, reasons=(*decision.reasons, reason))
         return with_starting_nodes(machine, self.latest, ability, decision)
+
+    def keep_available(self, kept_bytes: Mapping[int, int]) -> None:
+        """Have so much left available on nodes beside what is outstanding there, from the next look on."""
+        if kept_bytes != self._kept_bytes:
+            self._kept_bytes, self._counted_at_s = dict(kept_bytes), -COUNT_S
+
+    def is_exhausted(self, node: int) -> bool:
+        """Whether nothing more can be moved off *node* for what is to be kept available there."""
+        if not self.mode.relieves:
+            return True
+        if self.latest is None or self._kept_seen_bytes != self._kept_bytes:
+            return False
+        return all(move.source != node for move in self.latest.plan.moves)
+
+    def cgroups_of(self, container_ids: Iterable[str]) -> list[str]:
+        """The cgroups of those of them that have been found, below their mount."""
+        return [path for one in container_ids if (path := self._memory.cgroups.get(one)) is not None]
 
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""
@@ -133,7 +157,7 @@ class PressureWatch:
         follows. How many bytes were moved."""
         seen = await self._look()
         moved_bytes = 0
-        if seen is not None and self.mode is MemoryPressure.RELIEVE and not shadow_mode.is_on():
+        if seen is not None and self.mode.relieves and not shadow_mode.is_on():
             plan = seen.plan
             if plan.moves or plan.reclaim_bytes:
                 cgroups = {**self._memory.cgroups, **{path: path for path in seen.outside}}
@@ -146,24 +170,25 @@ class PressureWatch:
     async def _look(self) -> LivePages | None:
         """What is there now, None where it is as it was."""
         if self.mode is MemoryPressure.OFF:
-            self.latest, self._problem = None, ""
+            self.latest, self._problem, self.nodes = None, "", {}
             return None
         controller = self._controller
         try:
             nodes = await self._in_thread(partial(self._nodes, controller.machine))
-            look = Look(controller.machine, controller.ledger)
+            look, self.nodes = Look(controller.machine, controller.ledger), nodes
             if low := sum(one.low for one in nodes.values()):
                 controller.counters["looks_below_low_watermark"] += low
             if not self._is_count_due(look, nodes):
                 return None
-            seen = await self._in_thread(partial(self._seen, look, nodes, lookups_of(controller)))
+            kept_bytes = self._kept_bytes
+            seen = await self._in_thread(partial(self._seen, look, nodes, lookups_of(controller), kept_bytes))
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
             self._problem = str(error)
             return None
         self._problem = ""
-        self.latest = seen
+        self.latest, self._kept_seen_bytes = seen, kept_bytes
         self._counted_at_s, self._counted_for = self._clock_s(), look
         self._report(seen)
         return seen
@@ -206,7 +231,11 @@ class PressureWatch:
         return read_nodes(pools, self._watermarks, root)
 
     def _seen(
-        self, look: Look, nodes: Mapping[int, NodeMemory], lookups: Sequence[CgroupLookup]
+        self,
+        look: Look,
+        nodes: Mapping[int, NodeMemory],
+        lookups: Sequence[CgroupLookup],
+        kept_bytes: Mapping[int, int],
     ) -> LivePages:
         """Who holds what on *nodes* now, and what follows. Blocks."""
         machine = look.machine
@@ -221,7 +250,12 @@ class PressureWatch:
             )
             for path, (mems, held) in outside.items()
         }
-        everybody = (*containers.values(), *services.values())
+        kept = (
+            ContainerPages(_THRESHOLD, _THRESHOLD, NodeSet([node]), amount)
+            for node, amount in kept_bytes.items()
+            if node in nodes
+        )
+        everybody = (*containers.values(), *services.values(), *kept)
         found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine), machine.distance)
         return LivePages(time.time_ns() // 1000, nodes, containers, found, services)
 
@@ -236,7 +270,7 @@ class PressureWatch:
         if nodes.keys() != before.nodes.keys():
             return True
         bands = start_bytes(look.machine)
-        if self.mode is MemoryPressure.RELIEVE and since_s >= AT_RISK_S:
+        if self.mode.relieves and since_s >= AT_RISK_S:
             expected = before.plan.expected_bytes
             if any(
                 now.free_bytes < min(expected.get(node, 0), bands.get(node, 0)) for node, now in nodes.items()

@@ -10,7 +10,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x62617970
 """The four bytes ``bayp`` in the file's header, which tell our database from any other."""
 
-VERSION: Final = 5
+VERSION: Final = 6
 """``PRAGMA user_version``. Add one with every change of `TABLES`."""
 
 TABLES: Final = (
@@ -63,6 +63,16 @@ TABLES: Final = (
       duration_ms INTEGER NOT NULL,
       at_risk TEXT NOT NULL,
       obstacle TEXT NOT NULL
+    )
+    """,
+    # Who was evicted, a row for each container. Nothing depends on it.
+    """
+    CREATE TABLE evictions (
+      id INTEGER PRIMARY KEY,
+      at_us INTEGER NOT NULL,
+      container_id TEXT NOT NULL,
+      name TEXT NOT NULL,
+      document BLOB NOT NULL
     )
     """,
 )

@@ -15,12 +15,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from bayplan.errors import ParseError, StateError
 from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Entry
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
@@ -48,6 +50,7 @@ HISTORY_LIMIT: Final = 10_000
 container every minute."""
 
 PAGE_MOVES_LIMIT: Final = 1000
+EVICTIONS_LIMIT: Final = 1000
 
 _REFUSED_MARK: Final = b'"outcome":"refused"'
 """What the document of a refusal has; within a text it would have other quotes."""
@@ -186,6 +189,26 @@ class Store:
             names = PageMoveRecord.__struct_fields__
             fields = [dict(zip(names, row, strict=True)) for row in rows]
             return [PageMoveRecord(**{**one, "at_risk": NodeSet.parse(one["at_risk"])}) for one in fields]
+
+    def add_evictions(self, records: Sequence[EvictionRecord]) -> None:
+        """Commit who is evicted; the oldest beyond a number are dropped."""
+        insert = "INSERT INTO evictions (at_us, container_id, name, document) VALUES (?, ?, ?, ?)"
+        rows = [(one.at_us, one.container_id, one.name, msgspec.json.encode(one)) for one in records]
+        with self._connected() as connection, _transaction(connection):
+            connection.executemany(insert, rows)
+            connection.execute(
+                "DELETE FROM evictions WHERE id <= (SELECT max(id) FROM evictions) - ?", (EVICTIONS_LIMIT,)
+            )
+
+    def evictions(self, limit: int = 100, subject: str | None = None) -> list[EvictionRecord]:
+        """The last *limit* records of evicted containers, the newest first; only those of *subject*, if one
+        is given."""
+        query = "SELECT document FROM evictions WHERE ? OR names_container(?, name, container_id) "
+        with self._connected() as connection:
+            connection.create_function("names_container", 3, names_container, deterministic=True)
+            values = (subject is None, subject or "", limit)
+            rows = connection.execute(f"{query} ORDER BY id DESC LIMIT ?", values).fetchall()
+            return [msgspec.json.decode(document, type=EvictionRecord) for (document,) in rows]
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see

@@ -18,6 +18,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "decisions_degraded": "a container was placed, but not as well as it asked",
     "decisions_placed": "a container was placed as it asked",
     "decisions_refused": "a container was refused",
+    "evictions_failed": "a container of a pod that was evicted has not ended",
     "drifted": "a cgroup had other values than decided, twice in a row",
     "found_containers": "a container was found that had been created without bayplan",
     "looks_below_low_watermark": "a second in which a node had less free than the kernel's low watermark",
@@ -50,12 +51,27 @@ EVENTS: Final[Mapping[str, str]] = {
     "returns_failed": "pages of a container that was to go back to fewer nodes could not be moved",
 }
 
+_EVICTED: Final = "evicted:"
 _BY_REASON: Final = ("degraded", "refused", "adopted")
 
 
 def all_events(counters: Mapping[str, int]) -> dict[str, int]:
     """*counters* with those that are still 0, by name."""
-    return dict(sorted({**dict.fromkeys(EVENTS, 0), **counters}.items()))
+    named = {name: number for name, number in counters.items() if not name.startswith(_EVICTED)}
+    return dict(sorted({**dict.fromkeys(EVENTS, 0), **named}.items()))
+
+
+def eviction_counter(signal: str, qos: str) -> str:
+    """The name of the counter of pods of a class that were evicted for a signal."""
+    return f"{_EVICTED}{signal}:{qos}"
+
+
+def evictions(counters: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+    """Signal, QoS class and number of all pods that were evicted."""
+    for name, number in sorted(counters.items()):
+        if name.startswith(_EVICTED):
+            _, signal, qos = name.split(":")
+            yield signal, qos, number
 
 
 def reasons(counters: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:

@@ -66,6 +66,7 @@ def test_every_flag() -> None:
         "--eviction-soft=memory.available<1Gi",
         "--eviction-soft-grace-period=memory.available=1m30s",
         "--eviction-minimum-reclaim=memory.available=5%,nodefs.available=0",
+        "--eviction-pressure-transition-period=1m",
         "--merge-default-eviction-settings",
         "--measured-reservation=false",
         "--device-memory=1-2=0009:01:00.0,9=none",
@@ -103,6 +104,7 @@ def test_every_flag() -> None:
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
     assert settings.eviction_grace_ns == {"memory.available": 90_000_000_000}
+    assert settings.eviction_transition_ns == 60_000_000_000
     assert not settings.measured_reservation
     assert settings.record_directory == Path("/var/bay/shadow")
     assert settings.device_memory == {1: "0009:01:00.0", 2: "0009:01:00.0", 9: ""}

@@ -40,6 +40,7 @@ evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
 evictionSoft = { "memory.available" = "0%", "pid.available" = 200 }
 evictionSoftGracePeriod = { "pid.available" = "1m30s" }
 evictionMinimumReclaim = { "memory.available" = "0" }
+evictionPressureTransitionPeriod = "1m0s"
 mergeDefaultEvictionSettings = true
 measuredReservation = false
 shadow = true
@@ -101,6 +102,7 @@ FULL = Settings(
     eviction_soft={"memory.available": None, "pid.available": ThresholdValue(200)},
     eviction_grace_ns={"pid.available": 90_000_000_000},
     eviction_min_reclaim={"memory.available": ThresholdValue(0)},
+    eviction_transition_ns=60_000_000_000,
     merge_default_eviction=True,
     measured_reservation=False,
     shadow=True,
@@ -383,7 +385,7 @@ def test_an_empty_file_says_nothing(write: Write, name: str) -> None:
             "engine = 'kubelet'\nevictionSoftGracePeriod = { 'pid.available' = '30mins' }",
             "evictionSoftGracePeriod.\"pid.available\": '30mins'",
         ),
-        ("evictionSoft = { 'pid.available' = 100 }", "evictionSoft: a table"),
+        ("evictionSoft = { 'pid.available' = 100 }", "evictionSoft: pid.available without a grace period"),
         ("measuredReservation = 'yes'", "measuredReservation: 'yes'"),
         ("deviceMemory = { 'x' = 'gpu' }", "deviceMemory.x: 'x'"),
         ("deviceMemory = { '1' = 'a b' }", "deviceMemory.1: 'a b'"),

@@ -6,7 +6,7 @@ from typing import Final
 
 from bayplan.model.decision import Outcome
 from bayplan.views.durations import BOUNDS_MS, Durations
-from bayplan.views.event_counts import all_events, reasons
+from bayplan.views.event_counts import all_events, evictions, reasons
 from bayplan.views.metrics.metric import Facts, Histogram, Kind, Metric, Sample, single
 
 _US_PER_S: Final = 1_000_000
@@ -30,6 +30,10 @@ def _decisions(facts: Facts) -> Iterable[Sample]:
 
 def _reasons(facts: Facts) -> Iterable[Sample]:
     return (((outcome, code), number) for outcome, code, number in reasons(facts.snapshot.counters))
+
+
+def _evictions(facts: Facts) -> Iterable[Sample]:
+    return (((signal, qos), number) for signal, qos, number in evictions(facts.snapshot.counters))
 
 
 def _containers(facts: Facts) -> Iterable[Sample]:
@@ -95,6 +99,19 @@ METRICS: Final = (
         "Decisions that are not as asked for, by the codes of their reasons; one decision can have several.",
         _reasons,
         ("outcome", "code"),
+    ),
+    Metric(
+        "bayplan_evictions_total",
+        Kind.COUNTER,
+        "Pods that were evicted, by the signal whose threshold was met.",
+        _evictions,
+        ("signal", "qos"),
+    ),
+    Metric(
+        "bayplan_shadow_mode",
+        Kind.GAUGE,
+        "Whether nothing of what is decided is applied.",
+        single(lambda facts: int(facts.snapshot.shadow)),
     ),
     _duration("decision", "bayplan_decision_duration_seconds", "What an engine took for a decision."),
     _duration("commit", "bayplan_commit_duration_seconds", "What it took to have a decision on the disk."),

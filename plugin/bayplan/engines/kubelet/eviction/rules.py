@@ -1,8 +1,8 @@
 """What kubelet does when a resource runs short: which thresholds are met, what follows, and who goes first.
 
 These are the rules of kubelet's eviction manager as pure functions, so that they can be held against its
-records like those of the other managers. The daemon evicts nothing and calls none of them: a runtime is told
-neither the priority of a pod nor the request of most, without which the order would be a guess.
+records like those of the other managers. The daemon goes by them, too; what it adds are the signals of NUMA
+nodes. Rules for one look: what lasts from one to the next is in `bayplan.engines.kubelet.eviction.pressure`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,11 +12,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.eviction.node_signals import node_of
 from bayplan.engines.kubelet.eviction.thresholds import (
     ALLOCATABLE_MEMORY,
     MEMORY_AVAILABLE,
-    STARVED,
     Threshold,
+    starved,
 )
 from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
 from bayplan.engines.kubelet.resources import pod_level_requests
@@ -96,11 +97,12 @@ def reclaimed_first(thresholds: Iterable[Threshold]) -> tuple[Threshold, str] | 
     nothing that it could do about any of them.
 
     Memory comes before everything else. Of several thresholds on memory kubelet's sort leaves the last first.
+    Memory of a NUMA node, which kubelet knows nothing of, comes after the machine's.
     """
-    possible = [each for each in thresholds if each.signal in STARVED]
-    of_memory = [each for each in possible if each.signal in _MEMORY_SIGNALS]
-    chosen = of_memory[-1] if of_memory else next(iter(possible), None)
-    return None if chosen is None else (chosen, STARVED[chosen.signal])
+    possible = [(each, resource) for each in thresholds if (resource := starved(each.signal)) is not None]
+    of_memory = [one for one in possible if one[0].signal in _MEMORY_SIGNALS]
+    of_nodes = (one for one in possible if node_of(one[0].signal) is not None)
+    return of_memory[-1] if of_memory else next(of_nodes, next(iter(possible), None))
 
 
 def with_container_fs(
@@ -174,10 +176,10 @@ def eviction_note(
 
 
 def _condition(signal: str) -> NodeCondition | None:
-    starved = STARVED.get(signal)
-    if starved is None:
+    resource = starved(signal)
+    if resource is None:
         return None
-    if starved == MEMORY:
+    if resource == MEMORY:
         return NodeCondition.MEMORY_PRESSURE
     return NodeCondition.PID_PRESSURE if signal == "pid.available" else NodeCondition.DISK_PRESSURE
 

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.eviction.node_signals import is_node_signal
 from bayplan.errors import ParseError
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MIB, parse_quantity
@@ -35,7 +36,7 @@ STARVED: Final[Mapping[str, str]] = {
     "containerfs.inodesFree": INODES,
     "pid.available": PIDS,
 }
-"""The signals for which there can be thresholds, and what is running short when one is met."""
+"""kubelet's signals for which there can be thresholds, and what is running short when one is met."""
 
 _NONE: Final = frozenset({"0%", "100%"})
 _ALL_PERCENT: Final = 100.0
@@ -50,6 +51,11 @@ _UNITS_NS: Final = {
 _PART: Final = rf"({_NUMBER})({'|'.join(_UNITS_NS)})"
 _DURATION: Final = re.compile(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
 _INT64_MAX: Final = (1 << 63) - 1
+
+
+def starved(signal: str) -> str | None:
+    """What is running short when a threshold of *signal* is met; None for no signal."""
+    return MEMORY if is_node_signal(signal) else STARVED.get(signal)
 
 
 class ThresholdError(ParseError):
@@ -91,6 +97,9 @@ class Threshold(Struct, frozen=True):
 DEFAULT_MEMORY: Final = ThresholdValue(100 * MIB)
 """kubelet's default for memory.available on Linux. Any evictionHard replaces it, even one without memory."""
 
+DEFAULT_TRANSITION_NS: Final = 300_000_000_000
+"""kubelet's default of evictionPressureTransitionPeriod, also where that is 0."""
+
 Values = Mapping[str, ThresholdValue | None]
 """Thresholds by signal; None where the text says that there is none."""
 
@@ -125,6 +134,12 @@ def read_grace_period(signal: str, text: str) -> int:
         ThresholdError: an unknown signal, not a duration as Go spells them, or a negative one.
     """
     _known(signal)
+    return read_duration(signal, text)
+
+
+def read_duration(signal: str, text: str) -> int:
+    """The duration of a *signal* or key as Go spells it, 0 or more, in nanoseconds; raises as
+    `read_grace_period`."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ThresholdError(signal, text, "a duration such as 30s or 1m30s")
@@ -221,7 +236,7 @@ def kept_bytes(thresholds: Iterable[Threshold], capacity_bytes: int) -> int:
 
 
 def _known(signal: str) -> None:
-    if signal not in STARVED:
+    if starved(signal) is None:
         kubelet = f"unsupported eviction signal {signal}"
         raise ThresholdError(signal, signal, f"one of {', '.join(STARVED)}", kubelet)
 

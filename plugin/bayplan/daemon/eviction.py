@@ -1,0 +1,240 @@
+"""Ends pods where eviction thresholds on memory are met and that is switched on: kubelet's eviction manager.
+
+One pod at a time, in kubelet's order, of those whom `bayplan.placement.eviction` leaves. Memory of a node is
+relieved first: nobody is evicted for it as long as pages can go elsewhere. Where a kubelet runs pods, the
+machine's own signals are kubelet's to act on, and nobody is evicted here while one of them on memory is met;
+a single node's are ours. Each eviction is recorded before it is carried out.
+
+The runtime cannot be asked: what NRI has for it no runtime carries out, and CRI takes gRPC. The processes are
+ended through their cgroups, and the runtime reports the end as it does every other one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from bayplan.config.settings import MemoryPressure
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.pressure_signals import PressureSignals
+from bayplan.engines.kubelet.eviction.node_signals import node_of
+from bayplan.engines.kubelet.eviction.pressure import wanted
+from bayplan.engines.kubelet.eviction.rules import NodeCondition, eviction_note, reclaimed_first
+from bayplan.engines.kubelet.eviction.thresholds import Threshold, starved
+from bayplan.engines.kubelet.pod import FeatureGates
+from bayplan.errors import BayplanError, StateError
+from bayplan.host import shadow_mode
+from bayplan.host.eviction_signals import has_kubelet, working_set_bytes
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.process_end import end_processes
+from bayplan.model.decision import Decision, Outcome, Reason
+from bayplan.model.eviction_records import EvictionRecord
+from bayplan.model.machine import MEMORY
+from bayplan.model.workload import Container, Pod
+from bayplan.placement.eviction import EvictablePod, RunningContainer, candidates, victim
+from bayplan.views.event_counts import eviction_counter
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""kubelet looks every 10 s, and misses what happens in between."""
+SETTLE_NS: Final = 10_000_000_000
+"""After an eviction, until the next one may follow: what was ended has to be seen in the numbers first."""
+RELIEF_NS: Final = 60_000_000_000
+"""So long pages are moved off a node, before somebody is ended although there are more to be moved."""
+HARD_GRACE_S: Final = 1.0
+"""kubelet's own for hard thresholds."""
+SOFT_GRACE_S: Final = 30.0
+"""Kubernetes' default of terminationGracePeriodSeconds; nobody tells the pod's own."""
+MOST_NAMED: Final = 3
+
+EVICTED: Final = "evicted"
+"""Code of the reason that a container of an evicted pod is refused."""
+
+EndProcesses = Callable[[Hierarchy, Sequence[str], float], str]
+
+
+class EvictionManager:
+    """See the module. Blocking calls run where *in_thread* says."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        watch: PressureWatch,
+        signals: PressureSignals,
+        end: EndProcesses = end_processes,
+    ) -> None:
+        self.signals = signals
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._watch = watch
+        self._end = end
+        self._not_before_ns = 0
+        self._obstacle = ""
+        self._evicted: dict[str, str] = {}
+        """kubelet's message for each evicted pod, by `_key`."""
+        self._chosen_in_shadow: set[str] = set()
+
+    async def follow(self, pause_s: float = LOOK_S) -> None:
+        """Look for ever, until cancelled."""
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.look()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("eviction thresholds could not be looked at")
+
+    async def look(self) -> EvictablePod | None:
+        """Look once; the pod that was evicted, if any was."""
+        await self.signals.look()
+        if NodeCondition.MEMORY_PRESSURE not in self.signals.conditions():
+            self._evicted.clear()
+            self._chosen_in_shadow.clear()
+        self._obstacle = ""
+        if self._watch.mode is not MemoryPressure.EVICT or self.signals.clock_ns() < self._not_before_ns:
+            return None
+        threshold = self._threshold_to_act_on()
+        return None if threshold is None else await self._evict_for(threshold)
+
+    def admitted(self, pod: Pod, decision: Decision) -> Decision:
+        """*decision* about a new container, or its refusal: who was evicted does not come back as long as the
+        node has that condition. kubelet starts the containers of such a pod again and again."""
+        message = self._evicted.get(_key(pod))
+        if message is None or decision.outcome is Outcome.REFUSED:
+            return decision
+        reason = Reason(EVICTED, f"the pod was evicted, and memory is still short. {message.strip()}")
+        return Decision(decision.request, Outcome.REFUSED, reasons=(reason,), refused_as="Evicted")
+
+    def problems(self) -> tuple[str, ...]:
+        """What lasts and an operator should know, each a sentence."""
+        met = self.signals.problems()
+        return (*met, self._obstacle) if met and self._obstacle else met
+
+    def _threshold_to_act_on(self) -> Threshold | None:
+        """The one that kubelet would act on of those that are due and ours, and that relief has given up."""
+        of_memory = [one for one in self.signals.pressure.since_ns if starved(one.signal) == MEMORY]
+        if any(node_of(one.signal) is None for one in of_memory) and has_kubelet(self._hierarchy):
+            self._obstacle = "nobody is evicted: that is left to kubelet"
+            return None
+        due = [one for one in of_memory if one in self.signals.pressure.due]
+        found = reclaimed_first(one for one in due if not self._is_relieved(one))
+        return None if found is None else found[0]
+
+    def _is_relieved(self, threshold: Threshold) -> bool:
+        """Whether pages are still being moved for it, and not for too long."""
+        node = node_of(threshold.signal)
+        if node is None or self._watch.is_exhausted(node):
+            return False
+        since_ns = self.signals.clock_ns() - self.signals.pressure.since_ns[threshold]
+        return shadow_mode.is_on() or since_ns < RELIEF_NS
+
+    async def _evict_for(self, threshold: Threshold) -> EvictablePod | None:
+        controller, seen = self._controller, self.signals.seen(threshold)
+        running = await self._in_thread(self._running)
+        offered = {
+            key: pod for key, pod in controller.known.pods.items() if key not in self._chosen_in_shadow
+        }
+        pods, kept = candidates(running, offered, controller.placements.kubelet_pods.get)
+        chosen = victim(pods, node_of(threshold.signal), wanted(threshold, seen) - seen.available)
+        if chosen is None:
+            left = f" ({'; '.join(kept[:MOST_NAMED])})" if kept else ""
+            self._obstacle = f"nobody may be evicted for {threshold.signal}{left}"
+            return None
+        note = eviction_note(
+            MEMORY,
+            chosen.spec,
+            {one.container.name: one.working_set_bytes or 0 for one in chosen.containers},
+            FeatureGates(),
+            pod_usage_bytes=chosen.working_set_bytes,
+            shortage=(threshold.value.of(seen.capacity), seen.available),
+        )
+        await self._carry_out(chosen, threshold, note.message)
+        return chosen
+
+    async def _carry_out(self, pod: EvictablePod, threshold: Threshold, message: str) -> None:
+        """Record it, then end the pod."""
+        shadow = shadow_mode.is_on()
+        records = self._records(pod, threshold, message, "shadow mode applies nothing" if shadow else "")
+        try:
+            await self._controller.recorder.evicted(records)
+        except StateError as error:
+            logger.error("an eviction is not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
+        self._controller.counters[eviction_counter(threshold.signal, pod.qos.value)] += 1
+        extra = {"pod": pod.name, "signal": threshold.signal, "record": str(records[0])}
+        logger.warning("pod is evicted", extra=extra)
+        self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
+        if shadow:
+            self._chosen_in_shadow.add(pod.pod.id)
+            return
+        self._evicted[_key(pod.pod)] = message
+        cgroups = self._watch.cgroups_of([one.container.id for one in pod.containers])
+        grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
+        try:
+            left = await self._in_thread(partial(self._end, self._hierarchy, cgroups, grace_s))
+        except BayplanError as error:
+            left = str(error)
+        self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
+        if left:
+            self._controller.counters["evictions_failed"] += 1
+            logger.error("an evicted pod has not ended", extra={"pod": pod.name, "problem": left})
+
+    def _records(
+        self, pod: EvictablePod, threshold: Threshold, message: str, obstacle: str
+    ) -> list[EvictionRecord]:
+        seen = self.signals.seen(threshold)
+        return [
+            EvictionRecord(
+                time.time_ns() // 1000,
+                one.container.id,
+                one.entry.decision.request.name,
+                threshold.signal,
+                pod.qos,
+                threshold.value.of(seen.capacity),
+                seen.available,
+                pod.working_set_bytes,
+                pod.request_bytes,
+                pod.priority,
+                message,
+                obstacle,
+            )
+            for one in pod.containers
+        ]
+
+    def _running(self) -> list[RunningContainer]:
+        """What every container uses now. Blocks."""
+        latest, ledger = self._watch.latest, self._controller.ledger
+        held = {} if latest is None else latest.containers
+        found = []
+        for container in list(self._controller.known.containers.values()):
+            entry = ledger.entries.get(container.id)
+            if entry is not None:
+                pages = held.get(container.id)
+                amounts = {} if pages is None else pages.held_bytes
+                used_bytes = self._working_set_bytes(container)
+                found.append(RunningContainer(entry, container, used_bytes, amounts))
+        return found
+
+    def _working_set_bytes(self, container: Container) -> int | None:
+        for path in self._watch.cgroups_of([container.id]):
+            try:
+                return working_set_bytes(self._hierarchy, path)
+            except AbsentError:
+                break
+            except BayplanError as error:
+                extra = {"container_id": container.id, "problem": str(error)}
+                logger.debug("what a container uses is not known", extra=extra)
+        return None
+
+
+def _key(pod: Pod) -> str:
+    """Kubelet may make a new sandbox for the same pod."""
+    return pod.uid or pod.id

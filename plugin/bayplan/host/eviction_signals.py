@@ -1,0 +1,157 @@
+"""What is available of memory, processes and disks, by kubelet's formulas: some ten small files.
+
+The signals of NUMA nodes are not among them: what these can give is in `bayplan.host.live_memory`. A signal
+that this machine does not show is left out.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.kubelet.eviction.rules import Observation
+from bayplan.engines.kubelet.eviction.thresholds import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE
+from bayplan.errors import ParseError
+from bayplan.host.hierarchy import MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
+from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
+
+_PIDS: Final = "pid.available"
+_PODS: Final = ("/kubepods.slice", "/kubepods")
+"""kubelet's cgroup of all pods, with either cgroup driver."""
+_NODE_DIRECTORIES: Final = ("var/lib/kubelet", "var/lib")
+_IMAGE_DIRECTORIES: Final = ("var/lib/containerd", "var/lib/containers/storage", "var/lib/docker")
+_LARGEST_LIMIT: Final = 1 << 62
+"""A memory limit above it is none (cgroup v1)."""
+
+
+class FileSystems(Struct, frozen=True):
+    """The directories whose file systems count, empty for none: of the node, and of images.
+    ``separate``: images have a file system of their own, on which containers are, too."""
+
+    node: str = ""
+    images: str = ""
+    separate: bool = False
+
+
+def find_file_systems(root: Path = Path("/")) -> FileSystems:
+    """The first of the directories in which kubelet and container runtimes keep what they have."""
+    node = next((root / one for one in _NODE_DIRECTORIES if (root / one).is_dir()), None)
+    images = next((root / one for one in _IMAGE_DIRECTORIES if (root / one).is_dir()), None)
+    if node is None or images is None:
+        return FileSystems(str(node or ""), str(images or ""))
+    return FileSystems(str(node), str(images), images.stat().st_dev != node.stat().st_dev)
+
+
+def has_kubelet(hierarchy: Hierarchy) -> bool:
+    """Whether a kubelet runs pods here: it has made its cgroup for them."""
+    return any(Path(f"{hierarchy.mounts[MEMORY]}{path}").is_dir() for path in _PODS)
+
+
+def read_signals(hierarchy: Hierarchy, disks: FileSystems) -> dict[str, Observation]:
+    """What is available by signal. Blocks.
+
+    Raises:
+        HostError: a file is garbled.
+    """
+    found = dict(_disks(disks))
+    for signal, read in ((MEMORY_AVAILABLE, _memory), (ALLOCATABLE_MEMORY, _allocatable), (_PIDS, _pids)):
+        try:
+            one = read(hierarchy)
+        except AbsentError:
+            continue
+        if one is not None:
+            found[signal] = one
+    return found
+
+
+def working_set_bytes(hierarchy: Hierarchy, cgroup: str) -> int:
+    """What *cgroup*, a path below the mount, uses without page cache that nobody has touched lately.
+
+    kubelet's number (cadvisor's setMemoryStats): usage less inactive_file.
+
+    Raises:
+        AbsentError: it is gone.
+        HostError: a file is garbled.
+    """
+    directory = f"{hierarchy.mounts[MEMORY]}{cgroup}"
+    usage, inactive = (
+        ("memory.current", "inactive_file")
+        if hierarchy.unified
+        else ("memory.usage_in_bytes", "total_inactive_file")
+    )
+    used_bytes = parse_file(f"{directory}/{usage}", parse_number)
+    return max(0, used_bytes - _stat(directory, inactive)[inactive])
+
+
+def _memory(hierarchy: Hierarchy) -> Observation:
+    """The root cgroup of v2 does not say what it uses: kubelet takes anonymous memory and page cache for it,
+    so that the kernel's own memory does not count."""
+    total_bytes = read_meminfo(str(hierarchy.root / "proc/meminfo"), MEM_TOTAL)[MEM_TOTAL]
+    if hierarchy.unified:
+        amounts = _stat(hierarchy.mounts[MEMORY], "anon", "file", "inactive_file")
+        used_bytes = max(0, amounts["anon"] + amounts["file"] - amounts["inactive_file"])
+    else:
+        used_bytes = working_set_bytes(hierarchy, "")
+    return Observation(max(0, total_bytes - used_bytes), total_bytes)
+
+
+def _allocatable(hierarchy: Hierarchy) -> Observation | None:
+    """Of what kubelet lets all pods use together; None where it sets no limit."""
+    limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
+    for path in _PODS:
+        try:
+            text = read_text(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").strip()
+        except AbsentError:
+            continue
+        if text == "max" or (limit_bytes := int(text)) > _LARGEST_LIMIT:
+            return None
+        used_bytes = working_set_bytes(hierarchy, path)
+        available_bytes = max(0, limit_bytes - used_bytes)
+        return Observation(available_bytes, available_bytes + used_bytes)
+    return None
+
+
+def _pids(hierarchy: Hierarchy) -> Observation:
+    """kubelet: the lower one of two limits, less all threads (pkg/kubelet/stats/pidlimit)."""
+    proc = hierarchy.root / "proc"
+    most = min(
+        parse_file(str(proc / "sys/kernel" / name), parse_number) for name in ("pid_max", "threads-max")
+    )
+    return Observation(most - parse_file(str(proc / "loadavg"), _parse_threads), most)
+
+
+def _disks(disks: FileSystems) -> Iterator[tuple[str, Observation]]:
+    paths = {"nodefs": disks.node, "imagefs": disks.images}
+    paths["containerfs"] = disks.images if disks.separate else disks.node
+    for name, path in paths.items():
+        if not path:
+            continue
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            continue
+        unit = found.f_frsize
+        yield f"{name}.available", Observation(found.f_bavail * unit, found.f_blocks * unit)
+        yield f"{name}.inodesFree", Observation(found.f_ffree, found.f_files)
+
+
+def _stat(directory: str, *names: str) -> dict[str, int]:
+    def parse(text: str) -> dict[str, int]:
+        rows = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+        if not rows.keys() >= set(names):
+            raise ParseError("memory.stat", text, f"lines {', '.join(names)}")
+        return {name: parse_number(rows[name]) for name in names}
+
+    return parse_file(f"{directory}/memory.stat", parse)
+
+
+def _parse_threads(text: str) -> int:
+    """The number of threads in ``0.20 0.18 0.12 1/80 11206`` (proc_loadavg(5))."""
+    fields = text.split()
+    running, slash, threads = fields[3].partition("/") if len(fields) > 3 else ("", "", "")  # noqa: PLR2004 - the fourth
+    if not slash or not running.isdecimal():
+        raise ParseError("load", text, "a line such as 0.20 0.18 0.12 1/80 11206")
+    return parse_number(threads)

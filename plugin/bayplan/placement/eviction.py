@@ -1,0 +1,168 @@
+"""Whom to evict when memory runs short: kubelet's order, less everybody who must not be evicted. Pure.
+
+The order is `bayplan.engines.kubelet.eviction.rules`. Left out before it are pods within what they request,
+opted out, static or critical, pods of which request or priority is not known for certain, unless they are
+BestEffort, and for the memory of one node those that hold next to nothing there.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.engines.kubelet.eviction.rules import PodUsage, eviction_order
+from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.engines.kubelet.resources import pod_requests
+from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_requests import requested_bytes
+from bayplan.model.ledger import Entry
+from bayplan.model.machine import MEMORY
+from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.workload import Container, Pod
+from bayplan.quantity import MIB
+
+CRITICAL_PRIORITY: Final = 2_000_000_000
+"""kubelet's SystemCriticalPriority: pods with it, or above it, are never evicted."""
+
+HELPFUL_BYTES: Final = 16 * MIB
+"""Who holds less on a node, and less than what lacks there, is not ended for the node's sake."""
+
+_SOURCE: Final = "kubernetes.io/config.source"
+_FROM_API: Final = "api"
+"""Pods from elsewhere are static: kubelet starts them again at once."""
+_BEST_EFFORT_SCORES: Final = (None, 0, 1000)
+"""kubelet gives a BestEffort container 1000, and a lower score only if the pod is critical for the node."""
+
+
+class RunningContainer(Struct, frozen=True):
+    """A container as ledger and runtime have it, with what it uses (None if that is not known) and what it
+    holds on each node that cannot be reclaimed."""
+
+    entry: Entry
+    container: Container
+    working_set_bytes: int | None
+    held_bytes: Mapping[int, int] = {}
+
+
+class EvictablePod(Struct, frozen=True):
+    """A pod that may be evicted, with the numbers that its place in the order depends on."""
+
+    pod: Pod
+    spec: PodSpec
+    qos: QosClass
+    containers: tuple[RunningContainer, ...]
+    working_set_bytes: int
+    request_bytes: int
+    priority: int
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.pod.namespace}/{self.pod.name}"
+
+    def held_bytes(self, node: int) -> int:
+        """What its end gives back on *node* at least."""
+        return sum(one.held_bytes.get(node, 0) for one in self.containers)
+
+
+def evictable(pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts | None) -> EvictablePod | str:
+    """*pod* with its running *containers*, or why it is not evicted. *facts* is kubelet's word about it."""
+    requests = [one.entry.decision.request for one in containers]
+    used_bytes = [one.working_set_bytes for one in containers]
+    if any(request.opted_out for request in requests):
+        return "it opted out"
+    if pod.annotations.get(_SOURCE, _FROM_API) != _FROM_API:
+        return "it is a static pod"
+    known = facts if facts is not None and _is_proved(facts, containers) else None
+    if known is None:
+        if any(request.qos is not QosClass.BEST_EFFORT for request in requests):
+            return "nobody said for certain what it requests, and with which priority"
+        if any(one.container.oom_score_adj not in _BEST_EFFORT_SCORES for one in containers):
+            return "by its oom_score_adj it is critical"
+    if known is not None and (known.priority or 0) >= CRITICAL_PRIORITY:
+        return "it is critical"
+    if None in used_bytes:
+        return "it is not known what it uses"
+    spec = _spec(pod, containers, known)
+    request_bytes = pod_requests(spec, FeatureGates()).get(MEMORY, 0)
+    working_set_bytes = sum(amount for amount in used_bytes if amount is not None)
+    if working_set_bytes <= request_bytes:
+        return "it uses no more than it requests"
+    qos, priority = (QosClass.BEST_EFFORT, 0) if known is None else (known.qos, known.priority or 0)
+    return EvictablePod(pod, spec, qos, tuple(containers), working_set_bytes, request_bytes, priority)
+
+
+def candidates(
+    running: Iterable[RunningContainer],
+    pods: Mapping[str, Pod],
+    facts: Callable[[str], PodFacts | None],
+) -> tuple[list[EvictablePod], list[str]]:
+    """Those of *pods* (by id) that may be evicted, and why each other one with *running* containers is not.
+    *facts* is kubelet's word about the pod with a uid."""
+    by_pod: dict[str, list[RunningContainer]] = {}
+    for one in running:
+        if one.container.pod_id in pods:
+            by_pod.setdefault(one.container.pod_id, []).append(one)
+    found, kept = [], []
+    for pod_id, containers in by_pod.items():
+        pod = pods[pod_id]
+        outcome = evictable(pod, containers, facts(pod.uid))
+        if isinstance(outcome, str):
+            kept.append(f"{pod.namespace}/{pod.name}: {outcome}")
+        else:
+            found.append(outcome)
+    return found, kept
+
+
+def victim(
+    pods: Iterable[EvictablePod], node: int | None = None, lacking_bytes: int = 0
+) -> EvictablePod | None:
+    """Who goes first, because *lacking_bytes* lack of the machine's memory, or of a *node*'s."""
+    least_bytes = min(lacking_bytes, HELPFUL_BYTES)
+    helpful = [one for one in pods if node is None or one.held_bytes(node) >= least_bytes]
+    by_name = {f"{one.name} {one.pod.id}": one for one in helpful}
+    order = eviction_order(
+        PodUsage(name, one.working_set_bytes, one.request_bytes, one.priority)
+        for name, one in by_name.items()
+    )
+    return by_name[order[0].name] if order else None
+
+
+def _is_proved(facts: PodFacts, containers: Collection[RunningContainer]) -> bool:
+    """Whether the ledger has each container's request as kubelet says it is: where the spec disproves it, it
+    has not, and then the priority does not count either."""
+    for one in containers:
+        request, said = one.entry.decision.request, facts.container(one.container.name)
+        if said is None or facts.qos is not request.qos or not request.memory.exact:
+            return False
+        amounts = {requested_bytes(each) for each in (said.allocated, said.desired) if each is not None}
+        if request.memory.high_bytes not in amounts:
+            return False
+    return True
+
+
+def _spec(pod: Pod, containers: Iterable[RunningContainer], facts: PodFacts | None) -> PodSpec:
+    """The pod as kubelet's rules know it; without *facts* one that requests nothing."""
+    if facts is None:
+        plain = tuple(ContainerSpec(one.container.name) for one in containers)
+        return PodSpec(pod.uid, plain, name=pod.name, namespace=pod.namespace)
+    main = [one for one in facts.containers if one.kind is ContainerKind.MAIN]
+    init = [one for one in facts.containers if one.kind is not ContainerKind.MAIN]
+    level = facts.pod_level
+    return PodSpec(
+        pod.uid,
+        tuple(map(_container_spec, main)),
+        tuple(map(_container_spec, init)),
+        None if level is None else PodLevelResources(_memory(level)),
+        priority=facts.priority,
+        name=pod.name,
+        namespace=pod.namespace,
+    )
+
+
+def _container_spec(one: ContainerFacts) -> ContainerSpec:
+    return ContainerSpec(one.name, _memory(one.allocated), restartable=one.kind is ContainerKind.SIDECAR)
+
+
+def _memory(resources: ContainerResources) -> dict[str, int]:
+    return {MEMORY: requested_bytes(resources)}

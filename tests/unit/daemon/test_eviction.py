@@ -1,0 +1,349 @@
+"""Thresholds of a node are met while the machine has room: it is relieved, and then somebody goes, the right
+one, once, recorded; or nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.snapshot_source import snapshot_of
+from bayplan.config.settings import MemoryPressure
+from bayplan.daemon.eviction import RELIEF_NS, EvictionManager
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.pressure_signals import PressureSignals
+from bayplan.engines.kubelet.eviction.rules import NodeCondition
+from bayplan.engines.kubelet.eviction.thresholds import Threshold, ThresholdValue
+from bayplan.errors import PlacementError
+from bayplan.host.eviction_signals import FileSystems
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.page_moves import PagesMoved
+from bayplan.host.shadow_mode import shadow_mode
+from bayplan.model.decision import QosClass
+from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.workload import Container, Pod, Resources
+from bayplan.quantity import GIB, KIB, MIB
+from support.controllers import Controlled, controlled, here
+from support.live_nodes import LiveNodes
+from support.machines import container, pod
+from support.oci_node import OciNode
+
+S = 1_000_000_000
+NODE = Threshold("node0.memory.available", ThresholdValue(200 * MIB), min_reclaim=ThresholdValue(50 * MIB))
+SOFT = Threshold("node0.memory.available", ThresholdValue(200 * MIB), 30 * S)
+MACHINE_WIDE = Threshold("memory.available", ThresholdValue(200 * MIB))
+EVICT = MemoryPressure.EVICT
+
+
+def best_effort(name: str) -> tuple[Pod, Container]:
+    owner = pod(name, QosClass.BEST_EFFORT)
+    one = container(name, owner, resources=Resources(cpu_shares=2), oom_score_adj=1000)
+    return owner, replace(one, cgroups_path=f"{owner.cgroup_parent}/{name}")
+
+
+LARGE, SMALL = best_effort("large"), best_effort("small")
+OWNER = pod("db", QosClass.GUARANTEED)
+DB = replace(
+    container("db", OWNER, memory_bytes=600 * MIB, milli_cpus=500), cgroups_path=f"{OWNER.cgroup_parent}/db"
+)
+BURST = pod("burst", QosClass.BURSTABLE)
+BURSTY = replace(
+    container("burst", BURST, resources=Resources(cpu_shares=256), oom_score_adj=900),
+    cgroups_path=f"{BURST.cgroup_parent}/burst",
+)
+
+
+@dataclass
+class Around:
+    one: Controlled
+    live: LiveNodes
+    watch: PressureWatch
+    thresholds: tuple[Threshold, ...] = (NODE,)
+    now_s: float = 1000.0
+    movable: bool = False
+    """Whether pages can be moved."""
+    slow: bool = False
+    """Whether that is tried, and takes for ever."""
+    ended: list[tuple[list[str], float]] = field(default_factory=list)
+    left: str = ""
+    """What stays of who is ended."""
+    manager: EvictionManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        hierarchy = self.live.node.hierarchy
+        signals = PressureSignals(
+            self.one.controller,
+            hierarchy,
+            FileSystems(str(self.live.node.root)),
+            here,
+            self.watch,
+            thresholds=lambda: self.thresholds,
+            transition_ns=lambda: 60 * S,
+            clock_ns=lambda: int(self.now_s * S),
+        )
+        self.manager = EvictionManager(self.one.controller, hierarchy, here, self.watch, signals, self.end)
+
+    def end(self, _: Hierarchy, cgroups: Sequence[str], grace_s: float) -> str:
+        self.ended.append((list(cgroups), grace_s))
+        for path in () if self.left else cgroups:
+            self.hold(path, {})
+        return self.left
+
+    def hold(self, path: str, amounts: dict[int, int]) -> None:
+        self.live.hold(path, amounts)
+        directory = self.live.node.directory(path)
+        (directory / "memory.current").write_text(str(sum(amounts.values())))
+        (directory / "memory.stat").write_text("anon 0\ninactive_file 0\n")
+        self.machine(sum(sum(row.values()) for row in self.live.held.values()))
+
+    def machine(self, used_bytes: int) -> None:
+        """What the machine as a whole uses."""
+        root = self.live.node.root
+        (root / "proc/meminfo").write_text(f"MemTotal: {2 * GIB // KIB} kB\n")
+        mount = Path(self.live.node.hierarchy.mounts["memory"])
+        mount.mkdir(parents=True, exist_ok=True)
+        (mount / "memory.stat").write_text(f"anon {used_bytes}\nfile 0\ninactive_file 0\n")
+
+    async def create(self, owner: Pod, one: Container, held: dict[int, int]) -> None:
+        await self.one.controller.create_container(owner, one)
+        self.hold(one.cgroups_path, held)
+
+    async def look(self, times: int = 1) -> list[str]:
+        """Let time pass, and look at nodes and signals; who was evicted."""
+        found = []
+        for _ in range(times):
+            self.now_s += 2
+            for _ in range(9):
+                if not await self.watch.look():
+                    break
+            evicted = await self.manager.look()
+            found += [] if evicted is None else [evicted.pod.name]
+        return found
+
+
+@asynccontextmanager
+async def around(tmp_path: Path, mode: MemoryPressure = EVICT) -> AsyncIterator[Around]:
+    """Two nodes of 1 GiB."""
+    live = LiveNodes(OciNode(tmp_path / "root"), {0: GIB, 1: GIB})
+    async with controlled(tmp_path / "state") as one:
+
+        def moved(
+            cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
+        ) -> PagesMoved:
+            if made.slow:
+                return PagesMoved()
+            if not made.movable:
+                return PagesMoved(obstacle="pinned", exhausted=True)
+            return PagesMoved(live.move(cgroup, source, target, wanted), exhausted=True)
+
+        relief = PageRelief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
+        watch = PressureWatch(
+            one.controller, live.node.hierarchy, here, mode, relief, clock_s=lambda: made.now_s
+        )
+        made = Around(one, live, watch)
+        one.controller.placements.admitted = made.manager.admitted
+        made.machine(0)
+        yield made
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
+
+
+def test_a_node_is_relieved_and_nobody_has_to_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.movable = True
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(5) == []
+            assert it.live.held[LARGE[1].cgroups_path][1] > 0
+            # What is outstanding does not count; min reclaim does.
+            assert it.live.free(0) >= 250 * MIB
+            assert (it.manager.problems(), it.ended) == ((), [])
+
+    run(scenario)
+
+
+def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.create(*LARGE, {0: 500 * MIB, 1: 10 * MIB})
+            await it.create(*SMALL, {0: 400 * MIB, 1: 600 * MIB})
+            # The other one uses most of the machine, and is first: both hold enough on the node.
+            # Relief tries the pages of both before anybody goes.
+            assert await it.look(5) == []
+            assert await it.look() == ["small"]
+            assert it.ended == [([SMALL[1].cgroups_path], 1.0)]
+            assert await it.look(10) == []
+            controller = it.one.controller
+            assert controller.counters["evicted:node0.memory.available:BestEffort"] == 1
+            (record,) = await controller.recorder.evictions(10, "small")
+            assert (record.threshold_bytes, record.available_bytes) == (200 * MIB, 124 * MIB)
+            assert (record.usage_bytes, record.request_bytes, record.priority) == (1000 * MIB, 0, 0)
+            assert record.message == (
+                "The node was low on resource: memory. Threshold quantity: 200Mi, available: 124Mi. "
+                "Container small-name was using 1000Mi, request is 0, has larger consumption of memory. "
+            )
+            for verb, expected in (("history", "evicted"), ("explain", "evictions")):
+                question = recorded_questions(controller.recorder)[verb]
+                said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
+                assert expected in str(said)
+
+    run(scenario)
+
+
+def test_the_next_one_waits_until_the_end_of_the_last_one_is_seen(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.left = "processes 7 were killed and are still there after 10 s"
+            await it.create(*LARGE, {0: 500 * MIB})
+            await it.create(*SMALL, {0: 400 * MIB})
+            assert await it.look(6) == ["large"]
+            assert await it.look(4) == []
+            # It did not end: the only thing to do is to try it again.
+            assert await it.look() == ["large"]
+
+    run(scenario)
+
+
+def test_one_at_a_time_and_no_more_than_is_needed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            for number, (owner, one) in enumerate(map(best_effort, "abcd")):
+                await it.create(owner, one, {0: (210 + number) * MIB})
+            assert await it.look(20) == ["d"]
+            # 391 MiB are available by now. Then it is 221: above the threshold, and not begun for it.
+            it.hold("/outside", {0: 170 * MIB})
+            assert await it.look(12) == []
+            it.hold("/outside", {0: 230 * MIB})
+            assert await it.look(12) == ["c"]
+            assert len(it.ended) == 2
+
+    run(scenario)
+
+
+def test_nobody_within_its_promise_goes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.create(OWNER, DB, {0: 600 * MIB})
+            await it.create(BURST, BURSTY, {0: 400 * MIB})
+            assert await it.look(10) == []
+            (met, why) = [one for one in it.manager.problems() if "node0" in one]
+            assert met == "eviction threshold met: node0.memory.available is 24Mi, the hard threshold 200Mi"
+            assert why.startswith("nobody may be evicted for node0.memory.available (")
+            # kubelet's word makes one of them known; a request that the spec disproves does not.
+            kubelet = it.one.controller.placements.kubelet_pods
+            kubelet.known(burst_facts(1))
+            assert await it.look(6) == []
+
+    run(scenario)
+
+
+def burst_facts(request_bytes: int) -> PodFacts:
+    resources = ContainerResources(Amounts(memory_bytes=request_bytes))
+    one = ContainerFacts("burst-name", ContainerKind.MAIN, resources)
+    return PodFacts(BURST.uid, BURST.namespace, BURST.name, QosClass.BURSTABLE, (one,), priority=0)
+
+
+@pytest.mark.parametrize("mode", [MemoryPressure.RELIEVE, MemoryPressure.OBSERVE, MemoryPressure.OFF])
+def test_nobody_goes_where_that_is_not_switched_on(tmp_path: Path, mode: MemoryPressure) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, mode) as it:
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(5) == []
+            assert bool(it.manager.problems()) == (mode is not MemoryPressure.OFF)
+
+    run(scenario)
+
+
+def test_a_soft_threshold_waits_for_its_grace_period(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (SOFT,)
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(15) == []
+            assert await it.look() == ["large"]
+            assert it.ended == [([LARGE[1].cgroups_path], 30.0)]
+
+    run(scenario)
+
+
+def test_the_machine_as_a_whole_without_a_kubelet(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (MACHINE_WIDE,)
+            await it.create(*LARGE, {0: 900 * MIB, 1: 950 * MIB})
+            assert await it.look(2) == []  # kubelet's cgroup is there: the containers are in it.
+            assert "nobody is evicted: that is left to kubelet" in it.manager.problems()
+            it.live.node.directory("/kubepods").rename(it.live.node.directory("/pods"))
+            await it.look()
+            assert it.manager.signals.conditions() == (NodeCondition.MEMORY_PRESSURE,)
+
+    run(scenario)
+
+
+def test_who_was_evicted_does_not_come_back_while_the_node_has_that_condition(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(6) == ["large"]
+            controller, (owner, one) = it.one.controller, LARGE
+            await controller.stop_container(owner, one)
+            again = replace(one, id="large-2")
+            with pytest.raises(PlacementError, match="the pod was evicted, and memory is still short"):
+                await controller.create_container(owner, again)
+            other_owner, other = SMALL
+            await controller.create_container(other_owner, other)
+            assert await it.look(25) == []
+            with pytest.raises(PlacementError):
+                await controller.create_container(owner, again)
+            await it.look(6)
+            await controller.create_container(owner, again)
+
+    run(scenario)
+
+
+def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.create(OWNER, DB, {0: 100 * MIB})
+            # Bound to the node, so that it cannot be relieved.
+            owner = pod("bound", QosClass.BEST_EFFORT, {"bayplan.dev/keep-pages": "true"})
+            one = container("bound", owner, resources=Resources(cpu_shares=2), oom_score_adj=1000)
+            path = f"{owner.cgroup_parent}/bound"
+            await it.create(owner, replace(one, cgroups_path=path), {0: 800 * MIB})
+            assert await it.look(20) == ["bound"]
+            assert it.ended == []
+            (record,) = await it.one.controller.recorder.evictions(10, None)
+            assert record.obstacle == "shadow mode applies nothing"
+            assert "it was not ended: shadow mode applies nothing" in str(record)
+
+    with shadow_mode():
+        run(scenario)
+
+
+def test_relief_that_does_not_suffice_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.slow = True
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(int(RELIEF_NS / S / 2)) == []
+            assert await it.look() == ["large"]
+
+    run(scenario)
+
+
+def test_who_does_not_end_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.left = "processes 7 were killed and are still there after 10 s"
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(6) == ["large"]
+            assert it.one.controller.counters["evictions_failed"] == 1
+
+    run(scenario)

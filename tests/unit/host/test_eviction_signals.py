@@ -1,0 +1,87 @@
+"""kubelet's formulas, from recorded files."""
+
+from pathlib import Path
+
+import pytest
+
+from bayplan.engines.kubelet.eviction.rules import Observation
+from bayplan.errors import HostError
+from bayplan.host.eviction_signals import (
+    FileSystems,
+    find_file_systems,
+    has_kubelet,
+    read_signals,
+    working_set_bytes,
+)
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.quantity import GIB, KIB, MIB
+
+FILES = {
+    "proc/meminfo": f"MemTotal: {8 * GIB // KIB} kB\nMemFree: 100 kB\n",
+    "proc/loadavg": "0.20 0.18 0.12 1/800 11206\n",
+    "proc/sys/kernel/pid_max": "4194304\n",
+    "proc/sys/kernel/threads-max": "10000\n",
+    "sys/fs/cgroup/memory.stat": f"anon {GIB}\nfile {3 * GIB}\nkernel 12345\ninactive_file {2 * GIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.max": f"{6 * GIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.current": f"{2 * GIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.stat": f"anon 1\ninactive_file {512 * MIB}\n",
+    "var/lib/kubelet/config.yaml": "",
+    "var/lib/containerd/x": "",
+}
+LEGACY = {
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{3 * GIB}\n",
+    "sys/fs/cgroup/memory/memory.stat": f"cache 1\ntotal_inactive_file {GIB}\n",
+    "sys/fs/cgroup/memory/kubepods/memory.limit_in_bytes": "9223372036854771712\n",
+}
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def unified(root: Path) -> Hierarchy:
+    mount = str(root / "sys/fs/cgroup")
+    return Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY: mount}, {}, root)
+
+
+def test_cgroup_v2(tmp_path: Path) -> None:
+    hierarchy = unified(written(tmp_path, FILES))
+    found = read_signals(hierarchy, find_file_systems(tmp_path))
+    # 8 GiB less anonymous memory and page cache, but for the inactive part of that.
+    assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
+    assert found["allocatableMemory.available"] == Observation(4 * GIB + 512 * MIB, 6 * GIB)
+    assert found["pid.available"] == Observation(9200, 10000)
+    assert found["nodefs.available"] == found["imagefs.available"] == found["containerfs.available"]
+    assert 0 < found["nodefs.inodesFree"].available <= found["nodefs.inodesFree"].capacity
+    assert working_set_bytes(hierarchy, "/kubepods.slice") == GIB + 512 * MIB
+    assert has_kubelet(hierarchy)
+
+
+def test_cgroup_v1_without_a_limit_for_pods(tmp_path: Path) -> None:
+    written(tmp_path, FILES | LEGACY)
+    mounts = {name: str(tmp_path / "sys/fs/cgroup" / name) for name in (CPUSET, MEMORY)}
+    hierarchy = Hierarchy(Layout.LEGACY, mounts, {}, tmp_path)
+    found = read_signals(hierarchy, FileSystems(str(tmp_path)))
+    assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
+    assert "allocatableMemory.available" not in found
+    assert "imagefs.available" not in found
+
+
+def test_what_is_not_there_is_not_observed_and_garbage_is_an_error(tmp_path: Path) -> None:
+    plain = {
+        name: text for name, text in FILES.items() if "kubepods" not in name and "containerd" not in name
+    }
+    hierarchy = unified(written(tmp_path, plain))
+    disks = find_file_systems(tmp_path)
+    assert disks == FileSystems(str(tmp_path / "var/lib/kubelet"))
+    assert not has_kubelet(hierarchy)
+    (tmp_path / "proc/loadavg").unlink()
+    assert {"memory.available", "nodefs.available"} <= read_signals(hierarchy, disks).keys()
+    assert "pid.available" not in read_signals(hierarchy, disks)
+    (tmp_path / "proc/loadavg").write_text("soon\n")
+    with pytest.raises(HostError, match="loadavg: found 'soon', expected"):
+        read_signals(hierarchy, disks)
+    assert find_file_systems(tmp_path / "nowhere") == FileSystems()
