@@ -163,7 +163,7 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
     status = await one.ask(verb="status")
     assert len(json.dumps(status)) < 200_000
     names = [str(container["name"]) for container in status["containers"]]
-    for verb in ("nodes", "metrics", "ping", "release", "log-level", "top", "refused"):
+    for verb in ("nodes", "metrics", "ping", "release", "log-level", "top", "refused", "report"):
         await one.ask(verb=verb)
     # A verb that comes has to be asked here.
     _, _, known = (await one.ask(verb="none"))["message"].partition("expected one of ")
@@ -208,7 +208,9 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
     named = [("--name", hostile, "--memory", "1Gi"), ("--memory", hostile)]
     named.append(("--memory", "1Gi", "--annotation", f"bayplan.dev/{hostile}={hostile}"))
     calls: dict[str, list[tuple[str, ...]]] = {
-        **{verb: [()] for verb in ("status", "nodes", "metrics", "log-level", "release", "refused")},
+        **{
+            verb: [()] for verb in ("status", "nodes", "metrics", "log-level", "release", "refused", "report")
+        },
         **{verb: [(name,) for name in (*names, hostile)] for verb in ("explain", "history")},
         "top": [("--once", "--interval=0.5")],
         "what-if": named,
