@@ -4,16 +4,28 @@ installation to removal, in bare systems of Debian 12 and 13.
 
 import hashlib
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import pytest
+from testbed.bayplan import POLL_S
 from testbed.cache import artefact
+from testbed.channel import LIMIT_S
 from testbed.debian import package_root
+from testbed.node import Node
+from testbed.payload import uv_program
+from testbed.pods import best_effort, guaranteed
+from testbed.scenario import on_systemd
 from testbed.shell import build_command
+from testbed.topology import TWO_NODES
 
 from support.console_blocks import commands
+
+if TYPE_CHECKING:
+    from conftest import Nodes
 
 PROJECT = Path(__file__).parents[2]
 SUITES = ("bookworm", "trixie")
@@ -27,7 +39,6 @@ KEPT_UNTIL_PURGED = (
     *("etc/bayplan/", "var/lib/bayplan/", "var/lib/systemd/deb-systemd-helper-"),
     "etc/systemd/system/multi-user.target.wants/bayplan.service",
 )
-UV_CACHE = ["uv", "cache", "dir"]
 INSTALL, REMOVE, PURGE = commands("run by tests/e2e/test_debian_package.py")
 
 pytestmark = pytest.mark.matrix
@@ -177,9 +188,8 @@ def test_a_removal_that_cannot_release_changes_nothing(root: Root) -> None:
 @pytest.mark.usefixtures("handed_out")
 def test_make_uninstall_takes_away_what_make_install_brought(bare: Root) -> None:
     """Both need uv, which has all packages in its cache from the build of the package."""
-    uv, cache = (
-        Path(subprocess.check_output(argv, text=True).strip()) for argv in (["which", "uv"], UV_CACHE)
-    )
+    uv = Path(uv_program()).resolve()
+    cache = Path(subprocess.check_output([uv, "cache", "dir"], text=True).strip())
     said = bare.run(
         """
         export BAYPLAN_CACHE=/tmp/cache UV_CACHE_DIR=/tmp/uv UV_OFFLINE=1 PATH=/tmp/bin:$PATH HOME=/root
@@ -194,3 +204,51 @@ def test_make_uninstall_takes_away_what_make_install_brought(bare: Root) -> None
     assert "The configuration is good." in said
     assert "No container is managed." in said
     assert {name for name in bare.brought() if not name.startswith("tmp/")} == set()
+
+
+# As for all scenarios in an emulated machine: nothing depends on how fast it is, or on what it measures.
+IN_A_GUEST = 'requestDeadline = "15s"\nmeasuredReservation = false\nmemoryPressure = "off"\n'
+PART_BYTES = 4 << 20
+UNPACK_LIMIT_S = 1500
+
+
+@on_systemd(TWO_NODES, "2.1")
+def test_containers_keep_their_place_through_an_upgrade_and_give_it_back_on_removal(
+    node: Node, nodes: "Nodes", package: Path
+) -> None:
+    content = package.read_bytes()
+    parts = [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
+    for number, part in enumerate(parts):
+        node.guest.write(f"/root/part-{number:02}", part)
+    node.guest.write("/etc/bayplan/bayplan.toml", IN_A_GUEST)
+    install = "cat /root/part-* >/root/bayplan.deb && dpkg --install /root/bayplan.deb"
+    try:
+        node.guest.run("sh", "-c", install, limit_s=UNPACK_LIMIT_S)
+        await_connection(node)
+        running = [node.launch(guaranteed("owner", 1, "100Mi")), node.launch(best_effort("shared"))]
+        placed = [node.view(one).placement for one in running]
+        assert len(placed[0].cpus) == 1
+        process = daemon_process(node)
+        node.guest.run("sh", "-c", install, limit_s=UNPACK_LIMIT_S)
+        await_connection(node)
+        assert daemon_process(node) != process
+        assert [node.view(one).placement for one in running] == placed
+        node.bayplan.await_known([one.container_id for one in running])
+        node.guest.run("dpkg", "--remove", "bayplan", limit_s=UNPACK_LIMIT_S)
+        for one in running:
+            view = node.view(one)
+            assert (view.cpus_allowed, view.mems_allowed) == (frozenset(range(4)), frozenset({0, 1}))
+    finally:
+        nodes.forget()
+
+
+def await_connection(node: Node) -> None:
+    """Wait until the daemon, which the package has started, is asked by the runtime."""
+    deadline = time.monotonic() + LIMIT_S
+    while not node.bayplan.status()["runtime"]["connected"]:
+        assert time.monotonic() < deadline, "the runtime does not ask the daemon"
+        time.sleep(POLL_S)
+
+
+def daemon_process(node: Node) -> str:
+    return node.guest.run("systemctl", "show", "--property=MainPID", "bayplan").stdout
