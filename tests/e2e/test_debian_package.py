@@ -228,10 +228,11 @@ def test_containers_keep_their_place_through_an_upgrade_and_give_it_back_on_remo
         running = [node.launch(guaranteed("owner", 1, "100Mi")), node.launch(best_effort("shared"))]
         placed = [node.view(one).placement for one in running]
         assert len(placed[0].cpus) == 1
-        process = daemon_process(node)
+        node.guest.run("systemctl", "enable", "--now", "bayplan-agent")
+        before = processes(node)
         node.guest.run("sh", "-c", install, limit_s=UNPACK_LIMIT_S)
         await_connection(node)
-        assert daemon_process(node) != process
+        assert processes(node).isdisjoint(before)
         assert [node.view(one).placement for one in running] == placed
         node.bayplan.await_known([one.container_id for one in running])
         node.guest.run("dpkg", "--remove", "bayplan", limit_s=UNPACK_LIMIT_S)
@@ -250,5 +251,10 @@ def await_connection(node: Node) -> None:
         time.sleep(POLL_S)
 
 
-def daemon_process(node: Node) -> str:
-    return node.guest.run("systemctl", "show", "--property=MainPID", "bayplan").stdout
+def processes(node: Node) -> set[str]:
+    """Of the daemon and the agent, which run."""
+    units = ("bayplan", "bayplan-agent")
+    shown = node.guest.run("systemctl", "show", "--value", "--property=MainPID", *units).stdout.split()
+    assert len(shown) == 2
+    assert "0" not in shown
+    return set(shown)
