@@ -64,6 +64,8 @@ if [ "$what" = deb ]; then
 	mv "$scratch/own/bayplan" "$build/lib"
 	find "$build/lib" -type f -exec chmod 644 {} +
 	mv "$scratch/own/share" "$build/share"
+	# The package's units run /usr/bin; these would run another installation.
+	rm -r "$build/share/bayplan/packaging/systemd"
 	cp "$scratch"/dist/*.cdx.json "$build/sbom.cdx.json"
 	cp -r packaging/debian "$build/debian"
 	cp -r README.md CHANGELOG.md docs "$build"
