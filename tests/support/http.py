@@ -34,8 +34,9 @@ async def get(
     address: tuple[str, int], path: str, tls: ssl.SSLContext | None = None, **headers: str
 ) -> Answer:
     """The answer to a GET of *path*; an underscore in the name of a header is a dash."""
-    lines = [f"GET {path} HTTP/1.1", "Host: test", "Connection: close"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    named = {"Host": "localhost", "Connection": "close", **headers}
+    lines = [f"GET {path} HTTP/1.1"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in named.items()]
     return parse(await exchange(address, "\r\n".join([*lines, "", ""]).encode(), tls))
 
 

@@ -56,6 +56,7 @@ class AgentSettings(Struct, frozen=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     token_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
     container_metrics: int = 100
     log_level: str = "info"
     log_format: str = "auto"
@@ -153,6 +154,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="answer only who sends the bearer token in this file; /livez and /readyz answer everybody",
     )
     http.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        metavar="NAME,...",
+        default=default.allowed_hosts,
+        help="names by which a proxy asks; on loopback without TLS only requests to these and to loopback's "
+        "own name and addresses are answered",
+    )
+    http.add_argument(
         "--container-metrics",
         type=_count,
         metavar="N",
@@ -195,6 +204,13 @@ def _address_or_none(word: str) -> Address | None:
     if not host or port is None or port > _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"found {word!r}, expected HOST:PORT like 127.0.0.1:9476, or none")
     return Address(host.removeprefix("[").removesuffix("]"), port)
+
+
+def _names(words: str) -> tuple[str, ...]:
+    names = tuple(words.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"found {words!r}, expected names with commas between them")
+    return names
 
 
 def _count(word: str) -> int:

@@ -1,8 +1,10 @@
-"""Who may ask: a bearer token, and the certificate that the port is served with. Both files can be replaced
-while the agent runs."""
+"""Who may ask, and by which name: a bearer token, this server's names, and the certificate that the port is
+served with. Token and certificate can be replaced in their files while the agent runs."""
 
 import hmac
+import ipaddress
 import ssl
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +49,41 @@ class BearerToken:
         if not 0 < len(token) <= MAX_TOKEN_BYTES:
             raise _wrong(self._path, f"{len(token)} bytes", f"a token of 1 to {MAX_TOKEN_BYTES} bytes")
         self._token, self._seen = token, (status.st_mtime_ns, status.st_ino)
+
+
+class HostNames:
+    """The names by which a server on loopback may be asked: loopback's own, and those in *names*.
+
+    A page from elsewhere cannot read what is served on loopback, except by a name of its own that leads there
+    (DNS rebinding); then its browser sends that name.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = {_bare(name) for name in names}
+
+    def why_refused(self, request: Request) -> Response | None:
+        """The answer to somebody who asked by another name; None for others."""
+        name = _bare(_without_port(request.headers.get("host", "")))
+        if name in self._names or is_loopback(name):
+            return None
+        return text(421, "asked by another name than this server's; --allowed-hosts adds some")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host*, a name or an address, is this machine's alone by its form."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _without_port(host: str) -> str:
+    """*host* as in a Host header, without what follows the name or the address in brackets."""
+    return host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _bare(name: str) -> str:
+    return name.strip().strip("[]").rstrip(".").lower()
 
 
 class Certificate:

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.http.access import BearerToken, Certificate
+from bayplan.agent.http.access import BearerToken, Certificate, HostNames, is_loopback
 from bayplan.agent.http.exchange import Request, Response
 from bayplan.agent.http.health import Readiness, livez
 from bayplan.agent.http.metrics import MetricsPage
@@ -35,6 +35,8 @@ class HttpPort:
             if settings.tls_cert is None or settings.tls_key is None
             else Certificate(settings.tls_cert, settings.tls_key)
         )
+        on_loopback = self._certificate is None and is_loopback(address.host)
+        self._names = HostNames(settings.allowed_hosts) if on_loopback else None
         self._refreshing: asyncio.Task[None] | None = None
         page = Page(mirror)
         self.server = HttpServer(
@@ -75,6 +77,9 @@ class HttpPort:
 
     def _check(self, request: Request) -> Response | None:
         """Health is for everybody who reaches the port: kubelet's probes have no token."""
+        misnamed = None if self._names is None else self._names.why_refused(request)
+        if misnamed is not None:
+            return misnamed
         if self._token is None or request.path in _HEALTH:
             return None
         return self._token.why_refused(request)

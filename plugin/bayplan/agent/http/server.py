@@ -1,8 +1,9 @@
 """A small HTTP/1.1 server for a few pages, with limits for everything.
 
-No more than `MAX_CLIENTS` are connected: the next one takes the place of the one that has waited longest
-without anything to be answered, or is sent away where there is none. Each is given seconds for its part
-(`bayplan.agent.http.connection`). So memory is bounded, whatever clients do.
+No more than `MAX_CLIENTS` are connected, with those in the middle of a TLS handshake: the next one takes the
+place of the one that has waited longest without anything to be answered, or is sent away where there is none.
+Each is given seconds for its part (`bayplan.agent.http.connection`). So memory is bounded, whatever clients
+do.
 """
 
 import asyncio
@@ -66,13 +67,9 @@ class HttpServer:
             HostError: that address cannot be had.
         """
         try:
+            # Without TLS: who has not finished the handshake is a client too (`_connected`).
             self._server = await asyncio.start_server(
-                self._connected,
-                self._host,
-                self._port,
-                limit=MAX_REQUEST_BYTES,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._client_timeout_s if self._tls else None,
+                self._connected, self._host, self._port, limit=MAX_REQUEST_BYTES
             )
         except (OSError, OverflowError) as error:
             raise HostError(f"{self._host}:{self._port}", f"cannot be listened at: {error}") from error
@@ -101,6 +98,8 @@ class HttpServer:
         )
         try:
             self._make_room()
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self._client_timeout_s)
             await connection.serve()
             async with asyncio.timeout(self._client_timeout_s):
                 writer.close()

@@ -143,6 +143,32 @@ async def test_a_token_is_needed_for_all_but_health_and_can_be_replaced(tmp_path
         assert (await get(address, "/metrics", Authorization="Bearer second")).status == 503
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST.:9476", "127.0.0.1", "127.0.0.53:80", "[::1]", "[::1]:80", "map.example:443"],
+)
+async def test_on_loopback_its_own_names_and_the_allowed_ones_are_answered(host: str) -> None:
+    async with serving(mirror_of(make_snapshot()), allowed_hosts=("proxy", "Map.example")) as address:
+        assert (await get(address, "/metrics", Host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["", "rebound.example", "rebound.example:9476", "127.0.0.1.example", "10.0.0.1"]
+)
+async def test_on_loopback_another_name_is_not_answered(host: str) -> None:
+    async with serving(mirror_of(make_snapshot())) as address:
+        for path in ("/", "/metrics", "/events", "/livez"):
+            answer = await get(address, path, Host=host)
+            assert (answer.status, "another name" in answer.text) == (421, True)
+
+
+async def test_with_tls_every_name_is_answered() -> None:
+    trusting = ssl.create_default_context(cafile=str(TLS / "one.pem"))
+    trusting.check_hostname = False
+    async with serving(Mirror(), tls_cert=TLS / "one.pem", tls_key=TLS / "one.key") as address:
+        assert (await get(address, "/livez", trusting, Host="node.example")).status == 200
+
+
 @pytest.mark.parametrize("content", [None, b"", b"  \n", b"x" * 5000])
 def test_a_token_that_is_none_is_refused_at_the_start(tmp_path: Path, content: bytes | None) -> None:
     token = tmp_path / "token"

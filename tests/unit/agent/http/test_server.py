@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from bayplan.agent.http.access import Certificate
 from bayplan.agent.http.connection import MAX_REQUEST_BYTES
 from bayplan.agent.http.exchange import Request, Response, Route, text
 from bayplan.agent.http.server import HttpServer
 from bayplan.errors import HostError
 from support.http import Answer, exchange, get, parse
+
+TLS = Path(__file__).parents[3] / "data" / "tls"
 
 
 async def hello(request: Request) -> Response:
@@ -143,6 +148,28 @@ async def test_the_longest_waiting_client_makes_room_for_the_next() -> None:
                 assert await reader.read() == b""
         for _, writer in silent:
             writer.transport.abort()
+
+
+async def test_a_client_in_the_middle_of_its_tls_handshake_is_a_client_too() -> None:
+    tls = Certificate(TLS / "one.pem", TLS / "one.key").context
+    trusting = ssl.create_default_context(cafile=str(TLS / "one.pem"))
+    trusting.check_hostname = False
+    async with serving(max_clients=3, client_timeout_s=3600, tls=tls) as address:
+        silent = [await asyncio.open_connection(*address) for _ in range(50)]
+        assert (await get(address, "/hello", trusting)).status == 200
+        for reader, _ in silent[:47]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def test_a_tls_handshake_that_is_not_finished_ends() -> None:
+    tls = Certificate(TLS / "one.pem", TLS / "one.key").context
+    async with serving(client_timeout_s=0.05, tls=tls) as address:
+        for said in (b"", b"GET /hello HTTP/1.1\r\n\r\n"):
+            with contextlib.suppress(ConnectionResetError):
+                assert b"hello" not in await exchange(address, said)
 
 
 async def test_clients_that_are_being_answered_are_not_disconnected_for_others() -> None:
