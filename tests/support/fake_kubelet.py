@@ -13,6 +13,8 @@ from typing import Any, Final
 import grpc
 
 from bayplan._proto.pods import api_pb2 as pb
+from bayplan.model.pod_facts import PodFacts
+from support.conditions import until
 
 RECORDED: Final = Path(__file__).parents[1] / "data" / "kubelet_pods"
 TOKEN: Final = "secret"
@@ -110,3 +112,28 @@ class FakeEndpoint:
             server.shutdown()
             thread.join()
             server.server_close()
+
+
+class Keeper:
+    """Remembers what it was told, as the link to the daemon does."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodFacts] = {}
+        self.kept = 0
+
+    def know(self, pod: PodFacts) -> None:
+        """Kubelet says this of *pod* now."""
+        self.pods[pod.uid] = pod
+
+    def forget(self, uid: str) -> None:
+        """Kubelet does not have that pod any more."""
+        self.pods.pop(uid, None)
+
+    def keep(self, pods: dict[str, PodFacts]) -> None:
+        """These are all."""
+        self.pods = dict(pods)
+        self.kept += 1
+
+    async def has(self, *names: str) -> None:
+        """Wait until it knows the pods of these names, and no others."""
+        await until(lambda: set(self.pods) == {f"uid-{name}" for name in names})

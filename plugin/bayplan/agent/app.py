@@ -1,18 +1,31 @@
 """The agent's parts, connected: each is a coroutine that runs until it is cancelled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from bayplan.agent.command_line import AgentSettings
+from bayplan.agent.cluster.api import Api
+from bayplan.agent.cluster.events import EventRecorder
+from bayplan.agent.cluster.kubeconfig import api_server
+from bayplan.agent.cluster.pods import ApiPodWatch
+from bayplan.agent.cluster.publisher import TopologyPublisher
+from bayplan.agent.command_line import AgentSettings, ClusterTask
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.port import HttpPort
-from bayplan.agent.kubelet_pods.endpoint import Endpoint, PodEndpoint
+from bayplan.agent.http_client import Server
+from bayplan.agent.kubelet_pods.endpoint import PodEndpoint
 from bayplan.agent.kubelet_pods.watch import PodWatch
 from bayplan.agent.mirror import Mirror
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
 from bayplan.agent.pod_resources.service import PodResourcesService
+
+
+class Part(Protocol):
+    """A part that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run."""
 
 
 class Service(Protocol):
@@ -29,14 +42,14 @@ async def serve(settings: AgentSettings) -> None:
     """Run all parts until cancelled, or until one of them fails."""
     mirror = Mirror()
     link = DaemonLink(settings.daemon_socket, mirror)
-    sources = list(_kubelet_pods(settings, link))
+    kubelet = list(_kubelet_pods(settings, link))
+    cluster = list(_cluster(settings, mirror, link, kubelet))
     async with AsyncExitStack() as serving:
         for service in _services(settings, mirror):
             await serving.enter_async_context(_running(service))
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(link.run())
-            for source in sources:
-                parts.create_task(source.run())
+            for part in (link, *kubelet, *cluster):
+                parts.create_task(part.run())
 
 
 def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatch | PodEndpoint]:
@@ -46,12 +59,27 @@ def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatc
     if settings.kubelet_pods_socket is not None:
         yield (watch := PodWatch(settings.kubelet_pods_socket, link))
     if settings.kubelet_url is not None:
-        asked = Endpoint(
-            settings.kubelet_url, settings.kubelet_token, settings.kubelet_ca, settings.kubelet_server_name
+        asked = Server(
+            settings.kubelet_url, settings.kubelet_ca, settings.kubelet_server_name, settings.kubelet_token
         )
         endpoint = PodEndpoint(asked, link, lambda: watch is not None and watch.in_sync)
         link.wanted = lambda _: endpoint.ask_soon()
         yield endpoint
+
+
+def _cluster(
+    settings: AgentSettings, mirror: Mirror, link: DaemonLink, kubelet: Sequence[PodWatch | PodEndpoint]
+) -> Iterator[Part]:
+    """What is done at the API server, if there is one; raises ConfigError."""
+    if settings.kubeconfig is None:
+        return
+    api, node_name = Api(api_server(settings.kubeconfig)), settings.node_name
+    if ClusterTask.PODS in settings.cluster_tasks:
+        yield ApiPodWatch(api, node_name, link, lambda: any(source.in_sync for source in kubelet))
+    if ClusterTask.TOPOLOGY in settings.cluster_tasks:
+        yield TopologyPublisher(api, mirror, node_name)
+    if ClusterTask.EVENTS in settings.cluster_tasks:
+        yield EventRecorder(api, mirror, node_name, link.pod_named)
 
 
 def _services(settings: AgentSettings, mirror: Mirror) -> Iterator[Service]:

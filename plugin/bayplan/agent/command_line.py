@@ -1,6 +1,8 @@
 """The command line of bayplan-agent. It has no file: what it does is decided where it is started."""
 
 import argparse
+import enum
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +43,14 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ClusterTask(enum.Enum):
+    """What the agent does at the API server."""
+
+    TOPOLOGY = "topology"
+    PODS = "pods"
+    EVENTS = "events"
+
+
 class AgentSettings(Struct, frozen=True):
     """What the command line says."""
 
@@ -58,6 +68,10 @@ class AgentSettings(Struct, frozen=True):
     token_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     container_metrics: int = 100
+    kubeconfig: Path | None = None
+    node_name: str = ""
+    cluster_tasks: frozenset[ClusterTask] = frozenset(ClusterTask)
+    remove_topology: bool = False
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -68,6 +82,8 @@ def parse(argv: Sequence[str] | None = None) -> AgentSettings:
     arguments = parser.parse_args(argv)
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         parser.error("--tls-cert and --tls-key are given together or not at all")
+    if arguments.remove_topology and arguments.kubeconfig is None:
+        parser.error("--remove-topology needs --kubeconfig")
     return AgentSettings(**vars(arguments))
 
 
@@ -169,6 +185,33 @@ def build_parser() -> argparse.ArgumentParser:
         help="name so many containers at most in metrics, 0 for none "
         f"(default: {default.container_metrics}, those with the most memory on other nodes)",
     )
+    cluster = parser.add_argument_group("the API server: the node's room for schedulers, pods, events")
+    cluster.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="the API server and who asks it, or in-cluster for the service account of the agent's pod "
+        "(default: no API server is asked)",
+    )
+    cluster.add_argument(
+        "--node-name",
+        metavar="NAME",
+        default=os.environ.get("NODE_NAME") or platform.node().lower(),
+        help="this node's name in Kubernetes (default: the environment's NODE_NAME, else the host's name)",
+    )
+    cluster.add_argument(
+        "--cluster-tasks",
+        type=_cluster_tasks,
+        metavar="TASK,...",
+        default=default.cluster_tasks,
+        help="what is done there: topology publishes a NodeResourceTopology object, pods learns what pods "
+        "request where kubelet does not say, events tells pods what was decided (default: all three)",
+    )
+    cluster.add_argument(
+        "--remove-topology",
+        action="store_true",
+        help="delete this node's NodeResourceTopology object, and do nothing else",
+    )
     logs = parser.add_argument_group("logs")
     logs.add_argument(
         "--log-level",
@@ -211,6 +254,14 @@ def _names(words: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"found {words!r}, expected names with commas between them")
     return names
+
+
+def _cluster_tasks(words: str) -> frozenset[ClusterTask]:
+    try:
+        return frozenset(map(ClusterTask, words.split(",")))
+    except ValueError as error:
+        expected = ", ".join(task.value for task in ClusterTask)
+        raise argparse.ArgumentTypeError(f"found {words!r}, expected some of {expected}") from error
 
 
 def _count(word: str) -> int:

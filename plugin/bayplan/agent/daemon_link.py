@@ -76,6 +76,12 @@ class DaemonLink:
         for pod in pods.values():
             self.know(pod)
 
+    def pod_named(self, namespace: str, name: str) -> PodFacts | None:
+        """What is known of that pod."""
+        return next(
+            (pod for pod in self._pods.values() if (pod.namespace, pod.name) == (namespace, name)), None
+        )
+
     async def run(self) -> None:
         """Follow the daemon until cancelled."""
         while True:

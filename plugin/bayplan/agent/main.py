@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from bayplan import __version__, logs
 from bayplan.agent.app import serve
+from bayplan.agent.cluster.api import Api
+from bayplan.agent.cluster.kubeconfig import api_server
+from bayplan.agent.cluster.publisher import remove_topology
 from bayplan.agent.command_line import AgentSettings, parse
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.standard_streams import make_writable
@@ -22,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(argv)
     handler = logs.start(settings.log_level, settings.log_format)
     try:
-        return asyncio.run(_until_signalled(settings))
+        return asyncio.run(
+            _remove_topology(settings) if settings.remove_topology else _until_signalled(settings)
+        )
     except BayplanError as error:
         logger.critical("%s", error)
         return error.exit_code
@@ -31,6 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
     finally:
         handler.close()
+
+
+async def _remove_topology(settings: AgentSettings) -> int:
+    assert settings.kubeconfig is not None
+    removed = await remove_topology(Api(api_server(settings.kubeconfig)), settings.node_name)
+    logger.info(
+        "the node's room is not published any more" if removed else "the node's room was not published"
+    )
+    return 0
 
 
 async def _until_signalled(settings: AgentSettings) -> int:

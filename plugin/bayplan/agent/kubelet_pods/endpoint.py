@@ -6,17 +6,11 @@ answer.
 """
 
 import asyncio
-import http.client
 import logging
-import socket
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
-from msgspec import Struct
-
+from bayplan.agent.http_client import OK, Request, Server, ask
 from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
 from bayplan.agent.kubelet_pods.watch import PodKeeper
 from bayplan.errors import BayplanError, ParseError, UnavailableError
@@ -28,76 +22,21 @@ MOST_INTERVAL_S: Final = 60.0
 """What was changed without a word to the runtime, such as a memory request alone, is known after this
 time."""
 
-TIMEOUT_S: Final = 5.0
-MAX_ANSWER_BYTES: Final = 64 << 20
-MAX_TOKEN_BYTES: Final = 64 << 10
-
-
-class Endpoint(Struct, frozen=True):
-    """Where and how kubelet is asked. *ca* is the file with the certificates that kubelet's is checked by,
-    *server_name* the name that is expected in it, the URL's own where it is empty. Without *token* none is
-    sent.
-    """
-
-    url: str
-    token: Path | None = None
-    ca: Path | None = None
-    server_name: str = ""
-
-    def fetch(self, timeout_s: float = TIMEOUT_S) -> bytes:
-        """The answer of kubelet. Blocks.
-
-        Raises:
-            UnavailableError: there is none, or one that refuses.
-        """
-        try:
-            return self._fetch(timeout_s)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnavailableError(self.url, f"kubelet does not answer: {error}") from error
-
-    def _fetch(self, timeout_s: float) -> bytes:
-        parts = urlsplit(self.url)
-        headers = {"Accept": "application/json"}
-        if self.token is not None:
-            token = self.token.read_bytes()[:MAX_TOKEN_BYTES].decode("ascii").strip()
-            headers["Authorization"] = f"Bearer {token}"
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-        try:
-            if parts.scheme == "https":
-                connection.sock = self._secured(parts.hostname or "", parts.port or 443, timeout_s)
-            connection.request("GET", parts.path, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(MAX_ANSWER_BYTES + 1)
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            raise UnavailableError(self.url, f"kubelet answers {answer.status} {answer.reason}")
-        if len(body) > MAX_ANSWER_BYTES:
-            raise UnavailableError(self.url, f"kubelet answers more than {MAX_ANSWER_BYTES} bytes")
-        return body
-
-    def _secured(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
-        context = ssl.create_default_context(cafile=self.ca)
-        plain = socket.create_connection((host, port), timeout_s)
-        try:
-            return context.wrap_socket(plain, server_hostname=self.server_name or host)
-        except BaseException:
-            plain.close()
-            raise
-
 
 class PodEndpoint:
-    """Asks *endpoint* and tells *keeper*, unless that is *needless*, as another source knows more."""
+    """Asks *kubelet* and tells *keeper*, unless that is *needless*, as another source knows more.
+    ``in_sync``: kubelet has answered, the last time it was asked."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        kubelet: Server,
         keeper: PodKeeper,
         needless: Callable[[], bool] = lambda: False,
         least_interval_s: float = LEAST_INTERVAL_S,
         most_interval_s: float = MOST_INTERVAL_S,
     ) -> None:
-        self._endpoint = endpoint
+        self.in_sync = False
+        self._kubelet = kubelet
         self._keeper = keeper
         self._needless = needless
         self._least_interval_s = least_interval_s
@@ -124,15 +63,22 @@ class PodEndpoint:
 
     async def _ask(self) -> None:
         try:
-            answer = await asyncio.to_thread(self._endpoint.fetch)
-            pods, problems = pods_of_json(answer)
+            pods, problems = pods_of_json(await self._answer())
         except (UnavailableError, ParseError) as error:
+            self.in_sync = False
             self._note(error)
             return
         for problem in problems:
             logger.warning("a pod cannot be read", extra={"problem": str(problem)})
         self._note(None)
+        self.in_sync = True
         self._keeper.keep({pod.uid: pod for pod in pods})
+
+    async def _answer(self) -> bytes:
+        answer = await ask(self._kubelet, Request())
+        if answer.status != OK:
+            raise UnavailableError(self._kubelet.url, f"kubelet answers {answer.status} {answer.reason}")
+        return answer.body
 
     def _note(self, problem: BayplanError | None) -> None:
         """Log *problem*, unless it is the last one again."""

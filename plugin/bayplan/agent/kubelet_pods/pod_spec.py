@@ -52,7 +52,7 @@ def pods_of_json(text: bytes) -> tuple[list[PodFacts], list[ParseError]]:
     pods, problems = [], []
     for item in items:
         try:
-            pods.append(_pod_of_item(item))
+            pods.append(pod_of_object(item))
         except ParseError as error:
             problems.append(error)
     return pods, problems
@@ -62,7 +62,12 @@ class _PodList(msgspec.Struct):
     items: list[dict[str, Any]] | None = None
 
 
-def _pod_of_item(item: dict[str, Any]) -> PodFacts:
+def pod_of_object(item: dict[str, Any]) -> PodFacts:
+    """What the v1.Pod *item* says.
+
+    Raises:
+        ParseError: it is no pod, or one without a uid, name or namespace.
+    """
     try:
         pod = ParseDict(_with_quantities(item), pb.Pod(), ignore_unknown_fields=True)
     except (JsonError, RecursionError) as error:

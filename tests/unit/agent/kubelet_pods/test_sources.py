@@ -1,61 +1,21 @@
 """kubelet as the agent asks it: watched, polled, away, refusing, lying, and back again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bayplan._proto.pods import api_pb2 as pb
 from bayplan._proto.pods import core_pb2
-from bayplan.agent.kubelet_pods.endpoint import Endpoint, PodEndpoint
+from bayplan.agent.http_client import Server
+from bayplan.agent.kubelet_pods.endpoint import PodEndpoint
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
 from bayplan.agent.kubelet_pods.watch import PodWatch
 from bayplan.backoff import Backoff
-from bayplan.errors import UnavailableError
-from bayplan.model.pod_facts import PodFacts
-from support.fake_kubelet import RECORDED, TOKEN, FakeEndpoint, FakePodsService, recorded
+from support.conditions import running, until
+from support.fake_kubelet import RECORDED, TOKEN, FakeEndpoint, FakePodsService, Keeper, recorded
 
 BURSTABLE, RESIZING = recorded("burstable"), recorded("resizing")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the others go on until *condition* holds."""
-    while not condition():  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.001)
-
-
-class Keeper:
-    """Remembers what it was told, as the link to the daemon does."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, PodFacts] = {}
-        self.kept = 0
-
-    def know(self, pod: PodFacts) -> None:
-        self.pods[pod.uid] = pod
-
-    def forget(self, uid: str) -> None:
-        self.pods.pop(uid, None)
-
-    def keep(self, pods: dict[str, PodFacts]) -> None:
-        self.pods = dict(pods)
-        self.kept += 1
-
-    async def has(self, *names: str) -> None:
-        await until(lambda: set(self.pods) == {f"uid-{name}" for name in names})
-
-
-@asynccontextmanager
-async def running(source: Any) -> AsyncIterator[None]:
-    task = asyncio.create_task(source.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def watching(socket: Path, keeper: Keeper) -> PodWatch:
@@ -104,8 +64,8 @@ async def test_the_endpoint_is_asked_over_https_with_token_and_ca(tmp_path: Path
     keeper, kubelet, token = Keeper(), FakeEndpoint(), tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     with kubelet.serving(tls=True):
-        endpoint = Endpoint(kubelet.url, token, RECORDED / "kubelet.pem", "node")
-        async with running(PodEndpoint(endpoint, keeper, least_interval_s=0.01)):
+        server = Server(kubelet.url, RECORDED / "kubelet.pem", "node", token)
+        async with running(PodEndpoint(server, keeper, least_interval_s=0.01)):
             await keeper.has("burstable", "as-a-whole", "resizing", "guaranteed", "best-effort", "critical")
 
 
@@ -118,20 +78,25 @@ async def test_the_endpoint_is_asked_over_https_with_token_and_ca(tmp_path: Path
         (None, "kubelet.pem", "node", "No such file"),
     ],
 )
-def test_an_endpoint_that_is_not_kubelets_or_refuses_is_one_error(
-    tmp_path: Path, token: str | None, ca: str, name: str, word: str
+async def test_an_endpoint_that_is_not_kubelets_or_refuses_is_logged_once(
+    tmp_path: Path, token: str | None, ca: str, name: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kubelet, file = FakeEndpoint(), tmp_path / "token"
+    kubelet, keeper, file = FakeEndpoint(), Keeper(), tmp_path / "token"
     if token is not None:
         file.write_text(token)
-    with kubelet.serving(tls=True), pytest.raises(UnavailableError, match=word):
-        Endpoint(kubelet.url, file, RECORDED / ca, name).fetch()
+    with kubelet.serving(tls=True):
+        source = PodEndpoint(Server(kubelet.url, RECORDED / ca, name, file), keeper, least_interval_s=0.01)
+        async with running(source):
+            await until(lambda: bool(caplog.records))
+    assert [word in record.problem for record in caplog.records] == [True]
+    assert not keeper.kept
+    assert not source.in_sync
 
 
 async def test_a_failing_kubelet_changes_nothing_and_is_asked_again() -> None:
     keeper, kubelet = Keeper(), FakeEndpoint()
     with kubelet.serving():
-        source = PodEndpoint(Endpoint(kubelet.url), keeper, least_interval_s=0.01)
+        source = PodEndpoint(Server(kubelet.url), keeper, least_interval_s=0.01)
         async with running(source):
             await until(lambda: bool(keeper.pods))
             before, kept = keeper.pods, keeper.kept
@@ -152,7 +117,7 @@ async def test_kubelet_is_asked_no_faster_than_it_may_be_and_not_while_it_is_fol
     keeper, kubelet, followed = Keeper(), FakeEndpoint(), [False]
     with kubelet.serving():
         source = PodEndpoint(
-            Endpoint(kubelet.url), keeper, lambda: followed[0], least_interval_s=0.3, most_interval_s=60
+            Server(kubelet.url), keeper, lambda: followed[0], least_interval_s=0.3, most_interval_s=60
         )
         async with running(source):
             loop = asyncio.get_running_loop()

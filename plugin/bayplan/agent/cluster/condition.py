@@ -1,0 +1,26 @@
+"""A condition that may last: one line when it begins or becomes another one, and one when it is over."""
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+
+class Condition:
+    """*failing* is the log line while there is a problem, *again* the one when there is none any more."""
+
+    def __init__(self, failing: str, again: str) -> None:
+        self._failing = failing
+        self._again = again
+        self._problem = ""
+
+    def holds(self, problem: str) -> None:
+        """There is *problem*."""
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning("%s", self._failing, extra={"problem": problem})
+
+    def over(self) -> None:
+        """There is none."""
+        if self._problem:
+            self._problem = ""
+            logger.info("%s", self._again)

@@ -1,0 +1,233 @@
+"""Events on pods (events.k8s.io/v1) about what happened to their containers.
+
+Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted, and
+five requests a second in all. What the API server cannot take now is told later, as far as the latest
+containers; what it refuses is not told again. What happened before the agent knew the daemon is not told.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+import time
+from collections.abc import Callable, Collection
+from http import HTTPStatus
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.agent.cluster import happenings
+from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.condition import Condition
+from bayplan.agent.cluster.happenings import Happening
+from bayplan.agent.mirror import Mirror
+from bayplan.backoff import Backoff
+from bayplan.errors import UnavailableError
+from bayplan.model.ledger import Ledger
+from bayplan.model.pod_facts import ContainerKind, PodFacts
+
+SERIES_INTERVAL_S: Final = 30.0
+LEAST_INTERVAL_S: Final = 0.2
+MAX_SERIES: Final = 1000
+RETRY_LIMIT_S: Final = 30.0
+
+_US_PER_S: Final = 1_000_000
+_NS_PER_US: Final = 1000
+_CONTROLLER: Final = "bayplan.dev/agent"
+_MAX_NOTE_BYTES: Final = 1024
+"""Of the API server; source: ValidateEventCreate, pkg/apis/core/validation/events.go."""
+
+_ACTIONS: Final = {
+    happenings.REFUSED: "CreateContainer",
+    happenings.DEGRADED: "CreateContainer",
+    happenings.MOVED: "MoveContainer",
+}
+
+
+class _Series(Struct):
+    """A happening and its repetitions, *count* in all. The API server knows of *told* of them, in an event
+    called *name*, since *told_s* (monotonic)."""
+
+    latest: Happening
+    first_us: int
+    last_us: int
+    count: int = 1
+    told: int = 0
+    told_s: float = float("-inf")
+
+    @property
+    def name(self) -> str:
+        return f"{self.latest.pod}.{self.first_us:x}"
+
+
+class EventRecorder:
+    """Tells what *mirror* learns on the pods of the node *node_name*; *pod_named* knows more of them."""
+
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        node_name: str,
+        pod_named: Callable[[str, str], PodFacts | None],
+        series_interval_s: float = SERIES_INTERVAL_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._node_name = node_name
+        self._pod_named = pod_named
+        self._series_interval_s = series_interval_s
+        self._backoff = backoff or Backoff(random.random, first_s=0.5, limit_s=RETRY_LIMIT_S)
+        self._condition = Condition("events on pods are not recorded", "events on pods are recorded again")
+        self._series: dict[tuple[str, ...], _Series] = {}
+        self._news = asyncio.Event()
+        self._ledger: Ledger | None = None
+        self._refused: Collection[tuple[int, str]] = ()
+        """What is known already: the ledger, and the refusals by their moment and container."""
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._notice_all())
+            both.create_task(self._tell_all())
+
+    async def _notice_all(self) -> None:
+        while True:
+            seen, snapshot = self._mirror.revision, self._mirror.snapshot
+            if snapshot is not None:
+                self._compare(snapshot.ledger)
+            await self._mirror.wait_for_change(seen)
+
+    def _compare(self, ledger: Ledger) -> None:
+        """Notice what is new since the last time; the first time nothing is."""
+        refusals = {(one.at_us, one.decision.request.container_id): one for one in self._mirror.refusals}
+        if self._ledger is not None:
+            for key, one in refusals.items():
+                if key not in self._refused:
+                    self._notice(one.at_us, *happenings.refused(one.decision))
+            if self._ledger is not ledger:
+                self._notice(time.time_ns() // _NS_PER_US, *happenings.between(self._ledger, ledger))
+        self._ledger, self._refused = ledger, refusals.keys()
+
+    def _notice(self, at_us: int, *happened: Happening) -> None:
+        for one in happened:
+            key = (one.namespace, one.pod, one.container, one.reason)
+            series = self._series.pop(key, None)
+            if series is None:
+                series = _Series(one, at_us, at_us)
+            elif series.latest == one:
+                series.count, series.last_us = series.count + 1, at_us
+            else:
+                # Its words cannot be changed; a new event, no sooner than the old one could be.
+                series = _Series(one, at_us, at_us, told_s=series.told_s)
+            self._series[key] = series
+            if len(self._series) > MAX_SERIES:
+                del self._series[next(iter(self._series))]
+            self._news.set()
+
+    async def _tell_all(self) -> None:
+        while True:
+            self._news.clear()
+            untold = [series for series in self._series.values() if series.told < series.count]
+            now_s = time.monotonic()
+            due = [one for one in untold if one.told_s + self._series_interval_s <= now_s]
+            for series in due:
+                await self._tell_or_keep(series)
+            if not due:
+                soonest_s = min(
+                    (one.told_s + self._series_interval_s - now_s for one in untold), default=None
+                )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(soonest_s):
+                        await self._news.wait()
+
+    async def _tell_or_keep(self, series: _Series) -> None:
+        told = series.count
+        try:
+            await self._tell(series)
+        except UnavailableError as error:
+            await self._wait(error)
+            return
+        except ApiError as error:
+            if (
+                error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                or error.status == HTTPStatus.TOO_MANY_REQUESTS
+            ):
+                await self._wait(error)
+                return
+            self._condition.holds(str(error))
+        else:
+            self._condition.over()
+            self._backoff.reset()
+        series.told, series.told_s = told, time.monotonic()
+        await asyncio.sleep(LEAST_INTERVAL_S)
+
+    async def _wait(self, error: ApiError | UnavailableError) -> None:
+        self._condition.holds(str(error))
+        await asyncio.sleep(self._backoff.next_s())
+
+    async def _tell(self, series: _Series) -> None:
+        collection = f"/apis/events.k8s.io/v1/namespaces/{series.latest.namespace}/events"
+        if not series.told and (await self._created(collection, series) or series.count == 1):
+            return
+        try:
+            await self._api.merge(f"{collection}/{series.name}", _repeated(series))
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            # The API server keeps events for an hour only.
+            series.first_us = series.last_us
+            await self._created(collection, series)
+
+    async def _created(self, collection: str, series: _Series) -> bool:
+        """Make the event; False if it is there, as the answer to an earlier attempt was lost."""
+        try:
+            await self._api.create(collection, self._event(series))
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            return False
+        return True
+
+    def _event(self, series: _Series) -> Object:
+        one = series.latest
+        pod = self._pod_named(one.namespace, one.pod)
+        regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": one.namespace, "name": one.pod}
+        if pod is not None:
+            regarding |= {"uid": pod.uid, "fieldPath": _field_path(pod, one.container)}
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"namespace": one.namespace, "name": series.name},
+            "eventTime": _micro_time(series.first_us),
+            "reportingController": _CONTROLLER,
+            "reportingInstance": self._node_name,
+            "action": _ACTIONS[one.reason],
+            "reason": one.reason,
+            "regarding": regarding,
+            "note": _cut(one.note),
+            "type": "Normal" if one.reason == happenings.MOVED else "Warning",
+            **(_repeated(series) if series.count > 1 else {}),
+        }
+
+
+def _repeated(series: _Series) -> Object:
+    return {"series": {"count": series.count, "lastObservedTime": _micro_time(series.last_us)}}
+
+
+def _field_path(pod: PodFacts, container: str) -> str:
+    known = pod.container(container)
+    init = known is not None and known.kind is not ContainerKind.MAIN
+    return f"spec.{'initContainers' if init else 'containers'}{{{container}}}"
+
+
+def _micro_time(at_us: int) -> str:
+    moment = dt.datetime.fromtimestamp(at_us // _US_PER_S, dt.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{at_us % _US_PER_S:06}Z"
+
+
+def _cut(note: str) -> str:
+    encoded = note.encode()
+    if len(encoded) <= _MAX_NOTE_BYTES:
+        return note
+    return encoded[: _MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."

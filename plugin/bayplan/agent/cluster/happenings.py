@@ -1,0 +1,61 @@
+"""What is told on pods: containers that were refused, placed less well than asked, or moved. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.model.decision import MOVED_OVER, Decision, Outcome
+from bayplan.model.ledger import Ledger
+from bayplan.model.sentences import summary
+
+REFUSED: Final = "PlacementRefused"
+DEGRADED: Final = "PlacementDegraded"
+MOVED: Final = "PlacementMoved"
+
+_NO_POD: Final = "-"
+_PARTS: Final = 3
+
+
+class Happening(Struct, frozen=True):
+    """What happened to the container *container* of a pod: *reason* is a word for programs, *note* the
+    sentence that `bayplan explain` has for it."""
+
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    note: str
+
+
+def refused(decision: Decision) -> Iterator[Happening]:
+    """A container was refused by *decision*."""
+    yield from _of(decision, REFUSED, summary(decision))
+
+
+def between(before: Ledger, after: Ledger) -> Iterator[Happening]:
+    """What happened to containers when *before* became *after*."""
+    for container_id, entry in after.entries.items():
+        former = before.entries.get(container_id)
+        if former is entry:
+            continue
+        decision, earlier = entry.decision, None if former is None else former.decision
+        if decision.outcome is Outcome.DEGRADED and (
+            earlier is None or earlier.outcome is not decision.outcome
+        ):
+            yield from _of(decision, DEGRADED, summary(decision))
+        moved = _moved(decision)
+        if moved and (earlier is None or _moved(earlier) != moved):
+            yield from _of(decision, MOVED, moved)
+
+
+def _moved(decision: Decision) -> str:
+    return next((reason.text for reason in decision.reasons if reason.code == MOVED_OVER), "")
+
+
+def _of(decision: Decision, reason: str, sentence: str) -> Iterator[Happening]:
+    """Nothing of a container that is in no pod."""
+    parts = decision.request.name.split("/")
+    if len(parts) == _PARTS and parts[0] != _NO_POD:
+        namespace, pod, container = parts
+        yield Happening(namespace, pod, container, reason, f"container {container}: {sentence}")

@@ -1,0 +1,129 @@
+"""Publishes the node's room: on each change, at most once a second, and now and then again.
+
+What others changed or deleted is thereby put right within minutes. Where it cannot go on it says so once and
+tries again, less and less often; nothing is queued, since the next object says everything.
+"""
+
+import asyncio
+import random
+from http import HTTPStatus
+from typing import Final
+
+from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.condition import Condition
+from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
+from bayplan.agent.mirror import Mirror
+from bayplan.backoff import Backoff
+from bayplan.errors import UnavailableError
+from bayplan.views.snapshot import Snapshot
+
+LEAST_INTERVAL_S: Final = 1.0
+AGAIN_AFTER_S: Final = 300.0
+RETRY_LIMIT_S: Final = 10.0
+
+_GROUP_PATH: Final = f"/apis/{API_GROUP}"
+_COLLECTION: Final = f"{_GROUP_PATH}/{API_VERSION}/{RESOURCE}"
+
+
+class TopologyPublisher:
+    """Publishes what *mirror* knows as the room of the node *node_name*."""
+
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        node_name: str,
+        least_interval_s: float = LEAST_INTERVAL_S,
+        again_after_s: float = AGAIN_AFTER_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._node_name = node_name
+        self._least_interval_s = least_interval_s
+        self._again_after_s = again_after_s
+        self._backoff = backoff or Backoff(random.random, first_s=1.0, limit_s=RETRY_LIMIT_S)
+        self._condition = Condition("the node's room is not published", "the node's room is published again")
+        self._node_uid = ""
+        self._published: Object | None = None
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        last: Snapshot | None = None
+        while True:
+            try:
+                async with asyncio.timeout(self._again_after_s):
+                    last = await self._next_snapshot(last)
+            except TimeoutError:
+                last = self._published = None
+                continue
+            try:
+                await self._publish(last)
+            except (ApiError, UnavailableError) as error:
+                self._condition.holds(await self._explained(error))
+                last = self._published = None
+                await asyncio.sleep(self._backoff.next_s())
+            else:
+                self._condition.over()
+                self._backoff.reset()
+                await asyncio.sleep(self._least_interval_s)
+
+    async def _next_snapshot(self, last: Snapshot | None) -> Snapshot:
+        """The daemon's state, once it promises something else than *last*."""
+        while True:
+            seen, snapshot = self._mirror.revision, self._mirror.snapshot
+            if snapshot is not None and (last is None or not _same_basis(last, snapshot)):
+                return snapshot
+            await self._mirror.wait_for_change(seen)
+
+    async def _publish(self, snapshot: Snapshot) -> None:
+        if self._published is None:
+            # Another node object of this name has another uid, and would leave this one to be collected.
+            self._node_uid = await node_uid(self._api, self._node_name)
+        wanted = await asyncio.to_thread(topology_object, self._node_name, self._node_uid, snapshot)
+        if wanted != self._published:
+            await self._api.apply(f"{_COLLECTION}/{self._node_name}", wanted)
+            self._published = wanted
+
+    async def _explained(self, error: ApiError | UnavailableError) -> str:
+        if isinstance(error, ApiError) and error.path.startswith(_GROUP_PATH):
+            if error.status == HTTPStatus.NOT_FOUND:
+                return await self._missing()
+            if error.status == HTTPStatus.CONFLICT:
+                return f"{error}; is another publisher of {RESOURCE} at work?"
+        return str(error)
+
+    async def _missing(self) -> str:
+        """Why there is no such resource."""
+        try:
+            group = await self._api.get(_GROUP_PATH)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                return str(error)
+            return f"the cluster has no {RESOURCE}.{API_GROUP}: install its CustomResourceDefinition"
+        except UnavailableError as error:
+            return str(error)
+        served = ", ".join(str(one.get("version")) for one in group.get("versions") or ())
+        return f"the cluster serves {RESOURCE}.{API_GROUP} as {served}, not as {API_VERSION}"
+
+
+async def remove_topology(api: Api, node_name: str) -> bool:
+    """Delete the object of the node *node_name*; whether there was one. Raises ApiError, UnavailableError."""
+    try:
+        await api.delete(f"{_COLLECTION}/{node_name}")
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+async def node_uid(api: Api, node_name: str) -> str:
+    """The uid of the node's own object; raises ApiError, UnavailableError."""
+    node = await api.get(f"/api/v1/nodes/{node_name}")
+    return str(node.get("metadata", {}).get("uid", ""))
+
+
+def _same_basis(one: Snapshot, other: Snapshot) -> bool:
+    """Whether both have the same of all that the object is made of, where each change makes another value."""
+    return one.machine is other.machine and one.policy is other.policy and one.ledger is other.ledger

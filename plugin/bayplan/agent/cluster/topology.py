@@ -1,0 +1,97 @@
+"""The node's NodeResourceTopology object (`topology.node.k8s.io/v1alpha2`), by which schedulers know its
+room. Pure.
+
+What is available on a node is what one more container could still be promised there alone, as `bayplan nodes`
+says it. A promise on several nodes counts on one of them only as far as it cannot be kept on the others, so
+that the sum over the nodes may be more than what is left of them together.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from bayplan.agent.cluster.fingerprint import pod_fingerprint
+from bayplan.engines.interface import reserved_cpus
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine, Node
+from bayplan.views.node_room import node_rooms
+from bayplan.views.snapshot import Snapshot
+
+API_GROUP: Final = "topology.node.k8s.io"
+API_VERSION: Final = "v1alpha2"
+RESOURCE: Final = "noderesourcetopologies"
+
+_SCOPE: Final = "container"
+"""Containers are decided about one by one."""
+
+_NO_POD: Final = "-"
+_PARTS: Final = 3
+
+Object = dict[str, Any]
+
+
+def topology_object(node_name: str, node_uid: str, snapshot: Snapshot) -> Object:
+    """The object of the node *node_name*, whose own object has *node_uid* and takes it along when it is
+    deleted."""
+    attributes = {
+        "topologyManagerPolicy": snapshot.policy.topology.value,
+        "topologyManagerScope": _SCOPE,
+        "nodeTopologyPodsFingerprint": pod_fingerprint(pods_of(snapshot.ledger)),
+        "nodeTopologyPodsFingerprintMethod": "all",
+    }
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid}
+    return {
+        "apiVersion": f"{API_GROUP}/{API_VERSION}",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": node_name, "ownerReferences": [owner]},
+        "attributes": [{"name": name, "value": value} for name, value in attributes.items()],
+        "zones": list(_zones(snapshot)),
+    }
+
+
+def pods_of(ledger: Ledger) -> set[tuple[str, str]]:
+    """Namespace and name of each pod that something is promised to."""
+    entries = (*ledger.entries.values(), *ledger.retained.values())
+    names = (entry.decision.request.name.split("/") for entry in entries)
+    return {(parts[0], parts[1]) for parts in names if len(parts) == _PARTS and parts[0] != _NO_POD}
+
+
+def _zones(snapshot: Snapshot) -> Iterator[Object]:
+    """A zone for each node whose memory or CPUs a container gets without asking for them."""
+    machine = snapshot.machine
+    rooms = {room["id"]: room for room in node_rooms(machine, snapshot.policy, snapshot.ledger)}
+    for node in machine.nodes:
+        if node.id in machine.ordinary_nodes or node.cpus:
+            yield {
+                "name": _zone_name(node),
+                "type": "Node",
+                "costs": [
+                    {"name": _zone_name(other), "value": machine.distance(node.id, other.id)}
+                    for other in machine.nodes
+                ],
+                "resources": [*_cpus(snapshot, node), *_memory(machine, node, rooms.get(node.id))],
+            }
+
+
+def _cpus(snapshot: Snapshot, node: Node) -> Iterator[Object]:
+    if node.cpus:
+        allocatable = node.cpus - reserved_cpus(snapshot.machine, snapshot.policy)
+        available = allocatable - snapshot.ledger.exclusive_cpus
+        yield _resource("cpu", len(node.cpus), len(allocatable), len(available))
+
+
+def _memory(machine: Machine, node: Node, room: Object | None) -> Iterator[Object]:
+    if room is not None and node.id in machine.ordinary_nodes:
+        capacity_bytes = node.capacity_bytes()
+        for resource, amounts in room["resources"].items():
+            yield _resource(
+                resource, capacity_bytes[resource], amounts["allocatableBytes"], amounts["freeBytes"]
+            )
+
+
+def _resource(name: str, capacity: int, allocatable: int, available: int) -> Object:
+    amounts = {"capacity": capacity, "allocatable": allocatable, "available": available}
+    return {"name": name, **{key: str(amount) for key, amount in amounts.items()}}
+
+
+def _zone_name(node: Node) -> str:
+    return f"node-{node.id}"

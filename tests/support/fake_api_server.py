@@ -1,0 +1,224 @@
+"""An API server as far as the agent talks to one: real HTTP over TLS, with objects, versions and watches.
+
+It keeps the rules on which the agent depends: 409 for fields of another manager and for names that are taken,
+404 for resources that no CustomResourceDefinition serves, 410 for versions that are not kept any more.
+"""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from bayplan.agent.http_client import Server
+from support.fake_kubelet import RECORDED, TOKEN
+
+Object = dict[str, Any]
+
+TOPOLOGY: Final = "/apis/topology.node.k8s.io"
+PODS: Final = "/api/v1/pods"
+NODE: Final = "node-a"
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """The answer to a request that is refused."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class FakeApiServer:
+    """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
+    (methods and beginnings of paths), ``crd_versions``, ``hangs``."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {
+            f"/api/v1/nodes/{NODE}": {"kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}}
+        }
+        self.requests: list[tuple[str, str]] = []
+        self.forbidden: set[tuple[str, str]] = set()
+        self.crd_versions = ("v1alpha2",)
+        self.hangs = False
+        self.changed = threading.Condition()
+        self.port = 0
+        self._managers: dict[str, str] = {}
+        self._version = 100
+        self._events: list[Object] = []
+        self._oldest = 0
+        self._stopping = False
+
+    @property
+    def server(self) -> Server:
+        """How it is asked."""
+        url = f"https://127.0.0.1:{self.port}"
+        return Server(url, RECORDED / "kubelet.pem", "node", TOKEN.encode())
+
+    def put_pod(self, pod: Object) -> None:
+        """The pod comes, or is changed."""
+        path = f"{PODS}/{pod['metadata']['uid']}"
+        with self.changed:
+            self._note("MODIFIED" if path in self.objects else "ADDED", path, pod)
+
+    def delete_pod(self, uid: str) -> None:
+        """The pod goes."""
+        with self.changed:
+            self._note("DELETED", f"{PODS}/{uid}", self.objects[f"{PODS}/{uid}"])
+            del self.objects[f"{PODS}/{uid}"]
+
+    def bookmark(self) -> None:
+        """Tell all who watch the version of now."""
+        with self.changed:
+            self._note("BOOKMARK", "", {"kind": "Pod", "metadata": {}})
+
+    def forget_changes(self) -> None:
+        """Whoever comes with an older version has to list again."""
+        with self.changed:
+            self._oldest = self._version
+            self._events.clear()
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve until the end, at the same port as before."""
+        self._stopping = False
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(RECORDED / "kubelet.pem", RECORDED / "kubelet-key.pem")
+        http = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
+        http.socket = context.wrap_socket(http.socket, server_side=True)
+        self.port = http.server_port
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._stopping = True
+                self.changed.notify_all()
+            http.shutdown()
+            thread.join()
+            http.server_close()
+
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> Object:
+        """The answer to a request; raises Refusal."""
+        with self.changed:
+            self.requests.append((method, path))
+            self.changed.wait_for(lambda: not self.hangs or self._stopping)
+            if any(method == verb and path.startswith(start) for verb, start in self.forbidden):
+                raise Refusal(HTTPStatus.FORBIDDEN, f'"{path}" is forbidden: User "agent" cannot {method}')
+            self._check_served(path)
+            if method == "GET" and path == PODS:
+                pods = [one for name, one in self.objects.items() if name.startswith(f"{PODS}/")]
+                return {"kind": "PodList", "metadata": self._metadata({}), "items": pods}
+            if method == "POST":
+                return self._create(f"{path}/{body['metadata']['name']}", body)
+            if method == "PATCH" and "fieldManager" in query:
+                return self._apply(path, query["fieldManager"][0], body)
+            if path not in self.objects:
+                raise Refusal(HTTPStatus.NOT_FOUND, f"{path} not found")
+            if method == "PATCH":
+                self.objects[path] |= body
+            return self.objects.pop(path) if method == "DELETE" else self.objects[path]
+
+    def events_after(self, version: int) -> Iterator[Object]:
+        """The changes after *version*, as they come."""
+        if version < self._oldest:
+            yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+            return
+        while later := self._next_events(version):
+            yield from later
+            version = int(_version_of(later[-1]))
+
+    def _next_events(self, version: int) -> list[Object]:
+        """The changes after *version*, once there are any; none at the end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._stopping or self._version > version)
+            return [] if self._stopping else [one for one in self._events if int(_version_of(one)) > version]
+
+    def _check_served(self, path: str) -> None:
+        if path == TOPOLOGY and self.crd_versions:
+            versions = [{"version": one} for one in self.crd_versions]
+            self.objects[path] = {"kind": "APIGroup", "versions": versions}
+        elif path.startswith(TOPOLOGY):
+            self.objects.pop(TOPOLOGY, None)
+            if not path.removeprefix(TOPOLOGY).startswith(tuple(f"/{one}/" for one in self.crd_versions)):
+                raise Refusal(HTTPStatus.NOT_FOUND, "the server could not find the requested resource")
+
+    def _apply(self, path: str, manager: str, applied: Object) -> Object:
+        other = self._managers.get(path, manager)
+        if other != manager and self.objects.get(path, {}).get("zones") != applied["zones"]:
+            raise Refusal(HTTPStatus.CONFLICT, f'conflict with "{other}": .zones')
+        self._managers[path] = manager
+        self.objects[path] = applied
+        self.changed.notify_all()
+        return applied
+
+    def taken_by(self, path: str, manager: str) -> None:
+        """From now on *manager* owns the fields of the object at *path*."""
+        self._managers[path] = manager
+
+    def _create(self, path: str, created: Object) -> Object:
+        if path in self.objects:
+            raise Refusal(HTTPStatus.CONFLICT, f"{path} already exists")
+        self.objects[path] = created
+        return created
+
+    def _note(self, kind: str, path: str, item: Object) -> None:
+        self._version += 1
+        self._events.append({"type": kind, "object": {**item, "metadata": self._metadata(item)}})
+        if path:
+            self.objects[path] = item
+        self.changed.notify_all()
+
+    def _metadata(self, item: Object) -> Object:
+        return {**item.get("metadata", {}), "resourceVersion": str(self._version)}
+
+
+def _version_of(event: Object) -> str:
+    return str(event["object"]["metadata"]["resourceVersion"])
+
+
+def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def _handle(self) -> None:
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}")
+            try:
+                if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                    self._send(HTTPStatus.UNAUTHORIZED, {"kind": "Status", "message": "Unauthorized"})
+                elif "watch" in query:
+                    self._stream(int(query["resourceVersion"][0]))
+                else:
+                    self._send(HTTPStatus.OK, fake.answer(self.command, parts.path, query, body))
+            except Refusal as refusal:
+                status = {"kind": "Status", "code": refusal.status, "message": refusal.message}
+                self._send(refusal.status, status)
+            except OSError:
+                pass  # the client is gone
+
+        do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815
+
+        def _send(self, status: int, body: Object) -> None:
+            text = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def _stream(self, version: int) -> None:
+            fake.requests.append(("WATCH", str(version)))
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            for event in fake.events_after(version):
+                self.wfile.write(json.dumps(event).encode() + b"\n")
+                self.wfile.flush()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    return Handler

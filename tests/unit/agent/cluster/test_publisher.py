@@ -1,0 +1,161 @@
+"""The node's room at an API server that follows its rules: published, changed, refused, away and back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
+
+import pytest
+
+from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
+from bayplan.agent.cluster.topology import topology_object
+from bayplan.agent.mirror import Mirror
+from bayplan.backoff import Backoff
+from bayplan.model.ledger import Entry, Ledger
+from support.conditions import running, until
+from support.fake_api_server import NODE, TOPOLOGY, FakeApiServer
+from support.mirrors import mirror_of, show
+from support.snapshots import GUARANTEED, make_snapshot
+
+PATH = f"{TOPOLOGY}/v1alpha2/noderesourcetopologies/{NODE}"
+EVERYTHING = make_snapshot()
+NOTHING = make_snapshot(ledger=Ledger())
+
+
+def publisher(
+    api: FakeApiServer, mirror: Mirror, interval_s: float = 0.01, again_s: float = 3600, timeout_s: float = 5
+) -> TopologyPublisher:
+    backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
+    return TopologyPublisher(Api(api.server, timeout_s), mirror, NODE, interval_s, again_s, backoff)
+
+
+def shows(api: FakeApiServer, snapshot) -> bool:
+    return api.objects.get(PATH) == topology_object(NODE, "node-uid", snapshot)
+
+
+def applied(api: FakeApiServer) -> int:
+    return api.requests.count(("PATCH", PATH))
+
+
+@asynccontextmanager
+async def publishing(api: FakeApiServer, mirror: Mirror, **times: float) -> AsyncIterator[None]:
+    with api.serving():
+        async with running(publisher(api, mirror, **times)):
+            yield
+
+
+async def test_the_object_follows_the_ledger() -> None:
+    api, mirror = FakeApiServer(), Mirror()
+    async with publishing(api, mirror):
+        for snapshot in (EVERYTHING, NOTHING, make_snapshot(ledger=Ledger.of([Entry(GUARANTEED)]))):
+            show(mirror, snapshot)
+            await until(lambda snapshot=snapshot: shows(api, snapshot))
+
+
+async def test_what_changes_nothing_is_not_published() -> None:
+    api, mirror = FakeApiServer(), mirror_of(EVERYTHING)
+    async with publishing(api, mirror):
+        await until(lambda: shows(api, EVERYTHING))
+        for _ in range(3):
+            show(mirror, EVERYTHING)  # as after a new connection: equal, and all of it new values
+            await asyncio.sleep(0.02)
+        show(mirror, NOTHING)
+        await until(lambda: shows(api, NOTHING))
+    assert applied(api) == 2
+
+
+async def test_many_changes_are_one_publication_a_second() -> None:
+    api, mirror = FakeApiServer(), mirror_of(NOTHING)
+    async with publishing(api, mirror, interval_s=0.5):
+        await until(lambda: shows(api, NOTHING))
+        began_s = asyncio.get_running_loop().time()
+        for number in range(100):
+            show(mirror, EVERYTHING if number % 2 else NOTHING)
+        await until(lambda: shows(api, EVERYTHING))
+        assert asyncio.get_running_loop().time() - began_s >= 0.25
+    assert applied(api) == 2
+
+
+async def test_what_others_deleted_comes_back() -> None:
+    api = FakeApiServer()
+    async with publishing(api, mirror_of(EVERYTHING), again_s=0.05):
+        for _ in range(2):
+            await until(lambda: shows(api, EVERYTHING))
+            del api.objects[PATH]
+
+
+async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
+    api = FakeApiServer()
+    async with publishing(api, mirror_of(EVERYTHING), again_s=0.05):
+        await until(lambda: shows(api, EVERYTHING))
+        api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["uid"] = "another"
+        await until(lambda: api.objects[PATH] == topology_object(NODE, "another", EVERYTHING))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "problem"),
+    [
+        ({"crd_versions": ()}, "install its CustomResourceDefinition"),
+        ({"crd_versions": ("v1alpha1",)}, "as v1alpha1, not as v1alpha2"),
+        ({"forbidden": {("PATCH", TOPOLOGY)}}, 'answers 403: "/apis/topology'),
+        ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden'),
+        ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found"),
+        ({"hangs": True}, "no answer within 0.3 s"),
+    ],
+)
+async def test_what_is_in_the_way_is_one_line_and_then_it_goes_on(
+    trouble: dict, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bayplan.agent.cluster")
+    api, usual = FakeApiServer(), FakeApiServer()
+    for name, value in trouble.items():
+        setattr(api, name, value)
+    async with publishing(api, mirror_of(EVERYTHING), timeout_s=0.3 if api.hangs else 5):
+        await until(lambda: len(api.requests) >= 6 and bool(caplog.records))
+        (record,) = caplog.records
+        assert record.message == "the node's room is not published"
+        assert problem in record.problem
+        with api.changed:
+            for name in trouble:
+                setattr(api, name, getattr(usual, name))
+            api.changed.notify_all()
+        await until(lambda: shows(api, EVERYTHING))
+        await until(lambda: len(caplog.records) > 1)
+    assert caplog.records[-1].message == "the node's room is published again"
+
+
+async def test_an_api_server_that_is_killed_is_told_when_it_is_back() -> None:
+    api, mirror = FakeApiServer(), mirror_of(EVERYTHING)
+    async with AsyncExitStack() as stack:
+        with api.serving():
+            await stack.enter_async_context(running(publisher(api, mirror)))
+            await until(lambda: shows(api, EVERYTHING))
+        show(mirror, NOTHING)
+        await asyncio.sleep(0.1)  # it tries meanwhile
+        with api.serving():
+            await until(lambda: shows(api, NOTHING))
+
+
+async def test_an_object_of_another_publisher_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    api = FakeApiServer()
+    api.objects[PATH] = {"zones": []}
+    api.taken_by(PATH, "nfd-topology-updater")
+    async with publishing(api, mirror_of(EVERYTHING)):
+        await until(lambda: bool(caplog.records))
+    assert 'conflict with "nfd-topology-updater"' in caplog.records[0].problem
+    assert "is another publisher" in caplog.records[0].problem
+    assert api.objects[PATH] == {"zones": []}
+
+
+async def test_the_object_is_removed_once() -> None:
+    api = FakeApiServer()
+    with api.serving():
+        api.objects[PATH] = {"zones": []}
+        assert await remove_topology(Api(api.server), NODE)
+        assert PATH not in api.objects
+        assert not await remove_topology(Api(api.server), NODE)
+        api.forbidden.add(("DELETE", TOPOLOGY))
+        with pytest.raises(ApiError) as refused:
+            await remove_topology(Api(api.server), NODE)
+        assert refused.value.status == HTTPStatus.FORBIDDEN

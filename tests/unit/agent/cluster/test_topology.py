@@ -1,0 +1,93 @@
+"""The NodeResourceTopology object by the ledger."""
+
+import json
+
+from msgspec.structs import replace
+
+from bayplan.agent.cluster.fingerprint import pod_fingerprint
+from bayplan.agent.cluster.topology import pods_of, topology_object
+from bayplan.model.decision import Claim, Placement
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from bayplan.views.node_room import node_rooms
+from support.snapshots import BURSTABLE, GUARANTEED, MACHINE, PINNED, make_snapshot
+
+
+def amounts(zone: dict, resource: str) -> tuple[int, int, int]:
+    (found,) = (one for one in zone["resources"] if one["name"] == resource)
+    return int(found["capacity"]), int(found["allocatable"]), int(found["available"])
+
+
+def test_the_object_is_the_nodes_room() -> None:
+    made = topology_object("node-a", "uid-1", make_snapshot())
+    assert json.loads(json.dumps(made)) == made
+    assert (made["apiVersion"], made["kind"]) == ("topology.node.k8s.io/v1alpha2", "NodeResourceTopology")
+    assert made["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "uid-1"}
+    ]
+    first, second = made["zones"]
+    assert (first["name"], first["type"]) == ("node-0", "Node")
+    assert second["costs"] == [{"name": "node-0", "value": 31}, {"name": "node-1", "value": 10}]
+    # CPU 0 is reserved, 2 and 3 are a container's own, as 1 Gi and 4 Mi of huge pages are.
+    assert amounts(first, "cpu") == (4, 3, 1)
+    assert amounts(first, "memory") == (4 * GIB - 64 * MIB, 3 * GIB - 64 * MIB, 2 * GIB - 64 * MIB)
+    assert amounts(first, "hugepages-2Mi") == (64 * MIB, 64 * MIB, 60 * MIB)
+    assert amounts(second, "cpu") == (4, 4, 4)
+    assert amounts(second, "memory") == (4 * GIB, 4 * GIB, 4 * GIB)
+
+
+def test_what_is_promised_on_several_nodes_counts_where_it_cannot_lie_elsewhere() -> None:
+    claim = Claim(NodeSet([0, 1]), {"memory": 6 * GIB})
+    wide = replace(BURSTABLE, placement=Placement(NodeSet([0, 1]), claim=claim))
+    snapshot = make_snapshot(ledger=Ledger.of([Entry(wide)]), policy=PlacementPolicy())
+    zones = topology_object("node-a", "", snapshot)["zones"]
+    rooms = node_rooms(MACHINE, snapshot.policy, snapshot.ledger)
+    free = [room["resources"]["memory"]["freeBytes"] for room in rooms]
+    assert [amounts(zone, "memory")[2] for zone in zones] == free
+    # 4 Gi less 64 Mi of huge pages, and 4 Gi: on either one, what 6 Gi leave of both.
+    assert free == [2 * GIB - 64 * MIB, 2 * GIB - 64 * MIB]
+
+
+def test_memory_that_is_had_on_request_only_is_nobodys_room() -> None:
+    first, second = MACHINE.nodes
+    of_a_device = replace(second, cpus=type(second.cpus)(), owner="gpu")
+    machine = Machine((first, of_a_device), MACHINE.cpus[:4])
+    (zone,) = topology_object("node-a", "", make_snapshot(machine=machine, ledger=Ledger()))["zones"]
+    assert zone["name"] == "node-0"
+    without_memory = replace(second, memory_bytes=0, hugepages_bytes={})
+    machine = Machine((first, without_memory), MACHINE.cpus)
+    zones = topology_object("node-a", "", make_snapshot(machine=machine, ledger=Ledger()))["zones"]
+    assert [one["name"] for one in zones[1]["resources"]] == ["cpu"]
+
+
+def test_policy_and_pods_are_attributes() -> None:
+    policy = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    made = topology_object("node-a", "", make_snapshot(policy=policy))
+    attributes = {one["name"]: one["value"] for one in made["attributes"]}
+    assert attributes == {
+        "topologyManagerPolicy": "single-numa-node",
+        "topologyManagerScope": "container",
+        "nodeTopologyPodsFingerprint": pod_fingerprint(
+            [("kube-system", "agent"), ("default", "web-0"), ("default", "job")]
+        ),
+        "nodeTopologyPodsFingerprintMethod": "all",
+    }
+
+
+def test_pods_count_once_also_between_their_containers_and_not_without_a_namespace() -> None:
+    sidecar = replace(
+        GUARANTEED, request=replace(GUARANTEED.request, container_id="s", name="default/web-0/s")
+    )
+    alone = replace(PINNED, request=replace(PINNED.request, container_id="d", name="-/-/d"))
+    ledger = Ledger.of([Entry(GUARANTEED), Entry(sidecar), Entry(alone), Entry(BURSTABLE, ended=True)])
+    assert pods_of(ledger) == {("default", "web-0"), ("default", "job")}
+
+
+def test_the_fingerprint_depends_on_the_pods_and_not_on_their_order() -> None:
+    pods = [("default", "a"), ("default", "b"), ("kube-system", "a")]
+    assert pod_fingerprint(pods) == pod_fingerprint(reversed(pods))
+    assert len({pod_fingerprint(pods[:count]) for count in range(4)}) == 4
+    assert pod_fingerprint([("ab", "c")]) != pod_fingerprint([("a", "bc")])
