@@ -2,7 +2,7 @@
 _bayplan() {
   local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="" one
   for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|metrics|log-level|release) verb="$one"; break ;; esac
+    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|metrics|log-level|import-state|export-state|release) verb="$one"; break ;; esac
   done
   case "$before" in
     -o) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
@@ -29,10 +29,12 @@ _bayplan() {
     --config) COMPREPLY=($(compgen -f -- "$word")); return ;;
     --set) COMPREPLY=(); return ;;
     --root) COMPREPLY=($(compgen -f -- "$word")); return ;;
+    --kubelet-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
+    --only) COMPREPLY=($(compgen -W "cpu memory" -- "$word")); return ;;
     --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
   esac
   case "$verb" in
-    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor metrics log-level release" -- "$word")) ;;
+    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor metrics log-level import-state export-state release" -- "$word")) ;;
     status) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-n --namespace --outcome -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     refused) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -n --namespace -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
@@ -67,6 +69,11 @@ _bayplan() {
       ;;
     log-level) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       COMPREPLY=($(compgen -W "debug info warning error" -- "$word"))
+      ;;
+    import-state) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--kubelet-directory --only --dry-run --yes -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+      ;;
+    export-state) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+      COMPREPLY=($(compgen -f -- "$word"))
       ;;
     release) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--dry-run --yes --state-directory -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;

@@ -1,7 +1,7 @@
 """The same pods, in the same order, under the same policies: kubelet itself, then bayplan as kubelet.
 
 Compared are what kubelet's state files say at each admission, its reasons and messages, what the kernel shows
-of the containers at the end, and the state files of both.
+of the containers at the end, and the state files of both. Then a node goes from one to the other and back.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,15 @@ from testbed.node import Node
 from testbed.pods import PERIOD_US, Container, Pod, cgroup_parent, new_uid, size
 from testbed.topology import FOUR_NODES
 
+from support.console_blocks import commands
+
 Limits = Mapping[str, str]
 Ids = frozenset[int]
 
 CONTAINERD = "2.1"
+SHOWN = commands("run by tests/e2e/test_real_kubelet.py")
+"""What docs/kubelet-state.md has an operator type: to take a node over, and to give it back."""
+
 REJECTED = "Pod was rejected: "
 PAGES = "hugepages-2Mi"
 
@@ -339,3 +344,73 @@ def test_what_kubelets_own_managers_pin_is_best_left_alone_and_said_once(node: N
         assert entry["memsPinnedByOthers"]
     said = node.bayplan.log().encode()[since:].decode()
     assert said.count("pins containers itself") == 2
+
+
+def test_a_node_is_taken_over_and_given_back_and_no_running_container_moves(node: Node) -> None:
+    """kubelet's managers, then bayplan by their state files, then kubelet's managers by bayplan's."""
+    static = {**MANAGERS, "topologyManagerPolicy": "restricted"}
+    off = {**static, "cpuManagerPolicy": "none", "memoryManagerPolicy": "None"}
+    kubelet = Kubelet(node.guest)
+    kubelet.start(static)
+    pods = [asked("core", "2", "300Mi"), asked("shared", "500m", "400Mi"), asked("wide", "500m", "1200Mi")]
+    uids = {pod.name: _placed(kubelet, pod) for pod in pods}
+    wanted = [(pod.name, "main") for pod in pods]
+    ids = kubelet.containers(wanted)
+    cgroups = {key: _cgroup(uids[key[0]], container_id) for key, container_id in ids.items()}
+    own = _own_cpus(kubelet, uids["core"])
+    kubelet.await_cpus(_cpus(cgroups, own))
+    before, theirs = _kernel(node, cgroups), {one: kubelet.state(one) for one in ("cpu", "memory")}
+    assert [len(before[key][0]) for key in wanted] == [1, 1, 2]
+
+    node.bayplan.start(f"--config={CONFIG}")
+    node.bayplan.await_synchronized()
+    kubelet.stop()
+    for command in SHOWN[:-1]:
+        taken = node.bayplan.ask_in_guest(*command.split()[1:])
+        assert {one["id"] for one in taken["containers"]} == set(ids.values())
+    assert _kernel(node, cgroups) == before
+    kubelet.forget_state()
+    kubelet.configure(off)
+    kubelet.start_again()
+    _placed(kubelet, asked("later", "2", "100Mi"))
+    decided = node.bayplan.decided(kubelet.containers([("later", "main")])["later", "main"])
+    assert decided is not None
+    new = parse_ids(decided["cpus"])
+    assert (len(new), new & own) == (2, frozenset())
+    kubelet.await_cpus(_cpus(cgroups, own, new))
+    kubelet.remove("later")
+    node.bayplan.await_known(ids.values())
+    kubelet.await_cpus(_cpus(cgroups, own))
+    assert _kernel(node, cgroups) == before
+
+    kubelet.stop()
+    node.bayplan.ask_in_guest(*SHOWN[-1].split()[1:])
+    assert {one: kubelet.state(one) for one in theirs} == theirs
+    assert node.bayplan.stop() == 0
+    kubelet.configure(static)
+    kubelet.start_again()
+    new = _own_cpus(kubelet, _placed(kubelet, asked("last", "1", "100Mi")))
+    assert (len(new), new & own) == (1, frozenset())
+    assert _own_cpus(kubelet, uids["core"]) == own
+    assert kubelet.containers(wanted) == ids
+    kubelet.await_cpus(_cpus(cgroups, own, new))
+    after = _kernel(node, cgroups)
+    assert {key: mems for key, (mems, _) in after.items()} == {key: mems for key, (mems, _) in before.items()}
+
+
+def _placed(kubelet: Kubelet, pod: Asked) -> str:
+    """Have kubelet place *pod*; its uid."""
+    verdict = kubelet.admit(pod.name, pod_spec(pod.containers))
+    assert verdict.reason == ""
+    return verdict.uid
+
+
+def _own_cpus(kubelet: Kubelet, uid: str) -> Ids:
+    """The CPUs that kubelet has given to the container of a pod."""
+    return parse_ids(kubelet.state("cpu")["entries"][uid]["main"])
+
+
+def _cpus(cgroups: Mapping[tuple[str, str], str], own: Ids, more: Ids = frozenset()) -> dict[str, Ids]:
+    """By cgroup, the CPUs that containers are to have: *own* is core's, *more* a later one's."""
+    shared = frozenset(range(8)) - own - more
+    return {cgroup: own if pod == "core" else shared for (pod, _), cgroup in cgroups.items()}

@@ -174,6 +174,11 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
     manifest = {"kind": "Pod", "metadata": {"name": hostile}, "spec": {"containers": [{"name": "c"}]}}
     for pods in ([manifest], [{"kind": hostile}], hostile):
         await one.ask(verb="what-if", pods=pods)
+    await one.ask(verb="export-state")
+    for text in (hostile, json.dumps({"policyName": hostile, "entries": {hostile: {hostile: hostile}}})):
+        await one.ask(
+            verb="import-state", files=dict.fromkeys(("cpu_manager_state", "memory_manager_state"), text)
+        )
     for request in ({"verb": hostile}, {"verb": "log-level", "level": hostile}, {"apiVersion": hostile}):
         assert (await one.ask(**request))["kind"] == "Error"
     assert set(known.split(", ")) <= one.asked
@@ -195,6 +200,10 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         "etc/crio/crio.conf": f"[crio.runtime]\ndefault_runtime = {quoted}\nhooks_dir = [{quoted}]\n"
         f"[crio.runtime.runtimes.{quoted}]\nruntime_path = {quoted}\n",
         "etc/containerd/config.toml": containerd,
+        "cpu_manager_state": json.dumps(
+            {"policyName": "static", "defaultCpuSet": "0", "entries": {hostile: {hostile: "0"}}}
+        ),
+        "memory_manager_state": json.dumps({"policyName": hostile}),
         "usr/share/containers/oci/hooks.d/90-bayplan.json": json.dumps(hook),
         "sys/devices/system/node/online": hostile,
         "sys/devices/system/cpu/online": hostile,
@@ -218,6 +227,11 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         "record-topology": [("--root", str(root))],
         "map": [("--svg", str(root / "map.svg"))],
         "simulate": [],  # has a test of its own
+        "import-state": [
+            ("--kubelet-directory", str(root)),
+            ("--kubelet-directory", str(root / hostile[:9])),
+        ],
+        "export-state": [(str(root),)],
         "replay": [(str(directory / name),) for name in ("recording", "otherwise")],
     }
     assert calls.keys() == VERBS.keys()

@@ -18,7 +18,9 @@ from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
     doctor,
     explain,
+    export_state,
     history,
+    import_state,
     log_level,
     machine_map,
     metrics,
@@ -88,6 +90,8 @@ _MODULES: Final[tuple[Verb, ...]] = (
     doctor,
     metrics,
     log_level,
+    import_state,
+    export_state,
     release,
 )
 VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}

@@ -82,14 +82,17 @@ def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
     if settings.engine != KUBELET:
         return ExactEngine(settings.topology_scope)
-    return KubeletEngine(
-        ManagerOptions(
-            settings.memory_manager,
-            settings.cpu_manager == STATIC,
-            _cpu_options(settings),
-            settings.topology_scope,
-            _topology_options(settings),
-        )
+    return KubeletEngine(manager_options(settings))
+
+
+def manager_options(settings: Settings) -> ManagerOptions:
+    """Kubelet's managers as *settings* configure them."""
+    return ManagerOptions(
+        settings.memory_manager,
+        settings.cpu_manager == STATIC,
+        _cpu_options(settings),
+        settings.topology_scope,
+        _topology_options(settings),
     )
 
 

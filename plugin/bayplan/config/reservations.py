@@ -13,8 +13,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.config.eviction import wrong_thresholds
-from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, wrong_on_machine
+from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, manager_options, wrong_on_machine
 from bayplan.config.settings import KUBELET, Settings
+from bayplan.engines.kubelet.cpu.manager import STATIC
+from bayplan.engines.kubelet.managers import ManagerOptions
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
 from bayplan.engines.kubelet.resources import is_memory
 from bayplan.errors import ConfigError, Problem
@@ -75,6 +78,17 @@ def resolve_policy(
     for node, amount_bytes in within_promises(machine, configured, wanted, ledger).items():
         reserved[node][MEMORY] = amount_bytes
     return replace(configured, reserved_bytes=reserved)
+
+
+def static_managers(settings: Settings, machine: Machine) -> tuple[PlacementPolicy, ManagerOptions]:
+    """Policy and options of the kubelet with static managers that *settings* configure, whichever engine they
+    ask for.
+
+    Raises:
+        ConfigError: everything that such a kubelet would not start with.
+    """
+    theirs = replace(settings, engine=KUBELET, memory_manager=MemoryManagerPolicy.STATIC, cpu_manager=STATIC)
+    return resolve_policy(theirs, machine), manager_options(theirs)
 
 
 def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:

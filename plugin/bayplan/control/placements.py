@@ -45,6 +45,7 @@ from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt
 from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.take_over import TakeOver
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
 
@@ -256,6 +257,14 @@ class Placements:
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
         return updates
+
+    def take_over(self, transaction: Transaction, result: TakeOver) -> None:
+        """Promise what kubelet's managers had given away. No reply waits for it: where our shared CPUs are
+        others than kubelet's, the kernel gets them."""
+        self._accept(transaction, result.ledger, replied=False)
+        for container_id in result.taken:
+            self.known.unmanaged.pop(container_id, None)
+        self._capacity_freed()
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
         """Undo what a lost reply to the NRI runtime contained: its updates are due again. *forget*: it was

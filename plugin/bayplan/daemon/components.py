@@ -17,6 +17,7 @@ from typing import Final
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
+from bayplan.admin.kubelet_state import exporting, importing
 from bayplan.admin.questions import Question, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
@@ -25,6 +26,7 @@ from bayplan.agent_protocol import PodWanted, Unusable
 from bayplan.config.eviction import remarks_here, thresholds_on
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
+from bayplan.config.reservations import static_managers
 from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
@@ -316,6 +318,10 @@ class Daemon:
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
+            "import-state": importing(self.controller, self._verify_now.set),
+            "export-state": exporting(
+                self.controller, lambda: static_managers(self.settings, self.hardware.machine)
+            ),
         }
 
     def _engine(self, settings: Settings) -> Engine:

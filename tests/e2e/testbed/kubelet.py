@@ -105,11 +105,19 @@ class Kubelet:
     def start(self, config: Mapping[str, object]) -> None:
         """Start it without any state, under *config* and SURROUNDINGS; returns once it serves."""
         self.guest.run("sh", "-c", f"rm -rf {ROOT} {MANIFESTS}; mkdir -p {ROOT} {MANIFESTS}")
-        # JSON is YAML.
-        self.guest.write(CONFIG, json.dumps({**SURROUNDINGS, **config}))
+        self.configure(config)
         self.start_again()
         asking = f"until grep -qs policyName {ROOT}/memory_manager_state; do sleep 0.2; done"
         self.guest.run("sh", "-c", asking, limit_s=LIMIT_S)
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Write its file: *config* and SURROUNDINGS."""
+        # JSON is YAML.
+        self.guest.write(CONFIG, json.dumps({**SURROUNDINGS, **config}))
+
+    def forget_state(self) -> None:
+        """Remove its managers' state files, as it wants it before other policies."""
+        self.guest.run("rm", *(f"{ROOT}/{manager}_manager_state" for manager in ("cpu", "memory")))
 
     def start_again(self) -> None:
         """Start it with the state and the file of the last time; does not wait until it serves."""

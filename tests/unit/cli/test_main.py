@@ -345,6 +345,8 @@ def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]
         "simulate": (*simulate, "--steps"),
         "doctor": ("doctor", "--root", str(root)),
         "record-topology": ("record-topology", "--root", str(root)),
+        "import-state": ("import-state", "--kubelet-directory", str(tmp_path / "\u00e4")),
+        "export-state": ("export-state", str(tmp_path / "\u00e4.yaml")),
         "replay": ("replay", str(tmp_path / "\u00e4.yaml")),
         "map": ("map", "--svg", str(tmp_path / "\u00e4.svg")),
         "log-level": ("log-level", "\u00e4"),

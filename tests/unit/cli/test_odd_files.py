@@ -33,10 +33,12 @@ GIVEN = {
     "what-if": ["--memory", "1Gi"],
     "map": ["--svg", "{trace}"],
     "replay": ["{trace}"],
+    "export-state": ["{kubelet}"],
+    "import-state": ["--kubelet-directory", "{kubelet}"],
     "simulate": ["--topology", "{machine}", "--trace", "{trace}"],
 }
 """What a verb cannot do without."""
-POSITIONAL = ("manifests", "file")
+POSITIONAL = ("manifests", "file", "directory")
 """Arguments that are paths and have no name on the command line."""
 
 
@@ -69,7 +71,11 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     ODD[kind](odd)
     machine.write_text('[[nodes]]\ncpus = 4\nmemory = "8Gi"\n')
     trace.write_text('{"arrive": "a", "memory": "1Gi"}\n')
-    given = [word.format(machine=machine, trace=trace) for word in GIVEN.get(verb, [])]
+    kubelet = tmp_path / "kubelet"
+    kubelet.mkdir()
+    for name in ("cpu_manager_state", "memory_manager_state"):
+        (kubelet / name).write_text("{}")
+    given = [word.format(machine=machine, trace=trace, kubelet=kubelet) for word in GIVEN.get(verb, [])]
     asked = [verb, "--admin-socket", str(tmp_path / "none.sock"), *given]
     asked = [verb, str(odd)] if option in POSITIONAL else [*asked, option, str(odd)]
     status = main(asked)
@@ -77,7 +83,9 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     assert "Traceback" not in said.err
     if status not in (0, EXIT_FAILURE) or said.err:
         assert said.err.startswith("bayplan: ")
-        assert said.err.count("\n") == 1
+        # Of kubelet's directory both files are named.
+        both = (option, kind) == ("--kubelet-directory", "a directory")
+        assert said.err.count("\n") == (3 if both else 1)
     is_asked = option == "--admin-socket" and verb not in ("simulate", "record-topology", "replay")
     if is_asked and kind != "a socket":
         found = "a regular file" if kind == "a file of 1 GB" else kind

@@ -18,30 +18,9 @@ from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
-from bayplan.quantity import GIB, MIB
-from bayplan.sets import CpuSet
 from support.machines import container, pod
-
-POLICY = PlacementPolicy(
-    topology=TopologyPolicy.RESTRICTED,
-    reserved_bytes={node: {"memory": 50 * MIB} for node in range(4)},
-    reserved_cpus=CpuSet([0]),
-)
-PODS = {
-    "1ca45a945a3bf4e2db7478429a628bb5": (2000, 600 * MIB),
-    "f4b864112d2a25bd4fdeb534b567bded": (500, 1200 * MIB),
-    "d8aaba841c394db5508917fe0b76ac05": (500, 700 * MIB),
-}
-MACHINE = Machine(
-    tuple(
-        Node(node, CpuSet([2 * node, 2 * node + 1]), memory_bytes, {2 * MIB: 64 * MIB, GIB: 0})
-        for node, memory_bytes in enumerate((1055182848, 988942336, 1056247808, 1015586816))
-    ),
-    tuple(Cpu(cpu, cpu & ~1, cpu // 2, cpu // 2, cpu & ~1) for cpu in range(8)),
-)
+from support.recorded_kubelet import MACHINE, PODS, POLICY
 
 
 @pytest.fixture

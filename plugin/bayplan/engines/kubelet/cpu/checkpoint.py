@@ -117,7 +117,7 @@ def restore_checkpoint(
     if text is None:
         return CpuState()
     try:
-        checkpoint = _read(text, container_refs or {}, pod_level_managers=pod_level_managers)
+        checkpoint = read_checkpoint(text, container_refs or {}, pod_level_managers=pod_level_managers)
         return _state(checkpoint, policy_name)
     except CpuStateError as error:
         raise CpuStateError(
@@ -170,10 +170,15 @@ def parse_cpus(text: str) -> CpuSet:
     return cpus
 
 
-def _read(
+def read_checkpoint(
     text: str, container_refs: Mapping[str, tuple[str, str]], *, pod_level_managers: bool
 ) -> CpuCheckpoint:
-    """The checkpoint in the first version that fits, brought to version 2 or 3."""
+    """The content of a file in the first version that fits, brought to version 2 or 3. The arguments are as
+    for `restore_checkpoint`.
+
+    Raises:
+        CpuStateError: no version fits; the text is `CORRUPTED` where only the checksum is wrong.
+    """
     versions = (3, 1, 2) if pod_level_managers else (1, 2)
     problem = CpuStateError(CORRUPTED)
     for version in versions:
@@ -208,6 +213,15 @@ def _state(checkpoint: CpuCheckpoint, policy_name: str) -> CpuState:
             f'configured policy "{policy_name}" differs from state checkpoint policy '
             f'"{checkpoint.policy_name}"'
         )
+    return state_of(checkpoint)
+
+
+def state_of(checkpoint: CpuCheckpoint) -> CpuState:
+    """The state that a checkpoint of version 2 or 3 records.
+
+    Raises:
+        CpuStateError: a CPU list is none.
+    """
     try:
         shared = parse_cpus(checkpoint.default_cpus)
     except CpuStateError as error:

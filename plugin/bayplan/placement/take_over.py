@@ -1,0 +1,204 @@
+"""Containers that kubelet's managers have placed become bayplan's own: what its state files say of them is
+promised from now on, and nothing about them is changed.
+
+kubelet knows a container by its pod's uid and its name, the ledger by the runtime's id: the containers that
+the runtime has described connect the two. Invariant: a container that is taken over has the CPUs and the
+nodes that it had; where files and container do not agree nothing is taken over. Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.interface import Engine, reserved_cpus
+from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
+from bayplan.errors import Problem
+from bayplan.model.decision import Decision, Outcome, QosSource, Reason
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.model.sentences import nodes_text
+from bayplan.sets import CpuSet, NodeSet
+
+TAKEN_OVER: Final = "taken-over"
+"""Code of the reason why a container is where kubelet's managers have put it."""
+
+Names = Mapping[str, tuple[str, str]]
+"""Pod uid and container name by container id."""
+
+
+class KubeletState(Struct, frozen=True):
+    """What kubelet's files say; None for a file that is left out."""
+
+    cpus: CpuState | None = None
+    memory: MemoryState | None = None
+
+    def containers(self) -> list[tuple[str, str]]:
+        """The containers that something is assigned to, by pod uid and name."""
+        found = set[tuple[str, str]]()
+        if self.cpus is not None:
+            found.update((uid, name) for uid, name, _ in self.cpus.items())
+        if self.memory is not None:
+            assignments = self.memory.assignments.items()
+            found.update((uid, name) for uid, each in assignments for name, blocks in each.items() if blocks)
+        return sorted(found)
+
+
+class TakeOver(Struct, frozen=True):
+    """The *ledger* with what kubelet had assigned. ``taken`` are the ids of the containers it had assigned
+    something to, ``sharing`` of others that it kept on the shared CPUs, ``absent`` the containers of the
+    files that do not run. With ``problems`` the ledger is the one before."""
+
+    ledger: Ledger
+    taken: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
+    absent: tuple[tuple[str, str], ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+class _Found(Struct):
+    """One container of the files that runs."""
+
+    entry: Entry
+    cpus: CpuSet | None
+    blocks: Blocks | None
+
+    @property
+    def nodes(self) -> NodeSet | None:
+        """The nodes that its memory is bound to."""
+        return None if not self.blocks else NodeSet(node for one in self.blocks for node in one.nodes)
+
+
+def take_over(
+    machine: Machine,
+    policy: PlacementPolicy,
+    engine: Engine,
+    ledger: Ledger,
+    names: Names,
+    state: KubeletState,
+) -> TakeOver:
+    """What becomes of *ledger* when *state*, whose files are good on *machine*, is taken over.
+
+    *names* are those of the containers that run. Containers that opted out stay as they are.
+    """
+    ids = {name: key for key, name in names.items() if key in ledger.entries}
+    found, absent = list[_Found](), list[tuple[str, str]]()
+    for uid, name in state.containers():
+        key = ids.get((uid, name))
+        if key is None:
+            absent.append((uid, name))
+        elif not ledger.entries[key].decision.request.opted_out:
+            cpus = None if state.cpus is None else state.cpus.of(uid, name)
+            blocks = None if state.memory is None else state.memory.blocks(uid, name)
+            found.append(_Found(ledger.entries[key], cpus, blocks))
+    entries = [_taken(machine, policy, engine, ledger, one, state) for one in found]
+    problems = (*_differences(found, entries), *_contended(machine, policy, ledger, found))
+    if problems:
+        return TakeOver(ledger, absent=tuple(absent), problems=problems)
+    after = ledger
+    for entry in entries:
+        after = after.with_entry(entry)
+    sharing = () if state.cpus is None else tuple(_sharing(after, state.cpus.shared))
+    for entry in sharing:
+        after = after.with_entry(entry)
+    taken = tuple(sorted(entry.container_id for entry in entries))
+    others = tuple(sorted(entry.container_id for entry in sharing if entry.container_id not in taken))
+    return TakeOver(after, taken, others, tuple(absent))
+
+
+def _taken(
+    machine: Machine,
+    policy: PlacementPolicy,
+    engine: Engine,
+    ledger: Ledger,
+    one: _Found,
+    state: KubeletState,
+) -> Entry:
+    """The entry of a container once it is ours. What a file that is left out would say stays as it is."""
+    entry = ledger.with_own_notice(one.entry)
+    request, before = entry.decision.request, entry.decision.placement
+    cpus, mems, notified = before.exclusive_cpus, before.mems, entry.notified_cpus
+    if state.cpus is not None and one.cpus is not None:
+        request, cpus, notified = replace(request, pinned_cpus=None), one.cpus, one.cpus
+    if state.memory is not None and one.nodes is not None:
+        request, mems = replace(request, pinned_mems=None), one.nodes
+    request = replace(request, pinned_by_update=False)
+    base = ledger.without(entry.container_id)
+    placement = engine.adopt(machine, policy, base, request, mems or request.pinned_mems)
+    claim = None if placement.claim is None else replace(placement.claim, flexible=False)
+    placement = replace(placement, mems=mems, exclusive_cpus=cpus, claim=claim)
+    what = [f"CPUs {one.cpus}"] if one.cpus else []
+    what += [f"memory on {nodes_text(one.nodes)}"] if one.nodes else []
+    reason = Reason(TAKEN_OVER, f"kubelet had given it {' and '.join(what)}; taken over from its state files")
+    return replace(
+        entry, decision=Decision(request, Outcome.PLACED, placement, (reason,)), notified_cpus=notified
+    )
+
+
+def _differences(found: list[_Found], entries: list[Entry]) -> Iterator[Problem]:
+    """In what the containers are not as the files say; *entries* are what would be promised to them."""
+    for one, entry in zip(found, entries, strict=True):
+        request, placement = one.entry.decision.request, one.entry.decision.placement
+        name = f"{request.name}, in a file"
+        cpus = placement.exclusive_cpus or request.pinned_cpus
+        if one.cpus is not None and cpus != one.cpus:
+            yield Problem(name, f"CPUs {one.cpus}", f"the CPUs it has: {'all' if cpus is None else cpus}")
+        nodes = placement.mems or request.pinned_mems
+        if one.nodes is not None and nodes != one.nodes:
+            yield Problem(
+                name, f"nodes {one.nodes}", f"the nodes it has: {'all' if nodes is None else nodes}"
+            )
+        if any(block.nodes != one.nodes for block in one.blocks or ()):
+            yield Problem(name, "memory of several sets of nodes", "one set for all of it")
+        promised = _promised(entry)
+        sizes = {block.resource: block.size_bytes for block in one.blocks or () if block.size_bytes}
+        if one.blocks and sizes != promised:
+            yield Problem(name, _amounts(sizes), f"what it asks for: {_amounts(promised)}")
+
+
+def _promised(entry: Entry) -> dict[str, int]:
+    placement, total = entry.decision.placement, dict[str, int]()
+    rows = placement.booked_bytes.values() if placement.claim is None else [placement.claim.amounts_bytes]
+    for row in rows:
+        for resource, amount_bytes in row.items():
+            total[resource] = total.get(resource, 0) + amount_bytes
+    return total
+
+
+def _amounts(bytes_by_resource: Mapping[str, int]) -> str:
+    listed = [f"{amount} bytes of {resource}" for resource, amount in sorted(bytes_by_resource.items())]
+    return ", ".join(listed) or "no memory"
+
+
+def _contended(
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, found: list[_Found]
+) -> Iterator[Problem]:
+    """The CPUs that cannot be one container's alone here."""
+    own = {one.entry.container_id for one in found if one.cpus}
+    owners: dict[int, str] = {}
+    for entry in ledger.entries.values():
+        if entry.container_id not in own:
+            owners |= dict.fromkeys(entry.decision.placement.exclusive_cpus, entry.decision.request.name)
+    for one in found:
+        name, cpus = one.entry.decision.request.name, one.cpus or CpuSet()
+        reserved = cpus & reserved_cpus(machine, policy)
+        if reserved:
+            expected = "none that is reserved here; reservedSystemCPUs as kubelet has them"
+            yield Problem(f"{name}, in a file", f"CPUs {reserved}", expected)
+        for other in sorted({owners[cpu] for cpu in cpus if cpu in owners}):
+            yield Problem(f"{name}, in a file", f"CPUs {cpus}", f"none of those that {other} has to itself")
+        owners |= dict.fromkeys(cpus, name)
+
+
+def _sharing(ledger: Ledger, shared: CpuSet) -> Iterator[Entry]:
+    """The entries of kubelet's containers that are pinned to its *shared* CPUs, on ours from now on."""
+    for entry in ledger.entries.values():
+        request = entry.decision.request
+        kubelets = request.qos_source is QosSource.CGROUP_PARENT and not request.opted_out
+        if kubelets and request.pinned_cpus == shared and not entry.decision.placement.exclusive_cpus:
+            request = replace(request, pinned_cpus=None, pinned_by_update=False)
+            decision = replace(entry.decision, request=request)
+            yield replace(entry, decision=decision, notified_cpus=shared)
