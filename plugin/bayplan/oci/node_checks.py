@@ -21,6 +21,7 @@ _CONTROLLERS: Final = ("cpuset", "memory")
 _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
     0: ("CAP_CHOWN", "a config.json that a hook has rewritten gets another owner"),
     1: ("CAP_DAC_OVERRIDE", "files of other users' containers cannot be written"),
+    5: ("CAP_KILL", "pods of other users cannot be evicted (memoryPressure evict)"),
     19: ("CAP_SYS_PTRACE", "pages of other users' processes are not moved, and wrapped runtimes not found"),
     21: ("CAP_SYS_ADMIN", "interfaces in the network namespaces of pods give no device hints"),
     23: ("CAP_SYS_NICE", "pages of containers are not moved where promised memory would run out"),

@@ -12,6 +12,7 @@ import pytest
 from bayplan.agent.command_line import AgentSettings
 from bayplan.config.settings import Settings
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
+from bayplan.oci.node_checks import _CAPABILITIES
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
@@ -56,14 +57,6 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     assert service["ReadWritePaths"].split() == ["/sys/fs/cgroup", "/run", "-/var/lib/containers"]
     assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
     assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
-    capabilities = set(service["CapabilityBoundingSet"].split())
-    assert {
-        "CAP_SYS_NICE",
-        "CAP_SYS_PTRACE",
-        "CAP_SYS_RESOURCE",
-        "CAP_SYS_ADMIN",
-        "CAP_CHOWN",
-    } <= capabilities
     assert service["RestrictNamespaces"] == "net"
     assert "PrivateDevices" not in service
     assert service["DevicePolicy"] == "closed"
@@ -165,12 +158,11 @@ def test_set_up_installs_where_unit_and_documents_say() -> None:
     assert set(project["project"]["scripts"]) == set(commands)
 
 
-def test_the_document_says_why_each_capability() -> None:
+def test_unit_doctor_and_document_have_the_same_capabilities() -> None:
+    granted = unit()["Service"]["CapabilityBoundingSet"].split()
     page = (PACKAGING.parent / "docs" / "security.md").read_text()
-    assert (
-        re.findall(r"^\| (CAP_\w+) \|", page, re.MULTILINE)
-        == unit()["Service"]["CapabilityBoundingSet"].split()
-    )
+    assert re.findall(r"^\| (CAP_\w+) \|", page, re.MULTILINE) == granted
+    assert {name for name, _ in _CAPABILITIES.values()} == set(granted)
 
 
 def test_the_containerd_drop_in_switches_on_what_the_daemon_connects_to() -> None:
