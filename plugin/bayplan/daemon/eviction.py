@@ -116,8 +116,8 @@ class EvictionManager:
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
-        met = self.signals.problems()
-        return (*met, self._obstacle) if met and self._obstacle else met
+        found = self.signals.problems()
+        return (*found, self._obstacle) if self._obstacle and self.signals.pressure.since_ns else found
 
     def _threshold_to_act_on(self) -> Threshold | None:
         """The one that kubelet would act on of those that are due and ours, and that relief has given up."""

@@ -185,7 +185,7 @@ class PressureWatch:
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
-            self._problem = str(error)
+            self._problem, self.nodes = str(error), {}
             return None
         self._problem = ""
         self.latest, self._kept_seen_bytes = seen, kept_bytes

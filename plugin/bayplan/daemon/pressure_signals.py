@@ -58,15 +58,15 @@ class PressureSignals:
         if self._watch.mode is MemoryPressure.OFF:
             self.pressure, self._observations, self._problem = Pressure(), {}, ""
             return
-        thresholds = self._thresholds()
+        thresholds, self._problem = self._thresholds(), ""
         try:
             found = await self._in_thread(partial(read_signals, self._hierarchy, self._disks))
         except BayplanError as error:
-            self._problem = str(error)
-            return
-        self._problem = ""
+            # Nothing is done by numbers of an earlier look; nodes are observed otherwise.
+            found, self._problem = {}, str(error)
         self._observations = {**found, **self._of_nodes()}
-        self._name_unobserved(thresholds)
+        if found:
+            self._name_unobserved(thresholds)
         before = self.pressure
         self.pressure = after_look(before, thresholds, self._observations, self.clock_ns())
         self._report(before)
@@ -82,9 +82,9 @@ class PressureSignals:
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
-        if self._problem:
-            return (f"eviction signals cannot be read: {self._problem}",)
-        return tuple(f"eviction threshold met: {self._shortage(one)}" for one in self.pressure.since_ns)
+        problems = [f"eviction signals cannot be read: {self._problem}"] if self._problem else []
+        met = (f"eviction threshold met: {self._shortage(one)}" for one in self.pressure.since_ns)
+        return (*problems, *met)
 
     def _of_nodes(self) -> dict[str, Observation]:
         """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine

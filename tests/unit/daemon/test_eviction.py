@@ -347,3 +347,52 @@ def test_who_does_not_end_is_said(tmp_path: Path) -> None:
             assert it.one.controller.counters["evictions_failed"] == 1
 
     run(scenario)
+
+
+PIDS = Threshold("pid.available", ThresholdValue(share=0.5))
+NOT_HERE = Threshold("allocatableMemory.available", ThresholdValue(MIB))
+
+
+def test_processes_that_run_out_are_reported_and_nobody_is_evicted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (PIDS,)
+            await it.create(*LARGE, {0: 900 * MIB})
+            proc = it.live.node.root / "proc"
+            (proc / "sys/kernel").mkdir(parents=True)
+            for name in ("pid_max", "threads-max"):
+                (proc / "sys/kernel" / name).write_text("1000\n")
+            (proc / "loadavg").write_text("0.1 0.1 0.1 1/900 1\n")
+            assert await it.look(20) == []
+            assert it.manager.problems() == (
+                "eviction threshold met: pid.available is 100, the hard threshold 500",
+            )
+            assert it.manager.signals.conditions() == (NodeCondition.PID_PRESSURE,)
+
+    run(scenario)
+
+
+def test_what_cannot_be_observed_is_named_once_and_what_cannot_be_read_is_a_problem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (NOT_HERE, NODE)
+            await it.create(*LARGE, {0: 900 * MIB})
+            await it.look(3)
+            named = [one for one in caplog.records if "cannot be observed here" in one.getMessage()]
+            assert [one.signals for one in named] == [["allocatableMemory.available"]]
+            # Nobody goes by numbers of an earlier look; those of nodes are from elsewhere.
+            it.thresholds = (MACHINE_WIDE,)
+            it.machine(2 * GIB - MIB)
+            await it.look()
+            assert it.manager.signals.pressure.due == (MACHINE_WIDE,)
+            (it.live.node.root / "proc/meminfo").write_text("garbage\n")
+            assert await it.look(3) == []
+            assert it.manager.signals.pressure.due == ()
+            (problem,) = it.manager.problems()
+            assert problem.startswith("eviction signals cannot be read: ")
+            it.thresholds = (NODE,)
+            assert await it.look(6) == ["large"]
+
+    run(scenario)
