@@ -39,8 +39,11 @@ def build(nri_version: str) -> Path:
     return compiled(SOURCE, f"adaptation-{nri_version}", module, ("-tags", "nri_no_wasm"))
 
 
-def compiled(source: Path, name: str, module: str = "go", flags: tuple[str, ...] = ()) -> Path:
-    """The Go program in *source*, with the versions of its *module*.mod; built once for each state of it.
+def compiled(
+    source: Path, name: str, module: str = "go", flags: tuple[str, ...] = (), package: str = "."
+) -> Path:
+    """The Go program *package*, by default the one in *source*, with the versions of *module*.mod there;
+    built once for each state of it.
 
     Raises:
         GoSideError: there is no Go, or it does not build.
@@ -67,7 +70,7 @@ def compiled(source: Path, name: str, module: str = "go", flags: tuple[str, ...]
             return program
         fresh = Path(scratch, "program")
         built = subprocess.run(
-            [go, "build", "-trimpath", *flags, "-modfile", f"{module}.mod", "-o", fresh, "."],
+            [go, "build", "-trimpath", *flags, "-modfile", f"{module}.mod", "-o", fresh, package],
             cwd=source,
             env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
             capture_output=True,

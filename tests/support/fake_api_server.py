@@ -206,6 +206,7 @@ def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
         def _send(self, status: int, body: Object) -> None:
             text = json.dumps(body).encode()
             self.send_response(status)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
