@@ -76,13 +76,20 @@ if [ "$what" = deb ]; then
 	done
 	mv "$build/debian/bayplan.bayplan.service" "$build/debian/bayplan.service"
 	cp packaging/systemd/bayplan-agent.conf "$build/debian/bayplan.sysusers"
-	printf 'bayplan (%s) unstable; urgency=medium\n\n  * Commit %s.\n\n -- %s  %s\n' \
-		"$version" "$commit" "$(sed -n 's/^Maintainer: //p' packaging/debian/control)" "$(date -R -d "@$SOURCE_DATE_EPOCH")" >"$build/debian/changelog"
+	cat >"$build/debian/changelog" <<-EOF
+		bayplan ($version) unstable; urgency=medium
+
+		  * Commit $commit.
+
+		 -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -R -d "@$SOURCE_DATE_EPOCH")
+	EOF
 	(cd "$build" && dpkg-buildpackage --build=binary --no-sign --no-pre-clean >"$scratch/log" 2>&1) || {
 		cat "$scratch/log" >&2
 		exit 1
 	}
 	mv "$scratch"/bayplan_*.deb "$scratch/dist"
+	# Those of earlier commits: one is meant where bayplan_*.deb is installed.
+	rm -f "$out"/bayplan_*.deb
 fi
 for file in "$scratch"/dist/*; do
 	mv -f "$file" "$out"
