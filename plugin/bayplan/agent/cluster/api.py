@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from bayplan.agent.http_client import OK, Answer, Request, Server, ask
+from bayplan.agent.http_client import Answer, Request, Server, ask
 from bayplan.errors import BayplanError, UnavailableError, excerpt
 
 TIMEOUT_S: Final = 10.0
@@ -16,6 +16,7 @@ FIELD_MANAGER: Final = "bayplan-agent"
 _SUCCESS: Final = range(200, 300)
 
 Object = dict[str, Any]
+Kind = TypeVar("Kind")
 
 
 class ApiError(BayplanError):
@@ -39,9 +40,10 @@ class Api:
         self._server = server
         self._timeout_s = timeout_s
 
-    async def get(self, path: str) -> Object:
-        """The object at *path*."""
-        return await self._ask(path, Request(path))
+    async def get(self, path: str, kind: type[Kind]) -> Kind:
+        """The object at *path*, as far as *kind* has fields; UnavailableError if it is of another form."""
+        answer = await ask(self._server, Request(path), self._timeout_s)
+        return self._decoded(path, _accepted(path, answer).body, kind)
 
     async def apply(self, path: str, applied: Object) -> Object:
         """Server-side apply: the object at *path* has from now on what *applied* says, and is made where it
@@ -68,27 +70,30 @@ class Api:
         target = f"{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&{query}"
         limit_s = seconds + self._timeout_s
         answer = await ask(
-            self._server, Request(target), limit_s, lambda line: take(self._decoded(path, line))
+            self._server, Request(target), limit_s, lambda line: take(self._decoded(path, line, Object))
         )
-        if answer.status != OK:
-            raise _refusal(path, answer)
+        _accepted(path, answer)
 
     async def _ask(self, path: str, request: Request) -> Object:
         answer = await ask(self._server, request, self._timeout_s)
-        if answer.status not in _SUCCESS:
-            raise _refusal(path, answer)
-        return self._decoded(path, answer.body)
+        return self._decoded(path, _accepted(path, answer).body, Object)
 
-    def _decoded(self, path: str, text: bytes) -> Object:
+    def _decoded(self, path: str, text: bytes, kind: type[Kind]) -> Kind:
         try:
-            return msgspec.json.decode(text, type=Object)
+            return msgspec.json.decode(text, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"{path}: expected an object in JSON, found {excerpt(repr(text))}"
+            problem = f"{path}: not what an API server answers: {error}"
             raise UnavailableError(self._server.url, problem) from error
 
 
 def _with_body(method: str, target: str, body: Object, content_type: str) -> Request:
     return Request(target, method, json.dumps(body).encode(), content_type)
+
+
+def _accepted(path: str, answer: Answer) -> Answer:
+    if answer.status not in _SUCCESS:
+        raise _refusal(path, answer)
+    return answer
 
 
 def _refusal(path: str, answer: Answer) -> ApiError:

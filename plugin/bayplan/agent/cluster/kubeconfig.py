@@ -101,7 +101,7 @@ class _Reading:
 
     def _unusable(self, given: dict[str, Any], where: str, key: str, instead: str) -> None:
         if given.get(key):
-            self.problems.append(Problem(f"{where}.{key}", "it", instead))
+            self.problems.append(Problem(f"{where}.{key}", "a value", instead))
 
     def _content_of(self, given: dict[str, Any], where: str, key: str) -> Path | bytes | None:
         """The file that *key* names, or what ``KEY-data`` has, which goes first."""

@@ -41,7 +41,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Item(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: _Metadata
 
 
 class _List(_Item):
@@ -93,12 +93,11 @@ class ApiPodWatch:
 
     async def _follow(self) -> None:
         if not self._version:
-            self._list(await self._api.get(f"{_PODS}?{self._query}"))
+            self._list(await self._api.get(f"{_PODS}?{self._query}", _List))
         query = f"{self._query}&{urlencode({'resourceVersion': self._version})}"
         await self._api.watch(_PODS, query, self._take, WATCH_S)
 
-    def _list(self, answer: Object) -> None:
-        listed = msgspec.convert(answer, _List)
+    def _list(self, listed: _List) -> None:
         self._pods = {}
         for item in listed.items or ():
             self._know(item, msgspec.convert(item, _Item).metadata)

@@ -9,6 +9,8 @@ import random
 from http import HTTPStatus
 from typing import Final
 
+from msgspec import Struct
+
 from bayplan.agent.cluster.api import Api, ApiError, Object
 from bayplan.agent.cluster.condition import Condition
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
@@ -23,6 +25,22 @@ RETRY_LIMIT_S: Final = 10.0
 
 _GROUP_PATH: Final = f"/apis/{API_GROUP}"
 _COLLECTION: Final = f"{_GROUP_PATH}/{API_VERSION}/{RESOURCE}"
+
+
+class _Metadata(Struct):
+    uid: str
+
+
+class _Node(Struct):
+    metadata: _Metadata
+
+
+class _GroupVersion(Struct):
+    version: str
+
+
+class _Group(Struct):
+    versions: list[_GroupVersion]
 
 
 class TopologyPublisher:
@@ -96,14 +114,14 @@ class TopologyPublisher:
     async def _missing(self) -> str:
         """Why there is no such resource."""
         try:
-            group = await self._api.get(_GROUP_PATH)
+            group = await self._api.get(_GROUP_PATH, _Group)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 return str(error)
             return f"the cluster has no {RESOURCE}.{API_GROUP}: install its CustomResourceDefinition"
         except UnavailableError as error:
             return str(error)
-        served = ", ".join(str(one.get("version")) for one in group.get("versions") or ())
+        served = ", ".join(one.version for one in group.versions)
         return f"the cluster serves {RESOURCE}.{API_GROUP} as {served}, not as {API_VERSION}"
 
 
@@ -120,8 +138,7 @@ async def remove_topology(api: Api, node_name: str) -> bool:
 
 async def node_uid(api: Api, node_name: str) -> str:
     """The uid of the node's own object; raises ApiError, UnavailableError."""
-    node = await api.get(f"/api/v1/nodes/{node_name}")
-    return str(node.get("metadata", {}).get("uid", ""))
+    return (await api.get(f"/api/v1/nodes/{node_name}", _Node)).metadata.uid
 
 
 def _same_basis(one: Snapshot, other: Snapshot) -> bool:

@@ -41,12 +41,12 @@ async def test_the_server_of_a_kubeconfig_is_asked_with_its_token(tmp_path: Path
         (tmp_path / "token").write_text(f"{TOKEN}\n")
         for user in ({"token": TOKEN}, {"tokenFile": "token"}):
             api = Api(api_server(written(tmp_path, cluster, user)))
-            assert (await api.get(f"/api/v1/nodes/{NODE}"))["metadata"]["uid"] == "node-uid"
+            assert (await api.get(f"/api/v1/nodes/{NODE}", dict))["metadata"]["uid"] == "node-uid"
         with pytest.raises(ApiError, match="answers 401: Unauthorized"):
-            await Api(api_server(written(tmp_path, cluster, {"token": "other"}))).get("/api")
+            await Api(api_server(written(tmp_path, cluster, {"token": "other"}))).get("/api", dict)
         elsewhere = {**cluster, "tls-server-name": "elsewhere"}
         with pytest.raises(UnavailableError, match="certificate verify failed"):
-            await Api(api_server(written(tmp_path, elsewhere, {"token": TOKEN}))).get("/api")
+            await Api(api_server(written(tmp_path, elsewhere, {"token": TOKEN}))).get("/api", dict)
 
 
 def test_files_are_found_beside_the_kubeconfig(tmp_path: Path) -> None:

@@ -140,7 +140,9 @@ async def test_what_is_no_pod_hides_no_other_one(caplog: pytest.LogCaptureFixtur
     assert [record.message for record in caplog.records] == ["a pod cannot be read"]
 
 
-@pytest.mark.parametrize("answer", [{"items": 3}, {"items": ["pod"]}, {"metadata": []}])
+@pytest.mark.parametrize(
+    "answer", [{"items": 3}, {"items": ["pod"]}, {"metadata": []}, {"metadata": {}, "items": [{}]}]
+)
 async def test_an_answer_of_another_form_is_logged_once(answer, caplog: pytest.LogCaptureFixture) -> None:
     class Odd(FakeApiServer):
         def answer(self, *_: Any) -> dict[str, Any]:

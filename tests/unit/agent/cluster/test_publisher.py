@@ -101,6 +101,7 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
         ({"forbidden": {("PATCH", TOPOLOGY)}}, 'answers 403: "/apis/topology'),
         ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden'),
         ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found"),
+        ({"objects": {f"/api/v1/nodes/{NODE}": {"metadata": []}}}, "not what an API server answers"),
         ({"hangs": True}, "no answer within 0.3 s"),
     ],
 )
