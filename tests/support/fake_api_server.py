@@ -201,7 +201,7 @@ def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
             except OSError:
                 pass  # the client is gone
 
-        do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815
+        do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815 - http.server names them
 
         def _send(self, status: int, body: Object) -> None:
             text = json.dumps(body).encode()
