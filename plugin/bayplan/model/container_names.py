@@ -10,6 +10,10 @@ from bayplan.printable import MOST_NAME_CHARACTERS, printable
 MIN_ID_PREFIX: Final = 12
 """So many characters of a container's id stand for it; crictl shows 13, docker 12."""
 
+_NOTHING: Final = "-"
+"""In place of the name of a pod or namespace that is not there."""
+
+_PARTS: Final = 3
 _MIN_SIMILAR_ID: Final = 4
 _MAX_SPELLINGS: Final = 1000
 """To compare the spelling of a word with so many takes 50 ms."""
@@ -19,9 +23,24 @@ def container_name(pod: Pod, container: Container) -> str:
     """The name people know a container by: ``namespace/pod/container``; the id where a name is missing,
     ``-/-/id`` without a pod. It stands in sentences, so that each part is printable and bounded."""
     # A container without a pod has one of its own, with its id.
-    pod_name = pod.name or ("-" if pod.id == container.id else pod.id or container.pod_id)
-    parts = (pod.namespace or "-", pod_name, container.name or container.id)
+    pod_name = pod.name or (_NOTHING if pod.id == container.id else pod.id or container.pod_id)
+    parts = (pod.namespace or _NOTHING, pod_name, container.name or container.id)
     return "/".join(printable(part, MOST_NAME_CHARACTERS) for part in parts)
+
+
+def parts_in_pod(name: str) -> tuple[str, str, str] | None:
+    """Namespace, pod and container of a *name* as `container_name` makes it; None for a container in no
+    pod of Kubernetes.
+
+    >>> parts_in_pod("shop/web-0/main")
+    ('shop', 'web-0', 'main')
+    >>> parts_in_pod("-/-/1f")
+    """
+    parts = name.split("/")
+    if len(parts) != _PARTS or parts[0] == _NOTHING:
+        return None
+    namespace, pod, container = parts
+    return namespace, pod, container
 
 
 def names_container(subject: str, name: str, container_id: str) -> bool:

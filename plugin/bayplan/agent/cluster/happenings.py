@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import MOVED_OVER, Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.sentences import summary
@@ -12,9 +13,6 @@ from bayplan.model.sentences import summary
 REFUSED: Final = "PlacementRefused"
 DEGRADED: Final = "PlacementDegraded"
 MOVED: Final = "PlacementMoved"
-
-_NO_POD: Final = "-"
-_PARTS: Final = 3
 
 
 class Happening(Struct, frozen=True):
@@ -55,7 +53,7 @@ def _moved(decision: Decision) -> str:
 
 def _of(decision: Decision, reason: str, sentence: str) -> Iterator[Happening]:
     """Nothing of a container that is in no pod."""
-    parts = decision.request.name.split("/")
-    if len(parts) == _PARTS and parts[0] != _NO_POD:
+    parts = parts_in_pod(decision.request.name)
+    if parts is not None:
         namespace, pod, container = parts
         yield Happening(namespace, pod, container, reason, f"container {container}: {sentence}")

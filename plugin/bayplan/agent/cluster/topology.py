@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bayplan.agent.cluster.fingerprint import pod_fingerprint
 from bayplan.engines.interface import reserved_cpus
+from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
 from bayplan.views.node_room import node_rooms
@@ -22,9 +23,6 @@ RESOURCE: Final = "noderesourcetopologies"
 
 _SCOPE: Final = "container"
 """Containers are decided about one by one."""
-
-_NO_POD: Final = "-"
-_PARTS: Final = 3
 
 Object = dict[str, Any]
 
@@ -51,8 +49,8 @@ def topology_object(node_name: str, node_uid: str, snapshot: Snapshot) -> Object
 def pods_of(ledger: Ledger) -> set[tuple[str, str]]:
     """Namespace and name of each pod that something is promised to."""
     entries = (*ledger.entries.values(), *ledger.retained.values())
-    names = (entry.decision.request.name.split("/") for entry in entries)
-    return {(parts[0], parts[1]) for parts in names if len(parts) == _PARTS and parts[0] != _NO_POD}
+    named = (parts_in_pod(entry.decision.request.name) for entry in entries)
+    return {(parts[0], parts[1]) for parts in named if parts is not None}
 
 
 def _zones(snapshot: Snapshot) -> Iterator[Object]:

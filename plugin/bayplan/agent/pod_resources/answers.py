@@ -8,20 +8,15 @@ containers that are bound to nodes.
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Final
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import NodeSet
-
-_NO_POD: Final = "-"
-"""The namespace in the name of a container that no Kubernetes pod has."""
-
-_PARTS: Final = 3
 
 PodName = tuple[str, str]
 """Namespace and name."""
@@ -66,14 +61,14 @@ def allocatable_answer(
 
 
 def _by_pod(ledger: Ledger) -> Iterator[tuple[PodName, list[pb.ContainerResources]]]:
-    named = sorted(
-        (
-            (entry.decision.request.name.split("/"), entry.container_id, entry.decision)
-            for entry in ledger.entries.values()
-        ),
+    named = (
+        (parts_in_pod(entry.decision.request.name), entry.container_id, entry.decision)
+        for entry in ledger.entries.values()
+    )
+    in_pods = sorted(
+        ((parts, container_id, decision) for parts, container_id, decision in named if parts is not None),
         key=lambda one: one[:2],
     )
-    in_pods = (one for one in named if len(one[0]) == _PARTS and one[0][0] != _NO_POD)
     for (namespace, pod), containers in groupby(in_pods, key=lambda one: one[0][:2]):
         yield (namespace, pod), [_container(name[2], decision) for name, _, decision in containers]
 
