@@ -14,8 +14,8 @@ from bayplan.errors import HostError
 
 Result = TypeVar("Result")
 
-LIMIT_S: Final = 10.0
-"""A configuration of the largest size that is read takes a few seconds."""
+LIMIT_S: Final = 30.0
+"""A configuration of the largest size takes a few seconds, a small one took ten where CPU was short."""
 
 
 def read_within(read: Callable[[], Result], limit_s: float = LIMIT_S) -> Result:
