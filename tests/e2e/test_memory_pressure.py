@@ -1,5 +1,6 @@
 """Memory is free where it is promised: containers within their claims survive while others grow to theirs."""
 
+import signal
 import time
 
 import pytest
@@ -25,6 +26,32 @@ for tolerated in ((HostError,), ()):
         with contextlib.suppress(*tolerated):
             migrate_pages(int(pid), NodeSet.parse("0-3"), NodeSet.parse(there))
 """
+
+# Puts itself into a cgroup and fills so much memory on a node, which two pipes refer to from then on: like a
+# device that works with it, they keep the pages where they are.
+PIN = """
+import ctypes, fcntl, mmap, os, signal, sys
+cgroup, there, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+SET_MEMPOLICY, MPOL_DEFAULT, MPOL_BIND, F_SETPIPE_SZ, SPLICE_F_NONBLOCK = 238, 0, 2, 1031, 2
+libc = ctypes.CDLL(None, use_errno=True)
+for path in (cgroup + "/cgroup.procs", "/proc/self/oom_score_adj"):
+    with open(path, "w") as file:
+        file.write("0" if "cgroup" in path else "1000")
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+assert libc.syscall(SET_MEMPOLICY, MPOL_BIND, ctypes.byref(ctypes.c_ulong(1 << there)), 64) == 0
+memory.write(b"x" * size)
+assert libc.syscall(SET_MEMPOLICY, MPOL_DEFAULT, None, 0) == 0
+start, part = ctypes.addressof(ctypes.c_char.from_buffer(memory)), size // 2
+for at in (start, start + part):
+    _, into = os.pipe()
+    fcntl.fcntl(into, F_SETPIPE_SZ, part)
+    pages = (ctypes.c_size_t * 2)(at, part)
+    assert libc.vmsplice(into, pages, ctypes.c_size_t(1), SPLICE_F_NONBLOCK) == part
+print("pinned", flush=True)
+signal.pause()
+"""
+PIN_LOG = "/run/pin.log"
 
 
 def put(node: Node, placed: list[tuple[Running, int]]) -> None:
@@ -166,3 +193,22 @@ def test_a_daemon_that_is_killed_while_it_moves_pages_goes_on_after_its_restart(
     (explained,) = node.bayplan.ask("explain", moved.container_id)["containers"]
     recorded_bytes = sum(one["movedBytes"] for one in explained["pageMoves"] if one["fromNode"] == 1)
     assert recorded_bytes >= gone_bytes
+
+
+@pytest.mark.matrix
+@on(SPLIT_SOCKETS, "2.1")
+def test_pages_that_somebody_keeps_in_place_count_as_gone_and_others_make_room(node: Node) -> None:
+    node.bayplan.start("--memory-pressure", "relieve")
+    node.bayplan.await_synchronized()
+    owners, others = crowded(node)
+    cgroup = f"/sys/fs/cgroup{node.view(others[-1]).cgroup}"
+    node.guest.start("pin", "python3", "-c", PIN, cgroup, "1", str(8 * MIB), log=PIN_LOG)
+    try:
+        node.guest.await_text(PIN_LOG, "pinned")
+        await_calm(node)
+        all_grow(node, owners, others)
+        assert node.view(others[-1]).anon_bytes()[1] >= 8 * MIB
+        (explained,) = node.bayplan.ask("explain", others[-1].container_id)["containers"]
+        assert any(one["obstacle"] for one in explained["pageMoves"] if one["fromNode"] == 1)
+    finally:
+        node.guest.signal("pin", signal.SIGKILL)
