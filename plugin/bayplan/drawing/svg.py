@@ -51,7 +51,7 @@ def fitting(words: str, width: float, size: float) -> str:
     """As much of *words* as has room on *width* in a font of *size*: the end is what tells names apart.
 
     >>> fitting("default/web-0/nginx", 80, 12)
-    '…web-0/nginx'
+    '…eb-0/nginx'
     """
     most = max(2, int(width / (size * _CHARACTER)))
     return words if len(words) <= most else f"…{words[len(words) - most + 1 :]}"

@@ -77,7 +77,11 @@ def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[st
             found[pod] = None
         elif len(spellings) < _MAX_SPELLINGS:
             spellings.setdefault(pod.lower() if "/" in wanted else pod.rpartition("/")[2].lower(), pod)
-    return list(found) or [spellings[one] for one in difflib.get_close_matches(wanted, spellings)]
+    # Of names with a namespace that much is the same anyway.
+    least = 0.75 if "/" in wanted else 0.6
+    return list(found) or [
+        spellings[one] for one in difflib.get_close_matches(wanted, spellings, cutoff=least)
+    ]
 
 
 def _letters(name: str) -> str:
