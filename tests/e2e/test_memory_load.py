@@ -16,12 +16,15 @@ from testbed.memory_load import MemoryWatch, install, kills, let_go, said, using
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, burstable, guaranteed
 from testbed.scenario import on
-from testbed.topology import SPLIT_SOCKETS
+from testbed.topology import SPLIT_SOCKETS, UNEQUAL
 
 SECONDS = int(os.environ.get("MEMORY_LOAD_SECONDS", "120"))
 POLL_S = 5.0
+# From Linux 6.7 on CPUs keep up to an eighth of a node in lists of their own, of which nobody else gets any
+# before somebody is killed: here that would be as much as is left free.
+CPU_LISTS = "vm.percpu_pagelist_high_fraction"
 PAGE_BYTES = 4096
-RATE_MIB = 4
+RATE_MIB = 2
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(SECONDS + 1200, func_only=True)]
 
 
@@ -37,6 +40,7 @@ class Load:
 
 
 EQUAL_LOAD = Load({0: 310, 1: 320, 2: 320}, 220, 50)
+UNEQUAL_LOAD = Load({1: 150, 2: 320, 3: 430}, 240, 80)
 
 
 def launched(node: Node, load: Load) -> tuple[list[Running], list[Running], Running]:
@@ -76,6 +80,7 @@ def launched(node: Node, load: Load) -> tuple[list[Running], list[Running], Runn
 def measured(node: Node, load: Load, mode: str) -> dict[str, object]:
     """Start all of it, and say what became of it: nothing here judges."""
     install(node)
+    node.guest.run("sysctl", f"{CPU_LISTS}=64")
     node.bayplan.start(
         *("--memory-pressure", mode),
         *("--measured-reservation", "true"),
@@ -91,6 +96,7 @@ def measured(node: Node, load: Load, mode: str) -> dict[str, object]:
             time.monotonic() < until_s or not all_used(node, owners, webs, load)
         ):
             time.sleep(POLL_S)
+    node.guest.run("sysctl", f"{CPU_LISTS}=0")
     counters = node.bayplan.status()["counters"]
     found = {
         "mode": mode,
@@ -120,8 +126,17 @@ def killed_within_claims(node: Node, before: int) -> list[str]:
     return [one.program for one in kills(node)[before:] if one.of_a_claim]
 
 
-@on(SPLIT_SOCKETS, "2.1")
-def test_nobody_is_killed_within_its_claim_on_equal_nodes(node: Node) -> None:
-    found = measured(node, EQUAL_LOAD, "relieve")
+def keeps_promises(node: Node, load: Load) -> None:
+    found = measured(node, load, "relieve")
     assert found["killed_within_claims"] == []
     assert float(str(found["lowest_share_on_promised_nodes"])) >= 0.99
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_nobody_is_killed_within_its_claim_on_equal_nodes(node: Node) -> None:
+    keeps_promises(node, EQUAL_LOAD)
+
+
+@on(UNEQUAL, "2.1")
+def test_nobody_is_killed_within_its_claim_on_unequal_nodes(node: Node) -> None:
+    keeps_promises(node, UNEQUAL_LOAD)

@@ -252,6 +252,12 @@ SPLIT_SOCKETS = Topology(
     nodes_per_socket=2,
     distances=((10, 12, 20, 20), (12, 10, 20, 20), (20, 20, 10, 12), (20, 20, 12, 10)),
 )
+# All sizes differ, and the last node has no CPUs; nothing says that its memory is of another kind.
+UNEQUAL = Topology(
+    "unequal",
+    (NumaNode(2, 768), NumaNode(4, 384), NumaNode(2, 512), NumaNode(0, 640)),
+    distances=((10, 21, 21, 17), (21, 10, 21, 28), (21, 21, 10, 28), (17, 28, 28, 10)),
+)
 HOT_PLUG = Topology(
     "hot-plug",
     (NumaNode(2, 1024), NumaNode(4, 1024)),
