@@ -103,6 +103,13 @@ def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = 
     return read_file(path, most_bytes).content.decode("utf-8-sig", errors)
 
 
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why `read_text` could not read a file, in words for a `Problem`."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return error.strerror or str(error)
+
+
 def kind_of(status: os.stat_result) -> str:
     """What a status is the status of, in words: ``a FIFO``."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a regular file")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
-from bayplan.files import check_kind, read_text
+from bayplan.files import check_kind, read_text, unreadable
 
 VERB: Final = "import-state"
 HELP: Final = "take over what kubelet's static CPU and Memory Manager have given to containers; moves none"
@@ -49,10 +49,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         path = arguments.kubelet_directory / name
         try:
             texts[name] = read_text(path)
-        except OSError as error:
-            problems.append(Problem(str(path), error.strerror or str(error), "kubelet's state file"))
-        except UnicodeDecodeError:
-            problems.append(Problem(str(path), "what is not UTF-8", "kubelet's state file"))
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(Problem(str(path), unreadable(error), "kubelet's state file"))
     if problems:
         raise ConfigError("kubelet's state", tuple(problems))
     return ask(arguments.admin_socket, VERB, files=texts, dryRun=not arguments.yes)

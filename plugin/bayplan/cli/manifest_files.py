@@ -7,10 +7,9 @@ from typing import Any
 
 import yaml
 
-from bayplan.config.values import unreadable
 from bayplan.config.yaml_text import YAML_ERRORS, LocatingLoader, yaml_problem
 from bayplan.errors import ConfigError, Problem
-from bayplan.files import MAX_FILE_BYTES, MIB, read_text
+from bayplan.files import MAX_FILE_BYTES, MIB, read_text, unreadable
 
 _KEPT = ("kind", "metadata", "spec", "status", "items")
 _METADATA = ("name", "generateName", "namespace", "uid", "annotations")

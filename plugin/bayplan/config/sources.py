@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from bayplan.config.values import InvalidValueError, invalid, items, show, unreadable
+from bayplan.config.values import InvalidValueError, invalid, items, show
 from bayplan.errors import Problem, excerpt
-from bayplan.files import MIB, read_text
+from bayplan.files import MIB, read_text, unreadable
 from bayplan.placement.foreign_cpusets import PinningManager
 
 MAX_CONFIG_BYTES: Final = MIB

@@ -272,13 +272,6 @@ def parsed(parse: Callable[[str], T], path: str, value: object, expected: str) -
         raise invalid(path, show(value), expected) from error
 
 
-def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, in words for a `Problem`."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
-    return error.strerror or str(error)
-
-
 def _plain(key: str) -> str:
     """A key without what people vary: reserved_memory and reserved-memory are reservedMemory."""
     return re.sub(r"[-_]", "", key).lower()

@@ -22,11 +22,10 @@ from bayplan.config.values import (
     parsed,
     show,
     unknown_key,
-    unreadable,
 )
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.files import read_text
+from bayplan.files import read_text, unreadable
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.machine import Cpu, Machine, Node

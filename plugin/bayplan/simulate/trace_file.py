@@ -15,11 +15,10 @@ from bayplan.config.values import (
     items,
     show,
     unknown_key,
-    unreadable,
 )
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
-from bayplan.files import MIB, read_text
+from bayplan.files import MIB, read_text, unreadable
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
 from bayplan.model.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
