@@ -56,7 +56,8 @@ GiB of small pages, and whoever maps memory in the process waits for that."""
 _RANGE: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-][ps]) \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _POLICY: Final = re.compile(r"^([0-9a-f]+) (\S+)(.*)$", re.MULTILINE)
 _BIND: Final = re.compile(r"bind(?:=[a-z|]+)?:([0-9,-]+)")
-_SHARED: Final = ("/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage")  # noqa: S108 - names
+_SHARED: Final = ("/dev/zero", "/memfd:", "/dev/shm/", "/SYSV")  # noqa: S108 - names
+_HUGE: Final = re.compile(r"^HugetlbPages:\s+[1-9]", re.MULTILINE)
 _OF_KERNEL: Final = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
 
 
@@ -160,7 +161,8 @@ def _pieces(ranges: Iterable[tuple[int, int]], since: int, page_bytes: int) -> I
 
 def movable_ranges(pid: int, source: int, target: int, root: Path = Path("/")) -> list[tuple[int, int]]:
     """The parts of the address space of process *pid* with memory that may be moved: first and last address,
-    the last not included. Where numa_maps can be read, only those with pages on *source*.
+    the last not included. Where numa_maps can be read, only those with pages on *source*. Never those of huge
+    pages of hugetlbfs: they are promised where they are, and their pool goes with them.
 
     Raises:
         AbsentError: the process is gone.
@@ -170,14 +172,18 @@ def movable_ranges(pid: int, source: int, target: int, root: Path = Path("/")) -
     maps = read_text(str(directory / "maps"))
     if not maps and not (directory / "maps").exists():
         raise AbsentError(str(directory), "the process is gone")
-    kept = None
+    kept, has_huge_pages = None, False
     if _resident_bytes(directory) <= _LARGE_BYTES:
         kept = set(_allowed(read_text(str(directory / "numa_maps")), source, target))
+    else:
+        has_huge_pages = _HUGE.search(read_text(str(directory / "status"))) is not None
     found = []
     for start_text, end_text, modes, name in _RANGE.findall(maps):
         start = int(start_text, 16)
         if name in _OF_KERNEL or (kept is not None and start not in kept):
             continue
+        if has_huge_pages and name.startswith("/"):
+            continue  # Its name does not say whether it is of huge pages.
         shared = modes[3] == "s"
         if (shared and not name.startswith(_SHARED)) or (kept is None and not shared and modes[1] != "w"):
             continue

@@ -30,6 +30,7 @@ _RECORDED: Final = (
     f"{_SYSTEM}/node/node[0-9]*/distance",
     f"{_SYSTEM}/node/node[0-9]*/meminfo",
     f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/nr_hugepages",
+    f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/surplus_hugepages",
     f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/node[0-9]*",
     f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_bandwidth",
     f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_latency",
@@ -49,7 +50,10 @@ _RECORDED: Final = (
     "sys/devices/virtual/memory_tiering/memory_tier[0-9]*/nodelist",
     "proc/driver/nvidia/gpus/*/numa_status",
 )
-_POOLS_WITHOUT_NUMA: Final = "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages"
+_POOLS_WITHOUT_NUMA: Final = (
+    "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages",
+    "sys/kernel/mm/hugepages/hugepages-*kB/surplus_hugepages",
+)
 
 
 def record(root: Path = Path("/")) -> str:
@@ -59,7 +63,7 @@ def record(root: Path = Path("/")) -> str:
         HostError: a file is there and can't be read.
     """
     numa = (root / _SYSTEM / "node").exists()
-    patterns = _RECORDED if numa else (*_RECORDED, _POOLS_WITHOUT_NUMA)
+    patterns = _RECORDED if numa else (*_RECORDED, *_POOLS_WITHOUT_NUMA)
     paths = {path for pattern in patterns for path in root.glob(pattern)}
     return "".join(line for path in sorted(paths, key=_natural) for line in _lines(root, path))
 

@@ -150,11 +150,18 @@ def _only_node(root: Path, online_cpus: CpuSet) -> Node:
 
 
 def _hugepages(directory: str) -> Mapping[int, int]:
-    """Pool bytes by page size, pools of no pages included. No directory: the kernel has no hugetlbfs, or is
-    an older one and the node has no memory."""
+    """Pool bytes by page size, pools of no pages included, without surplus pages. No directory: the kernel
+    has no hugetlbfs, or is an older one and the node has no memory."""
     pools = {}
     for size_kib in numbered_entries(directory, _HUGEPAGES):
-        count = parse_file(f"{directory}/hugepages-{size_kib}kB/nr_hugepages", parse_number)
+        pool = f"{directory}/hugepages-{size_kib}kB"
+        count = parse_file(f"{pool}/nr_hugepages", parse_number)
+        # The kernel counts surplus pages in, and takes them back with their last use: nobody can be promised
+        # them, and as long as they are there they are memory that is held outside of containers.
+        path = f"{pool}/surplus_hugepages"
+        surplus = read_optional(path)
+        if surplus is not None:
+            count = max(0, count - parse_file(path, parse_number, surplus))
         pools[size_kib * KIB] = count * size_kib * KIB
     return pools
 

@@ -113,8 +113,11 @@ def stays(entry: Entry) -> bool:
 
 
 def start_bytes(machine: Machine) -> dict[int, int]:
-    """By node, what is kept free beside the promises before pages are moved: 1 GiB on a node of 256 GiB."""
-    return {node.id: _band_bytes(node.memory_bytes) for node in machine.nodes if node.memory_bytes}
+    """By node, what is kept free beside the promises before pages are moved: 1 GiB on a node with 256 GiB of
+    ordinary memory, beside huge pages."""
+    return {
+        node.id: _band_bytes(node.capacity_bytes()[MEMORY]) for node in machine.nodes if node.memory_bytes
+    }
 
 
 def goal_bytes(machine: Machine) -> dict[int, int]:

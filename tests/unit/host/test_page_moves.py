@@ -75,6 +75,7 @@ def recorded(root: Path, resident_pages: int = 2000) -> Path:
     (directory / "maps").write_text(MAPS)
     (directory / "numa_maps").write_text(NUMA_MAPS)
     (directory / "statm").write_text(f"9000 {resident_pages} 30 1 0 9 0\n")
+    (directory / "status").write_text("Name:\tdb\nHugetlbPages:\t       0 kB\n")
     return root
 
 
@@ -94,6 +95,17 @@ def test_the_page_tables_of_a_large_process_are_not_walked(tmp_path):
     assert 0x400000 not in starts
     assert 0x7F0000600000 not in starts
     assert {0xE03000, 0x7F0000400000} <= set(starts)
+
+
+@pytest.mark.parametrize(("huge_kib", "moved"), [(2048, False), (0, True)])
+def test_huge_pages_stay_also_where_the_page_tables_are_not_walked(tmp_path, huge_kib, moved):
+    root = recorded(tmp_path, resident_pages=3 << 20)
+    (root / "proc/42/numa_maps").unlink()
+    (root / "proc/42/status").write_text(f"Name:\tdb\nHugetlbPages:\t{huge_kib:>8} kB\nThreads:\t1\n")
+    starts = {start for start, _ in movable_ranges(42, 1, 0, root)}
+    # A mapping with a name may be of huge pages; these are private memory without one.
+    assert (0x7F0000800000 in starts, 0x7F0000400000 in starts) == (moved, moved)
+    assert {0xE03000, 0x7F0000000000, 0x7FFD00000000} <= starts
 
 
 def test_a_process_keeps_its_memory(holder):

@@ -38,6 +38,14 @@ def test_without_numa_the_files_that_stand_in_are_recorded_too(tmp_path):
     assert read_machine(tmp_path / "again") == one
 
 
+@pytest.mark.parametrize("directory", ["sys/devices/system/node/node0", "sys/kernel/mm"])
+def test_huge_pages_beyond_the_pool_are_recorded_as_such(tmp_path, directory):
+    path = f"{directory}/hugepages/hugepages-2048kB/surplus_hugepages"
+    tree = SysfsTree(WANTED) if "node" in directory else SysfsTree.without_numa(machine(1, 4, GIB))
+    tree.files[path] = "1\n"
+    assert f"{path}:1\n" in record(tree.write(tmp_path))
+
+
 def test_a_recording_is_in_the_order_of_the_numbers_and_keeps_empty_files(tmp_path):
     lines = record(SysfsTree(WANTED).write(tmp_path)).splitlines()
     cpus = [line for line in lines if line.endswith("/topology/physical_package_id:0")]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.host.sysfs import UNKNOWN_SOCKET, read_hugepages, read_machine
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -80,6 +80,21 @@ def test_the_memory_of_the_machine_is_not_always_the_sum_of_its_nodes(tmp_path):
     assert read_machine(tree.write(tmp_path / "given")).memory_bytes == 3 * GIB
     del tree.files["proc/meminfo"]
     assert read_machine(tree.write(tmp_path / "not-given")).memory_bytes == 2 * GIB
+
+
+def test_huge_pages_beyond_the_pool_are_nobodys_to_promise(tmp_path):
+    tree = SysfsTree(SMALL)
+    pool = f"{SYSTEM}/node/node0/hugepages/hugepages-2048kB"
+    tree.files[f"{pool}/nr_hugepages"] = "9\n"
+    tree.files[f"{pool}/surplus_hugepages"] = "5\n"
+    found = read_machine(tree.write(tmp_path))
+    assert found == SMALL
+    # They come and go between two files.
+    (tmp_path / f"{pool}/surplus_hugepages").write_text("10\n")
+    assert read_hugepages([0, 1], tmp_path) == {0: {2 * MIB: 0, GIB: 0}, 1: {2 * MIB: 8 * MIB, GIB: 0}}
+    (tmp_path / f"{pool}/surplus_hugepages").write_text("many\n")
+    with pytest.raises(HostError, match="surplus_hugepages: found 'many'"):
+        read_hugepages([0], tmp_path)
 
 
 def test_no_cache_files_at_all(tmp_path):
