@@ -31,6 +31,7 @@ from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.page_records import PageMoveRecord
+from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import (
     container_pages,
@@ -101,6 +102,7 @@ class PressureWatch:
         self._watermarks: Mapping[int, Watermarks] = {}
         self._watermarks_at_s = -WATERMARKS_S
         self._counted_at_s = -COUNT_S
+        self._seen_at_s = 0.0
         self._counted_for: Look | None = None
         self._problem = ""
         self._at_risk_at_s: dict[NodeSet, float] = {}
@@ -256,8 +258,23 @@ class PressureWatch:
             if node in nodes
         )
         everybody = (*containers.values(), *services.values(), *kept)
-        found = plan(nodes, everybody, start_bytes(machine), goal_bytes(machine), machine.distance)
+        bands = start_bytes(machine), goal_bytes(machine)
+        found = plan(nodes, everybody, *bands, machine.distance)
+        soon_lost = self._soon_lost_bytes(nodes, found.expected_bytes)
+        if any(amount > bands[0].get(node, 0) for node, amount in soon_lost.items()):
+            found = plan(nodes, everybody, *widened(*bands, soon_lost), machine.distance)
         return LivePages(time.time_ns() // 1000, nodes, containers, found, services)
+
+    def _soon_lost_bytes(
+        self, nodes: Mapping[int, NodeMemory], expected_bytes: Mapping[int, int]
+    ) -> dict[int, int]:
+        """What *nodes* lose until something can be done about it."""
+        now_s, before, passed_s = self._clock_s(), self.latest, self._clock_s() - self._seen_at_s
+        self._seen_at_s = now_s
+        if before is None:
+            return {}
+        most_bytes = round(self.relief.rate_bytes * LEAD_S)
+        return soon_lost_bytes(before, nodes, expected_bytes, passed_s, most_bytes)
 
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest

@@ -290,6 +290,29 @@ def test_pages_are_moved_until_the_promise_can_be_kept_and_no_further(tmp_path: 
     run(scenario)
 
 
+@pytest.mark.parametrize("growth_mib", [10, 40, 75])
+def test_who_grows_fast_is_moved_before_it_takes_what_is_promised(tmp_path: Path, growth_mib: int) -> None:
+    """Relief begins at 16 MiB beside the promises where nothing hurries, which are gone within one look."""
+
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            left_bytes = []
+            for _ in range(700 // growth_mib):
+                held = it.live.held[BATCH_PATH]
+                it.live.hold(BATCH_PATH, {**held, 0: held[0] + growth_mib * MIB})
+                left_bytes.append(it.live.free(0) - 500 * MIB)
+                it.now_s += 1
+                await it.watch.look()
+            assert min(left_bytes) >= 0
+            assert it.one.controller.counters["relieved_bytes"] > 0
+            # Once it grows no more, nothing is moved for it, neither away nor back.
+            held = it.live.held[BATCH_PATH]
+            assert await it.until_calm() == 0
+            assert it.live.held[BATCH_PATH] == held
+
+    run(scenario)
+
+
 def test_what_only_observes_moves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
@@ -349,6 +372,7 @@ def test_pages_that_their_owner_gave_back_meanwhile_are_not_taken_for_unmovable(
             assert it.live.held[BATCH_PATH] == {0: 0, 1: 150 * MIB}
             (record,) = await it.one.controller.recorder.page_moves(10, "batch")
             assert (record.moved_bytes, record.obstacle) == (50 * MIB, "")
+            it.now_s += 600  # It is no loss that has to be stopped.
             it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
             assert await it.until_calm() == 1
             assert it.live.held[BATCH_PATH] == {0: 392 * MIB, 1: 408 * MIB}
