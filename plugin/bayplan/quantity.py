@@ -25,6 +25,7 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
 _QUANTITY: Final = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkKMGTPE]?i?))"
 )
+_DECIMAL_UNITS: Final = ("", "k", "M", "G", "T", "P", "E")
 _BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _INT64_MAX: Final = (1 << 63) - 1
 _INT64_DIGITS: Final = 19
@@ -100,6 +101,18 @@ def format_page_size(page_size_bytes: int) -> str:
     while page_size_bytes and page_size_bytes % 1024 == 0 and unit < len(_BINARY_UNITS) - 1:
         page_size_bytes, unit = page_size_bytes // 1024, unit + 1
     return f"{page_size_bytes}{_BINARY_UNITS[unit]}"
+
+
+def format_count(number: int) -> str:
+    """A number of things, such as inodes, as Kubernetes writes it: exact, with a decimal suffix if that is.
+
+    >>> format_count(32_000), format_count(32_768), format_count(0)
+    ('32k', '32768', '0')
+    """
+    unit = 0
+    while number and number % 1000 == 0 and unit < len(_DECIMAL_UNITS) - 1:
+        number, unit = number // 1000, unit + 1
+    return f"{number}{_DECIMAL_UNITS[unit]}"
 
 
 def parse_page_size(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from bayplan.config.kubelet_rules import hard_thresholds, remarks_on_machine
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.eviction.node_signals import node_of, on_each_node
+from bayplan.engines.kubelet.eviction.rules import with_container_fs
 from bayplan.engines.kubelet.eviction.thresholds import (
     Threshold,
     ThresholdValue,
@@ -36,6 +37,12 @@ def thresholds_on(settings: Settings, machine: Machine) -> tuple[Threshold, ...]
     return thresholds_of(
         here(hard_thresholds(settings)), soft, grace_ns, here(settings.eviction_min_reclaim), _ENFORCED
     )
+
+
+def observed_thresholds(settings: Settings, machine: Machine, *, image_fs: bool) -> tuple[Threshold, ...]:
+    """Those, and kubelet's for the disk of containers; *image_fs*: images have a disk of their own."""
+    found = thresholds_on(settings, machine)
+    return with_container_fs(found, image_fs=image_fs, container_fs=False)[0]
 
 
 def missing_grace_periods(settings: Settings, unread: Collection[str] = ()) -> Iterator[Problem]:

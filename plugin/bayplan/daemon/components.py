@@ -23,7 +23,7 @@ from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
 from bayplan.agent_protocol import PodWanted, Unusable
-from bayplan.config.eviction import remarks_here, thresholds_on
+from bayplan.config.eviction import observed_thresholds, remarks_here
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
@@ -40,6 +40,7 @@ from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
+from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
@@ -48,8 +49,6 @@ from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.systemd import Notifier
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.eviction.rules import with_container_fs
-from bayplan.engines.kubelet.eviction.thresholds import Threshold
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
 from bayplan.host.container import ContainerCgroup
@@ -178,11 +177,14 @@ class Daemon:
             disks,
             self.host_thread.do,
             self.pressure,
-            thresholds=partial(self._thresholds, separate=disks.separate),
+            thresholds=lambda: observed_thresholds(
+                self.settings, self.hardware.machine, image_fs=disks.separate
+            ),
             transition_ns=lambda: self.settings.eviction_transition_ns,
         )
+        usage = ContainerUsage(self.controller, self.hierarchy, self.pressure, image_fs=disks.separate)
         self.eviction = EvictionManager(
-            self.controller, self.hierarchy, self.eviction_thread.do, self.pressure, signals
+            self.controller, self.hierarchy, self.eviction_thread.do, self.pressure, signals, usage
         )
         self.controller.placements.admitted = self.eviction.admitted
         self.stale_entries = StaleEntries(
@@ -327,11 +329,6 @@ class Daemon:
     def _engine(self, settings: Settings) -> Engine:
         engine = engine_of(settings)
         return engine if self.recording is None else RecordedEngine(engine, self.recording)
-
-    def _thresholds(self, *, separate: bool) -> tuple[Threshold, ...]:
-        """The eviction thresholds; *separate*: images have a file system of their own."""
-        found = thresholds_on(self.settings, self.hardware.machine)
-        return with_container_fs(found, image_fs=separate, container_fs=False)[0]
 
     def _remarks(self) -> tuple[str, ...]:
         return remarks_here(self.settings, self.hardware.machine)

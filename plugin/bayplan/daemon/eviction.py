@@ -1,9 +1,10 @@
-"""Ends pods where eviction thresholds on memory are met and that is switched on: kubelet's eviction manager.
+"""Ends pods where eviction thresholds are met and that is switched on: kubelet's eviction manager.
 
 One pod at a time, in kubelet's order, of those whom `bayplan.placement.eviction` leaves. Memory of a node is
-relieved first: nobody is evicted for it as long as pages can go elsewhere. Where a kubelet runs pods, the
-machine's own signals are kubelet's to act on, and nobody is evicted here while one of them on memory is met;
-a single node's are ours. Each eviction is recorded before it is carried out.
+relieved first: nobody is evicted for it as long as pages can go elsewhere. Nobody is for a disk while what
+ended pods left there would do. Where a kubelet runs pods, the machine's own signals are kubelet's to act on,
+and nobody is evicted here while one of them on memory is met; a single node's are ours. Each eviction is
+recorded before it is carried out.
 
 The runtime cannot be asked: what NRI has for it no runtime carries out, and CRI takes gRPC. The processes are
 ended through their cgroups, and the runtime reports the end as it does every other one.
@@ -19,24 +20,29 @@ from typing import Final
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
+from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.engines.kubelet.eviction.node_signals import node_of
 from bayplan.engines.kubelet.eviction.pressure import wanted
-from bayplan.engines.kubelet.eviction.rules import NodeCondition, eviction_note, reclaimed_first
-from bayplan.engines.kubelet.eviction.thresholds import Threshold, starved
+from bayplan.engines.kubelet.eviction.rules import (
+    NodeCondition,
+    conditions,
+    eviction_note,
+    reclaimed_first,
+)
+from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, Threshold, starved
 from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import BayplanError, StateError
 from bayplan.host import shadow_mode
-from bayplan.host.eviction_signals import has_kubelet, working_set_bytes
+from bayplan.host.eviction_signals import has_kubelet
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.kernelfs import AbsentError
 from bayplan.host.process_end import end_processes
 from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.machine import MEMORY
-from bayplan.model.workload import Container, Pod
-from bayplan.placement.eviction import EvictablePod, RunningContainer, candidates, victim
+from bayplan.model.workload import Pod
+from bayplan.placement.eviction import EvictablePod, candidates, victim
 from bayplan.views.event_counts import eviction_counter
 
 logger = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ HARD_GRACE_S: Final = 1.0
 SOFT_GRACE_S: Final = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds; nobody tells the pod's own."""
 MOST_NAMED: Final = 3
+ON_DISK: Final = (EPHEMERAL_STORAGE, INODES)
 
 EVICTED: Final = "evicted"
 """Code of the reason that a container of an evicted pod is refused."""
@@ -69,6 +76,7 @@ class EvictionManager:
         in_thread: InThread,
         watch: PressureWatch,
         signals: PressureSignals,
+        usage: ContainerUsage,
         end: EndProcesses = end_processes,
     ) -> None:
         self.signals = signals
@@ -76,12 +84,13 @@ class EvictionManager:
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._watch = watch
+        self._usage = usage
         self._end = end
         self._not_before_ns = 0
         self._obstacle = ""
-        self._evicted: dict[str, str] = {}
-        """kubelet's message for each evicted pod, by `_key`."""
-        self._chosen_in_shadow: set[str] = set()
+        self._evicted: dict[str, tuple[NodeCondition, str]] = {}
+        """For each evicted pod, by `_key`, the node's condition that it went for, and kubelet's message."""
+        self._chosen_in_shadow: dict[str, NodeCondition] = {}
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
@@ -96,22 +105,25 @@ class EvictionManager:
     async def look(self) -> EvictablePod | None:
         """Look once; the pod that was evicted, if any was."""
         await self.signals.look()
-        if NodeCondition.MEMORY_PRESSURE not in self.signals.conditions():
-            self._evicted.clear()
-            self._chosen_in_shadow.clear()
+        lasting = self.signals.conditions()
+        self._evicted = {key: one for key, one in self._evicted.items() if one[0] in lasting}
+        self._chosen_in_shadow = {key: one for key, one in self._chosen_in_shadow.items() if one in lasting}
         self._obstacle = ""
         if self._watch.mode is not MemoryPressure.EVICT or self.signals.clock_ns() < self._not_before_ns:
             return None
-        threshold = self._threshold_to_act_on()
-        return None if threshold is None else await self._evict_for(threshold)
+        for threshold in self._thresholds_to_act_on():
+            if (evicted := await self._evict_for(threshold)) is not None:
+                return evicted
+        return None
 
     def admitted(self, pod: Pod, decision: Decision) -> Decision:
         """*decision* about a new container, or its refusal: who was evicted does not come back as long as the
         node has that condition. kubelet starts the containers of such a pod again and again."""
-        message = self._evicted.get(_key(pod))
-        if message is None or decision.outcome is Outcome.REFUSED:
+        evicted = self._evicted.get(_key(pod))
+        if evicted is None or decision.outcome is Outcome.REFUSED:
             return decision
-        reason = Reason(EVICTED, f"the pod was evicted, and memory is still short. {message.strip()}")
+        condition, message = evicted
+        reason = Reason(EVICTED, f"the pod was evicted, and {condition.value} lasts. {message.strip()}")
         return Decision(decision.request, Outcome.REFUSED, reasons=(reason,), refused_as="Evicted")
 
     def problems(self) -> tuple[str, ...]:
@@ -119,42 +131,60 @@ class EvictionManager:
         found = self.signals.problems()
         return (*found, self._obstacle) if self._obstacle and self.signals.pressure.since_ns else found
 
-    def _threshold_to_act_on(self) -> Threshold | None:
-        """The one that kubelet would act on of those that are due and ours, and that relief has given up."""
-        of_memory = [one for one in self.signals.pressure.since_ns if starved(one.signal) == MEMORY]
-        if any(node_of(one.signal) is None for one in of_memory) and has_kubelet(self._hierarchy):
-            self._obstacle = "nobody is evicted: that is left to kubelet"
-            return None
-        due = [one for one in of_memory if one in self.signals.pressure.due]
-        found = reclaimed_first(one for one in due if not self._is_relieved(one))
-        return None if found is None else found[0]
+    def _thresholds_to_act_on(self) -> tuple[Threshold, ...]:
+        """Those that are due and ours, and that relief has given up, in kubelet's order."""
+        all_met = list(self.signals.pressure.since_ns)
+        if has_kubelet(self._hierarchy):
+            of_kubelet = [one for one in all_met if node_of(one.signal) is None]
+            if of_kubelet:
+                self._obstacle = "nobody is evicted for the machine: that is left to kubelet"
+            if any(starved(one.signal) == MEMORY for one in of_kubelet):
+                self._obstacle = "nobody is evicted: that is left to kubelet"
+                return ()
+            all_met = [one for one in all_met if one not in of_kubelet]
+        due = [one for one in all_met if one in self.signals.pressure.due and not self._is_relieved(one)]
+        found: list[Threshold] = []
+        while first := reclaimed_first(one for one in due if one not in found):
+            found.append(first[0])
+        return tuple(found)
 
     def _is_relieved(self, threshold: Threshold) -> bool:
         """Whether pages are still being moved for it, and not for too long."""
         node = node_of(threshold.signal)
         if node is None or self._watch.is_exhausted(node):
-            return False
+            return False  # For the machine's own signals there is nothing to move.
         since_ns = self.signals.clock_ns() - self.signals.pressure.since_ns[threshold]
         return shadow_mode.is_on() or since_ns < RELIEF_NS
 
     async def _evict_for(self, threshold: Threshold) -> EvictablePod | None:
         controller, seen = self._controller, self.signals.seen(threshold)
-        running = await self._in_thread(self._running)
+        signal, lacking = threshold.signal, wanted(threshold, seen) - seen.available
+        resource = starved(signal) or ""
+        if resource in ON_DISK:
+            left, pods_left = await self._in_thread(partial(self._usage.left_over, signal))
+            if left >= lacking:
+                self._obstacle = (
+                    f"what ended pods left would do for {signal}: remove their containers ({pods_left})"
+                )
+                return None
+        running = await self._in_thread(partial(self._usage.running, signal))
         offered = {
             key: pod for key, pod in controller.known.pods.items() if key not in self._chosen_in_shadow
         }
-        pods, kept = candidates(running, offered, controller.placements.kubelet_pods.get)
-        chosen = victim(pods, node_of(threshold.signal), wanted(threshold, seen) - seen.available)
+        pods, kept = candidates(running, offered, controller.placements.kubelet_pods.get, resource)
+        chosen = victim(pods, node_of(signal), lacking)
         if chosen is None:
-            left = f" ({'; '.join(kept[:MOST_NAMED])})" if kept else ""
-            self._obstacle = f"nobody may be evicted for {threshold.signal}{left}"
+            named = f" ({'; '.join(kept[:MOST_NAMED])})" if kept else ""
+            self._obstacle = f"nobody may be evicted for {signal}{named}"
             return None
+        # Of inodes and process ids kubelet names no containers.
+        by_container = {one.container.name: one.used or 0 for one in chosen.containers}
         note = eviction_note(
-            MEMORY,
+            resource,
             chosen.spec,
-            {one.container.name: one.working_set_bytes or 0 for one in chosen.containers},
+            by_container if resource in (MEMORY, EPHEMERAL_STORAGE) else {},
             FeatureGates(),
-            pod_usage_bytes=chosen.working_set_bytes,
+            pod_usage_bytes=chosen.used,
             shortage=(threshold.value.of(seen.capacity), seen.available),
         )
         await self._carry_out(chosen, threshold, note.message)
@@ -172,11 +202,15 @@ class EvictionManager:
         extra = {"pod": pod.name, "signal": threshold.signal, "record": str(records[0])}
         logger.warning("pod is evicted", extra=extra)
         self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
+        (condition,) = conditions([threshold])
         if shadow:
-            self._chosen_in_shadow.add(pod.pod.id)
+            self._chosen_in_shadow[pod.pod.id] = condition
             return
-        self._evicted[_key(pod.pod)] = message
-        cgroups = self._watch.cgroups_of([one.container.id for one in pod.containers])
+        self._evicted[_key(pod.pod)] = condition, message
+        container_ids = [one.container.id for one in pod.containers]
+        if pod.resource in ON_DISK:
+            self._usage.ended(pod.name, container_ids)
+        cgroups = self._watch.cgroups_of(container_ids)
         grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
         try:
             left = await self._in_thread(partial(self._end, self._hierarchy, cgroups, grace_s))
@@ -200,39 +234,15 @@ class EvictionManager:
                 pod.qos,
                 threshold.value.of(seen.capacity),
                 seen.available,
-                pod.working_set_bytes,
-                pod.request_bytes,
+                pod.used,
+                pod.request,
                 pod.priority,
                 message,
                 obstacle,
+                in_bytes=pod.resource in (MEMORY, EPHEMERAL_STORAGE),
             )
             for one in pod.containers
         ]
-
-    def _running(self) -> list[RunningContainer]:
-        """What every container uses now. Blocks."""
-        latest, ledger = self._watch.latest, self._controller.ledger
-        held = {} if latest is None else latest.containers
-        found = []
-        for container in list(self._controller.known.containers.values()):
-            entry = ledger.entries.get(container.id)
-            if entry is not None:
-                pages = held.get(container.id)
-                amounts = {} if pages is None else pages.held_bytes
-                used_bytes = self._working_set_bytes(container)
-                found.append(RunningContainer(entry, container, used_bytes, amounts))
-        return found
-
-    def _working_set_bytes(self, container: Container) -> int | None:
-        for path in self._watch.cgroups_of([container.id]):
-            try:
-                return working_set_bytes(self._hierarchy, path)
-            except AbsentError:
-                break
-            except BayplanError as error:
-                extra = {"container_id": container.id, "problem": str(error)}
-                logger.debug("what a container uses is not known", extra=extra)
-        return None
 
 
 def _key(pod: Pod) -> str:

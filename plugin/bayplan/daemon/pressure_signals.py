@@ -39,6 +39,7 @@ class PressureSignals:
         thresholds: Callable[[], tuple[Threshold, ...]],
         transition_ns: Callable[[], int],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        read: Callable[[Hierarchy, FileSystems], dict[str, Observation]] = read_signals,
     ) -> None:
         self.pressure = Pressure()
         self.clock_ns = clock_ns
@@ -50,6 +51,7 @@ class PressureSignals:
         self._watch = watch
         self._thresholds = thresholds
         self._transition_ns = transition_ns
+        self._read = read
         self._unobserved: frozenset[str] = frozenset()
         self._problem = ""
 
@@ -60,7 +62,7 @@ class PressureSignals:
             return
         thresholds, self._problem = self._thresholds(), ""
         try:
-            found = await self._in_thread(partial(read_signals, self._hierarchy, self._disks))
+            found = await self._in_thread(partial(self._read, self._hierarchy, self._disks))
         except BayplanError as error:
             # Nothing is done by numbers of an earlier look; nodes are observed otherwise.
             found, self._problem = {}, str(error)

@@ -14,7 +14,8 @@ from msgspec import Struct
 from bayplan.engines.kubelet.eviction.rules import Observation
 from bayplan.engines.kubelet.eviction.thresholds import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE
 from bayplan.errors import ParseError
-from bayplan.host.hierarchy import MEMORY, Hierarchy
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 
@@ -84,6 +85,23 @@ def working_set_bytes(hierarchy: Hierarchy, cgroup: str) -> int:
     )
     used_bytes = parse_file(f"{directory}/{usage}", parse_number)
     return max(0, used_bytes - _stat(directory, inactive)[inactive])
+
+
+def thread_count(hierarchy: Hierarchy, cgroup: str) -> int:
+    """How many process ids *cgroup*, a path below the mount, holds: of all threads, which is what runs out.
+
+    Where the kernel does not count them (cgroup v1, whose pids controller has a mount of its own; no pids
+    controller) the number of its processes, which is kubelet's.
+
+    Raises:
+        AbsentError: it is gone.
+        HostError: a file is garbled.
+    """
+    try:
+        return parse_file(f"{hierarchy.mounts[CPUSET]}{cgroup}/pids.current", parse_number)
+    except AbsentError:
+        with ContainerCgroup(hierarchy, dict.fromkeys((CPUSET, MEMORY), cgroup)) as opened:
+            return len(opened.processes())
 
 
 def _memory(hierarchy: Hierarchy) -> Observation:

@@ -43,6 +43,7 @@ class Amounts(Struct, frozen=True):
     hugepages_bytes: Annotated[Mapping[Name, Amount], Meta(max_length=MAX_PAGE_SIZES)] = field(
         default_factory=dict
     )
+    ephemeral_storage_bytes: Amount | None = None
 
 
 class ContainerResources(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""Whom to evict when memory runs short: kubelet's order, less everybody who must not be evicted. Pure.
+"""Whom to evict when memory, a disk or process ids run short: kubelet's order, less who must not be. Pure.
 
-The order is `bayplan.engines.kubelet.eviction.rules`. Left out before it are pods within what they request,
+The order is `bayplan.engines.kubelet.eviction.ranking`. Left out before it are pods within what they request,
 opted out, static or critical, pods of which request or priority is not known for certain, unless they are
 BestEffort, and for the memory of one node those that hold next to nothing there.
 """
@@ -10,7 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.eviction.rules import PodUsage, eviction_order
+from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
+from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.resources import pod_requests
 from bayplan.model.decision import QosClass
@@ -35,12 +36,12 @@ _BEST_EFFORT_SCORES: Final = (None, 0, 1000)
 
 
 class RunningContainer(Struct, frozen=True):
-    """A container as ledger and runtime have it, with what it uses (None if that is not known) and what it
-    holds on each node that cannot be reclaimed."""
+    """A container as ledger and runtime have it, with what it uses of the resource that runs short (of memory
+    the working set; None if it is not known) and what it holds on each node that cannot be reclaimed."""
 
     entry: Entry
     container: Container
-    working_set_bytes: int | None
+    used: int | None
     held_bytes: Mapping[int, int] = {}
 
 
@@ -51,8 +52,9 @@ class EvictablePod(Struct, frozen=True):
     spec: PodSpec
     qos: QosClass
     containers: tuple[RunningContainer, ...]
-    working_set_bytes: int
-    request_bytes: int
+    resource: str
+    used: int
+    request: int
     priority: int
 
     @property
@@ -60,15 +62,25 @@ class EvictablePod(Struct, frozen=True):
         """As people write it."""
         return f"{self.pod.namespace}/{self.pod.name}"
 
+    @property
+    def usage(self) -> PodUsage:
+        """What its place in the order depends on."""
+        of_disk = pod_requests(self.spec, FeatureGates()).get(EPHEMERAL_STORAGE, 0)
+        deducted = of_disk if self.resource == INODES else None
+        return PodUsage(f"{self.name} {self.pod.id}", self.used, self.request, self.priority, deducted)
+
     def held_bytes(self, node: int) -> int:
         """What its end gives back on *node* at least."""
         return sum(one.held_bytes.get(node, 0) for one in self.containers)
 
 
-def evictable(pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts | None) -> EvictablePod | str:
-    """*pod* with its running *containers*, or why it is not evicted. *facts* is kubelet's word about it."""
+def evictable(
+    pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts | None, resource: str = MEMORY
+) -> EvictablePod | str:
+    """*pod* with its running *containers*, or why it is not evicted because *resource* runs short. *facts* is
+    kubelet's word about it."""
     requests = [one.entry.decision.request for one in containers]
-    used_bytes = [one.working_set_bytes for one in containers]
+    amounts = [one.used for one in containers]
     if any(request.opted_out for request in requests):
         return "it opted out"
     if pod.annotations.get(_SOURCE, _FROM_API) != _FROM_API:
@@ -81,24 +93,25 @@ def evictable(pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts 
             return "by its oom_score_adj it is critical"
     if known is not None and (known.priority or 0) >= CRITICAL_PRIORITY:
         return "it is critical"
-    if None in used_bytes:
+    if None in amounts:
         return "it is not known what it uses"
     spec = _spec(pod, containers, known)
-    request_bytes = pod_requests(spec, FeatureGates()).get(MEMORY, 0)
-    working_set_bytes = sum(amount for amount in used_bytes if amount is not None)
-    if working_set_bytes <= request_bytes:
+    request = pod_requests(spec, FeatureGates()).get(resource, 0)
+    used = sum(amount for amount in amounts if amount is not None)
+    if used <= request:
         return "it uses no more than it requests"
     qos, priority = (QosClass.BEST_EFFORT, 0) if known is None else (known.qos, known.priority or 0)
-    return EvictablePod(pod, spec, qos, tuple(containers), working_set_bytes, request_bytes, priority)
+    return EvictablePod(pod, spec, qos, tuple(containers), resource, used, request, priority)
 
 
 def candidates(
     running: Iterable[RunningContainer],
     pods: Mapping[str, Pod],
     facts: Callable[[str], PodFacts | None],
+    resource: str = MEMORY,
 ) -> tuple[list[EvictablePod], list[str]]:
-    """Those of *pods* (by id) that may be evicted, and why each other one with *running* containers is not.
-    *facts* is kubelet's word about the pod with a uid."""
+    """Those of *pods* (by id) that may be evicted for *resource*, and why each other one with *running*
+    containers is not. *facts* is kubelet's word about the pod with a uid."""
     by_pod: dict[str, list[RunningContainer]] = {}
     for one in running:
         if one.container.pod_id in pods:
@@ -106,7 +119,7 @@ def candidates(
     found, kept = [], []
     for pod_id, containers in by_pod.items():
         pod = pods[pod_id]
-        outcome = evictable(pod, containers, facts(pod.uid))
+        outcome = evictable(pod, containers, facts(pod.uid), resource)
         if isinstance(outcome, str):
             kept.append(f"{pod.namespace}/{pod.name}: {outcome}")
         else:
@@ -117,14 +130,11 @@ def candidates(
 def victim(
     pods: Iterable[EvictablePod], node: int | None = None, lacking_bytes: int = 0
 ) -> EvictablePod | None:
-    """Who goes first, because *lacking_bytes* lack of the machine's memory, or of a *node*'s."""
+    """Who of *pods*, all for one resource, goes first; of a *node's* memory *lacking_bytes* lack."""
     least_bytes = min(lacking_bytes, HELPFUL_BYTES)
     helpful = [one for one in pods if node is None or one.held_bytes(node) >= least_bytes]
-    by_name = {f"{one.name} {one.pod.id}": one for one in helpful}
-    order = eviction_order(
-        PodUsage(name, one.working_set_bytes, one.request_bytes, one.priority)
-        for name, one in by_name.items()
-    )
+    by_name = {one.usage.name: one for one in helpful}
+    order = eviction_order((one.usage for one in helpful), helpful[0].resource) if helpful else ()
     return by_name[order[0].name] if order else None
 
 
@@ -153,7 +163,7 @@ def _spec(pod: Pod, containers: Iterable[RunningContainer], facts: PodFacts | No
         pod.uid,
         tuple(map(_container_spec, main)),
         tuple(map(_container_spec, init)),
-        None if level is None else PodLevelResources(_memory(level)),
+        None if level is None else PodLevelResources(_requests(level)),
         priority=facts.priority,
         name=pod.name,
         namespace=pod.namespace,
@@ -161,8 +171,9 @@ def _spec(pod: Pod, containers: Iterable[RunningContainer], facts: PodFacts | No
 
 
 def _container_spec(one: ContainerFacts) -> ContainerSpec:
-    return ContainerSpec(one.name, _memory(one.allocated), restartable=one.kind is ContainerKind.SIDECAR)
+    return ContainerSpec(one.name, _requests(one.allocated), restartable=one.kind is ContainerKind.SIDECAR)
 
 
-def _memory(resources: ContainerResources) -> dict[str, int]:
-    return {MEMORY: requested_bytes(resources)}
+def _requests(resources: ContainerResources) -> dict[str, int]:
+    of_disk = resources.requests.ephemeral_storage_bytes
+    return {MEMORY: requested_bytes(resources), EPHEMERAL_STORAGE: of_disk or 0}

@@ -10,7 +10,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x62617970
 """The four bytes ``bayp`` in the file's header, which tell our database from any other."""
 
-VERSION: Final = 6
+VERSION: Final = 7
 """``PRAGMA user_version``. Add one with every change of `TABLES`."""
 
 TABLES: Final = (

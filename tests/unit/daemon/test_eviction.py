@@ -13,14 +13,15 @@ from msgspec.structs import replace
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.config.settings import MemoryPressure
+from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.eviction import RELIEF_NS, EvictionManager
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pressure_signals import PressureSignals
-from bayplan.engines.kubelet.eviction.rules import NodeCondition
+from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation
 from bayplan.engines.kubelet.eviction.thresholds import Threshold, ThresholdValue
 from bayplan.errors import PlacementError
-from bayplan.host.eviction_signals import FileSystems
+from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
@@ -70,6 +71,7 @@ class Around:
     slow: bool = False
     """Whether that is tried, and takes for ever."""
     ended: list[tuple[list[str], float]] = field(default_factory=list)
+    disk_available_bytes: int = GIB
     left: str = ""
     """What stays of who is ended."""
     manager: EvictionManager = field(init=False)
@@ -85,13 +87,26 @@ class Around:
             thresholds=lambda: self.thresholds,
             transition_ns=lambda: 60 * S,
             clock_ns=lambda: int(self.now_s * S),
+            read=self.signals,
         )
-        self.manager = EvictionManager(self.one.controller, hierarchy, here, self.watch, signals, self.end)
+        usage = ContainerUsage(
+            self.one.controller, hierarchy, self.watch, image_fs=False, clock_s=lambda: self.now_s
+        )
+        self.manager = EvictionManager(
+            self.one.controller, hierarchy, here, self.watch, signals, usage, self.end
+        )
+
+    def signals(self, hierarchy: Hierarchy, disks: FileSystems) -> dict[str, Observation]:
+        """What the files say, but of disks what the scenario says."""
+        found = read_signals(hierarchy, disks)
+        disk = {"nodefs.available": Observation(self.disk_available_bytes, GIB)}
+        return {name: one for name, one in found.items() if "fs." not in name} | disk
 
     def end(self, _: Hierarchy, cgroups: Sequence[str], grace_s: float) -> str:
         self.ended.append((list(cgroups), grace_s))
         for path in () if self.left else cgroups:
             self.hold(path, {})
+            (self.live.node.directory(path) / "cgroup.procs").write_text("")
         return self.left
 
     def hold(self, path: str, amounts: dict[int, int]) -> None:
@@ -183,8 +198,8 @@ def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> N
             controller = it.one.controller
             assert controller.counters["evicted:node0.memory.available:BestEffort"] == 1
             (record,) = await controller.recorder.evictions(10, "small")
-            assert (record.threshold_bytes, record.available_bytes) == (200 * MIB, 124 * MIB)
-            assert (record.usage_bytes, record.request_bytes, record.priority) == (1000 * MIB, 0, 0)
+            assert (record.threshold, record.available) == (200 * MIB, 124 * MIB)
+            assert (record.used, record.request, record.priority) == (1000 * MIB, 0, 0)
             assert record.message == (
                 "The node was low on resource: memory. Threshold quantity: 200Mi, available: 124Mi. "
                 "Container small-name was using 1000Mi, request is 0, has larger consumption of memory. "
@@ -295,7 +310,7 @@ def test_who_was_evicted_does_not_come_back_while_the_node_has_that_condition(tm
             controller, (owner, one) = it.one.controller, LARGE
             await controller.stop_container(owner, one)
             again = replace(one, id="large-2")
-            with pytest.raises(PlacementError, match="the pod was evicted, and memory is still short"):
+            with pytest.raises(PlacementError, match="the pod was evicted, and MemoryPressure lasts"):
                 await controller.create_container(owner, again)
             other_owner, other = SMALL
             await controller.create_container(other_owner, other)
@@ -353,21 +368,130 @@ PIDS = Threshold("pid.available", ThresholdValue(share=0.5))
 NOT_HERE = Threshold("allocatableMemory.available", ThresholdValue(MIB))
 
 
-def test_processes_that_run_out_are_reported_and_nobody_is_evicted(tmp_path: Path) -> None:
+def without_kubelet(it: Around) -> None:
+    """The containers' cgroups are elsewhere than kubelet has them."""
+    it.live.node.directory("/kubepods").rename(it.live.node.directory("/pods"))
+
+
+def running_threads(it: Around, number: int) -> None:
+    proc = it.live.node.root / "proc"
+    (proc / "sys/kernel").mkdir(parents=True, exist_ok=True)
+    for name in ("pid_max", "threads-max"):
+        (proc / "sys/kernel" / name).write_text("1000\n")
+    (proc / "loadavg").write_text(f"0.1 0.1 0.1 1/{number} 1\n")
+
+
+def outside(name: str) -> tuple[Pod, Container]:
+    """A container that no kubelet has made."""
+    owner, one = best_effort(name)
+    return owner, replace(one, cgroups_path=f"/pods/{name}")
+
+
+def test_who_has_most_processes_goes_where_they_run_out(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
             it.thresholds = (PIDS,)
-            await it.create(*LARGE, {0: 900 * MIB})
-            proc = it.live.node.root / "proc"
-            (proc / "sys/kernel").mkdir(parents=True)
-            for name in ("pid_max", "threads-max"):
-                (proc / "sys/kernel" / name).write_text("1000\n")
-            (proc / "loadavg").write_text("0.1 0.1 0.1 1/900 1\n")
-            assert await it.look(20) == []
-            assert it.manager.problems() == (
-                "eviction threshold met: pid.available is 100, the hard threshold 500",
-            )
+            running_threads(it, 900)
+            for name, threads in (("forks", 700), ("modest", 3)):
+                owner, one = outside(name)
+                await it.create(owner, one, {0: MIB})
+                (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
+            assert await it.look() == ["forks"]
             assert it.manager.signals.conditions() == (NodeCondition.PID_PRESSURE,)
+            (record,) = await it.one.controller.recorder.evictions(10, None)
+            assert record.message == (
+                "The node was low on resource: pids. Threshold quantity: 500, available: 100. "
+            )
+            assert str(record).endswith("was using 700 and requests 0")
+            # Their end is seen, and nobody else has to go.
+            running_threads(it, 200)
+            assert await it.look(20) == []
+            assert len(it.ended) == 1
+
+    run(scenario)
+
+
+def test_processes_and_disks_of_a_node_with_a_kubelet_are_left_to_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (PIDS, FULL)
+            running_threads(it, 900)
+            await it.create(*LARGE, {0: 500 * MIB})
+            assert await it.look(20) == []
+            assert "nobody is evicted for the machine: that is left to kubelet" in it.manager.problems()
+            # It says nothing of the memory of nodes, which kubelet does not look at.
+            it.thresholds = (PIDS, NODE)
+            it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
+            assert await it.look(6) == ["large"]
+
+    run(scenario)
+
+
+FULL = Threshold("nodefs.available", ThresholdValue(100 * MIB))
+
+
+async def writes(it: Around, name: str, pid: int, amount_bytes: int) -> Path:
+    """A running container without a kubelet that has written so much; where to."""
+    owner, one = outside(name)
+    await it.create(owner, one, {0: MIB})
+    layer = it.live.node.root / "var/lib/layers" / name
+    layer.mkdir(parents=True)
+    (layer / "file").write_bytes(bytes(amount_bytes))
+    it.live.node.make_process(pid, one.cgroups_path)
+    (it.live.node.root / f"proc/{pid}/mountinfo").write_text(
+        f"57 22 0:50 / / rw - overlay overlay rw,lowerdir=/a,upperdir=/var/lib/layers/{name},workdir=/w\n"
+    )
+    return layer
+
+
+def test_who_wrote_most_goes_where_the_disk_is_full(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (FULL,)
+            it.disk_available_bytes = 90 * MIB
+            layer = await writes(it, "writes", 300, 3 * MIB)
+            await writes(it, "modest", 301, MIB)
+            assert await it.look() == ["writes"]
+            assert it.manager.signals.conditions() == (NodeCondition.DISK_PRESSURE,)
+            (record,) = await it.one.controller.recorder.evictions(10, None)
+            assert record.message.startswith("The node was low on resource: ephemeral-storage. ")
+            assert "Container writes-name was using " in record.message
+            assert 3 * MIB <= record.used < 4 * MIB
+            # What it left there would not do.
+            assert layer.is_dir()
+            assert await it.look(6) == ["modest"]
+
+    run(scenario)
+
+
+def test_nobody_goes_for_a_disk_where_what_ended_pods_left_would_do(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
+            layer = await writes(it, "writes", 300, 8 * MIB)
+            await writes(it, "modest", 301, MIB)
+            assert await it.look() == ["writes"]
+            assert await it.look(30) == []
+            (problem,) = (one for one in it.manager.problems() if "left" in one)
+            assert problem == (
+                "what ended pods left would do for nodefs.available: remove their containers (default/writes)"
+            )
+            # Somebody has removed it, and the disk is full again.
+            (layer / "file").unlink()
+            layer.rmdir()
+            assert await it.look(6) == ["modest"]
+
+    run(scenario)
+
+
+def test_what_no_overlay_holds_is_not_known_and_nobody_goes_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds, it.disk_available_bytes = (FULL,), 0
+            owner, one = outside("elsewhere")
+            await it.create(owner, one, {0: MIB})
+            assert await it.look(20) == []
+            assert any("it is not known what it uses" in problem for problem in it.manager.problems())
 
     run(scenario)
 

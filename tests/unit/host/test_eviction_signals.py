@@ -11,10 +11,13 @@ from bayplan.host.eviction_signals import (
     find_file_systems,
     has_kubelet,
     read_signals,
+    thread_count,
     working_set_bytes,
 )
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.host.kernelfs import AbsentError
 from bayplan.quantity import GIB, KIB, MIB
+from support.oci_node import OciNode
 
 FILES = {
     "proc/meminfo": f"MemTotal: {8 * GIB // KIB} kB\nMemFree: 100 kB\n",
@@ -58,6 +61,19 @@ def test_cgroup_v2(tmp_path: Path) -> None:
     assert 0 < found["nodefs.inodesFree"].available <= found["nodefs.inodesFree"].capacity
     assert working_set_bytes(hierarchy, "/kubepods.slice") == GIB + 512 * MIB
     assert has_kubelet(hierarchy)
+
+
+def test_threads_count_and_where_the_kernel_does_not_count_them_processes(tmp_path: Path) -> None:
+    node = OciNode(tmp_path)
+    directory = node.make_cgroup("/pods/a")
+    (directory / "below").mkdir()
+    (directory / "cgroup.procs").write_text("7\n")
+    (directory / "below/cgroup.procs").write_text("8\n9\n")
+    assert thread_count(node.hierarchy, "/pods/a") == 3
+    (directory / "pids.current").write_text("40\n")
+    assert thread_count(node.hierarchy, "/pods/a") == 40
+    with pytest.raises(AbsentError):
+        thread_count(node.hierarchy, "/pods/b")
 
 
 def test_cgroup_v1_without_a_limit_for_pods(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, PIDS
 from bayplan.model.decision import Decision, Interval, Outcome, QosClass, QosSource, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Entry
@@ -75,6 +76,29 @@ def test_the_lower_priority_goes_first_and_then_who_is_furthest_above_its_reques
     assert chosen(small, large, low) == "low"
     assert chosen(small, large) == "large"
     assert chosen() is None
+
+
+def test_what_runs_short_makes_the_order() -> None:
+    def of(name: str, used: int, resource: str, of_disk_bytes: int, priority: int = 0) -> EvictablePod | str:
+        resources = ContainerResources(Amounts(ephemeral_storage_bytes=of_disk_bytes))
+        one = ContainerFacts("main", ContainerKind.MAIN, resources)
+        known = replace(facts(name, 0, priority, BEST_EFFORT), containers=(one,))
+        return evictable(pod(name), [running(pod(name), used)], known, resource)
+
+    def pods(resource: str, of_disk_bytes: int) -> list[EvictablePod]:
+        offered = (
+            of("few", 10, resource, 0, 1),
+            of("many", 30, resource, of_disk_bytes),
+            of("some", 20, resource, 0),
+        )
+        return [one for one in offered if not isinstance(one, str)]
+
+    assert chosen(*pods(PIDS, 25)) == "many"
+    assert chosen(*pods(EPHEMERAL_STORAGE, 25)) == "some"
+    assert chosen(*pods(EPHEMERAL_STORAGE, 5)) == "many"
+    # kubelet deducts bytes from inodes; nobody requests inodes, so that nobody is within them.
+    assert chosen(*pods(INODES, 25)) == "some"
+    assert of("within", 20, EPHEMERAL_STORAGE, 20) == "it uses no more than it requests"
 
 
 def test_for_a_node_only_who_holds_enough_there() -> None:
@@ -148,10 +172,10 @@ def test_a_pod_counts_as_a_whole_with_its_init_containers() -> None:
         ),
     )
     assert evictable(owner, both, said) == "it uses no more than it requests"
-    more = [replace(both[0], working_set_bytes=1100 * MIB), both[1]]
+    more = [replace(both[0], used=1100 * MIB), both[1]]
     found = evictable(owner, more, said)
     assert isinstance(found, EvictablePod)
-    assert (found.working_set_bytes, found.request_bytes) == (1110 * MIB, GIB)
+    assert (found.used, found.request) == (1110 * MIB, GIB)
     first = ContainerFacts("first", ContainerKind.INIT, ContainerResources(Amounts(memory_bytes=2 * GIB)))
     large = replace(said, containers=(first, *said.containers))
     assert evictable(owner, more, large) == "it uses no more than it requests"

@@ -21,6 +21,7 @@ from bayplan.quantity import parse_bytes, parse_milli_cpus
 _CPU = "cpu"
 _MEMORY = "memory"
 _HUGEPAGES = "hugepages-"
+_EPHEMERAL_STORAGE = "ephemeral-storage"
 _NO_STATUS = pb.ContainerStatus()
 _FIRST_GENERATION = 1
 
@@ -141,6 +142,7 @@ def _amounts(given: Quantities) -> Amounts:
         parse_milli_cpus(texts[_CPU]) if _CPU in texts else None,
         parse_bytes(texts[_MEMORY]) if _MEMORY in texts else None,
         {name: parse_bytes(text) for name, text in sorted(texts.items()) if name.startswith(_HUGEPAGES)},
+        parse_bytes(texts[_EPHEMERAL_STORAGE]) if _EPHEMERAL_STORAGE in texts else None,
     )
 
 

@@ -5,13 +5,12 @@ from typing import Any, Final
 
 from bayplan.conformance.sections import Case, Folder, Section, expect
 from bayplan.conformance.sections.pods import amounts, container, gates
+from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
 from bayplan.engines.kubelet.eviction.rules import (
     NodeCondition,
     Observation,
-    PodUsage,
     conditions,
     eviction_note,
-    eviction_order,
     has_condition,
     met,
     reclaimed_first,

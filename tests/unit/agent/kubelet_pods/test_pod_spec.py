@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes, pods_of_json
+from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes, pod_of_object, pods_of_json
 from bayplan.errors import ParseError
 from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import Amounts, ContainerKind, ContainerResources
@@ -16,6 +16,20 @@ from support.fake_kubelet import RECORDED, recorded
 
 NAMES = ["burstable", "as-a-whole", "resizing", "guaranteed", "best-effort", "critical"]
 PODS = {name: pod_of_bytes(recorded(name)) for name in NAMES}
+
+
+def test_what_is_asked_of_the_disk() -> None:
+    requests = {"ephemeral-storage": "1Gi"}
+    facts = pod_of_object(
+        {
+            "metadata": {"uid": "u", "namespace": "shop", "name": "web"},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
+        }
+    )
+    (main,) = facts.containers
+    assert main.allocated.requests == Amounts(ephemeral_storage_bytes=GIB)
+    # It makes no class: kubelet's classes are of memory and CPUs.
+    assert facts.qos is QosClass.BEST_EFFORT
 
 
 def test_protobuf_and_json_say_the_same() -> None:

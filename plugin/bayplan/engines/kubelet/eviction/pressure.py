@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation, conditions, met
-from bayplan.engines.kubelet.eviction.thresholds import Threshold, starved
-from bayplan.model.machine import MEMORY
+from bayplan.engines.kubelet.eviction.thresholds import INODES, PIDS, Threshold, starved
 from bayplan.quantity import format_bytes
 
 
@@ -61,5 +60,5 @@ def shortage(threshold: Threshold, seen: Observation | None) -> str:
     if seen is None:
         return f"{threshold.signal} ({kind}), not observed any more"
     amounts = seen.available, threshold.value.of(seen.capacity)
-    available, least = map(format_bytes if starved(threshold.signal) == MEMORY else str, amounts)
+    available, least = map(str if starved(threshold.signal) in (INODES, PIDS) else format_bytes, amounts)
     return f"{threshold.signal} is {available}, the {kind} threshold {least}"

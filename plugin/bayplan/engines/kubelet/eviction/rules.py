@@ -1,8 +1,9 @@
-"""What kubelet does when a resource runs short: which thresholds are met, what follows, and who goes first.
+"""What kubelet does when a resource runs short: which thresholds are met, what follows, and what it says.
 
 These are the rules of kubelet's eviction manager as pure functions, so that they can be held against its
 records like those of the other managers. The daemon goes by them, too; what it adds are the signals of NUMA
-nodes. Rules for one look: what lasts from one to the next is in `bayplan.engines.kubelet.eviction.pressure`.
+nodes. Rules for one look: what lasts from one to the next is in `bayplan.engines.kubelet.eviction.pressure`;
+who goes first in `bayplan.engines.kubelet.eviction.ranking`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,14 +16,16 @@ from msgspec.structs import replace
 from bayplan.engines.kubelet.eviction.node_signals import node_of
 from bayplan.engines.kubelet.eviction.thresholds import (
     ALLOCATABLE_MEMORY,
+    INODES,
     MEMORY_AVAILABLE,
+    PIDS,
     Threshold,
     starved,
 )
 from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
 from bayplan.engines.kubelet.resources import pod_level_requests
 from bayplan.model.machine import MEMORY
-from bayplan.quantity import format_page_size
+from bayplan.quantity import format_count, format_page_size
 
 
 class NodeCondition(Enum):
@@ -42,16 +45,6 @@ class Observation(Struct, frozen=True):
 
     available: int
     capacity: int = 0
-
-
-class PodUsage(Struct, frozen=True):
-    """What the order of eviction depends on. ``working_set_bytes`` is None while nothing was measured;
-    ``request_bytes`` is the pod's own, by `bayplan.engines.kubelet.resources.pod_requests`."""
-
-    name: str
-    working_set_bytes: int | None
-    request_bytes: int = 0
-    priority: int = 0
 
 
 class EvictionNote(Struct, frozen=True):
@@ -127,20 +120,10 @@ def with_container_fs(
     return (*(each for each in found if each not in dropped), *derived), dropped
 
 
-def eviction_order(pods: Iterable[PodUsage]) -> tuple[PodUsage, ...]:
-    """The pods in the order in which kubelet evicts them when memory runs short.
-
-    First those of which nothing is known, then those that use more than they request; within each, those of
-    lower priority first, and then those that use most beyond their request. Ties, which kubelet leaves to
-    chance, go by name.
-    """
-    return tuple(sorted(pods, key=_evicted_sooner))
-
-
 def eviction_note(
     resource: str,
     pod: PodSpec,
-    usage_bytes: Mapping[str, int],
+    usage: Mapping[str, int],
     gates: FeatureGates,
     *,
     pod_usage_bytes: int | None = None,
@@ -148,13 +131,14 @@ def eviction_note(
 ) -> EvictionNote:
     """What kubelet says when it evicts *pod*: who of it used more than was requested.
 
-    *usage_bytes* are the working sets of containers by name, in the order in which they were measured. Init
-    containers count, ephemeral ones don't. A pod that requests memory as a whole is named whatever it used
-    (*pod_usage_bytes*), also with less than it requested. *shortage* is the threshold and what was available.
+    *usage* is what containers use by name, in the order in which it was measured; for inodes and processes
+    kubelet names no containers. Init containers count, ephemeral ones don't. A pod that requests memory as a
+    whole is named whatever it used (*pod_usage_bytes*), also with less than it requested. *shortage* is the
+    threshold and what was available.
     """
     message = f"The node was low on resource: {resource}. "
     if shortage is not None:
-        threshold, available = (format_page_size(amount) for amount in shortage)
+        threshold, available = map(format_count if resource in (INODES, PIDS) else format_page_size, shortage)
         message += f"Threshold quantity: {threshold}, available: {available}. "
     annotations = {"starved_resource": resource}
     request_bytes = pod_level_requests(pod, gates).get(MEMORY)
@@ -163,9 +147,7 @@ def eviction_note(
         annotations["offending_pod"] = pod.name
         annotations["offending_pod_usage"] = format_page_size(pod_usage_bytes)
     requests = {each.name: each.requests.get(resource, 0) for each in pod.all_containers}
-    offending = {
-        name: used for name, used in usage_bytes.items() if name in requests and used > requests[name]
-    }
+    offending = {name: used for name, used in usage.items() if name in requests and used > requests[name]}
     for name, used in offending.items():
         message += _larger("Container", name, used, requests[name], resource)
     annotations["offending_containers"] = ",".join(offending)
@@ -186,13 +168,6 @@ def _condition(signal: str) -> NodeCondition | None:
 
 def _file_system(threshold: Threshold) -> str:
     return threshold.signal.partition(".")[0]
-
-
-def _evicted_sooner(pod: PodUsage) -> tuple[bool, bool, int, int, str]:
-    if pod.working_set_bytes is None:
-        return False, False, pod.priority, 0, pod.name
-    beyond_bytes = pod.working_set_bytes - pod.request_bytes
-    return True, beyond_bytes <= 0, pod.priority, -beyond_bytes, pod.name
 
 
 def _larger(kind: str, name: str, used: int, requested: int, resource: str) -> str:

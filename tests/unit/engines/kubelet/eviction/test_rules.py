@@ -10,10 +10,8 @@ from bayplan.conformance.vectors import run
 from bayplan.engines.kubelet.eviction.rules import (
     NodeCondition,
     Observation,
-    PodUsage,
     conditions,
     eviction_note,
-    eviction_order,
     met,
     reclaimed_first,
     with_container_fs,
@@ -211,19 +209,6 @@ def test_a_file_system_for_containers_alone_needs_one_for_images():
     assert with_container_fs([node, own], image_fs=False, container_fs=True) == ((node, own), (own,))
     assert with_container_fs([node, own], image_fs=True, container_fs=True) == ((node, derived), (own,))
     assert with_container_fs([node], image_fs=True, container_fs=False) == ((node,), ())
-
-
-def test_ties_go_by_name_and_the_unmeasured_first():
-    pods = [
-        PodUsage("d", 5, 5),
-        PodUsage("c", 6, 5),
-        PodUsage("b", 6, 5),
-        PodUsage("z", None, 5, priority=9),
-        PodUsage("y", None, priority=9),
-        PodUsage("a", 4, 0, priority=-1),
-    ]
-    assert [pod.name for pod in eviction_order(pods)] == ["y", "z", "a", "b", "c", "d"]
-    assert eviction_order(reversed(pods)) == eviction_order(pods)
 
 
 def test_the_whole_message():
