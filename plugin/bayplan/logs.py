@@ -28,6 +28,7 @@ REPEAT_BURST: Final = 5
 """So many equal warnings pass in a window; the next one after it has the number of those left out."""
 
 _REMEMBERED_REPEATS: Final = 1000
+_JSON: Final = json.JSONEncoder(ensure_ascii=False)
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PRIORITIES: Final = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
 """Those of syslog(3), as the journal reads them at the start of a line (sd-daemon(3)); else debug, 7."""
@@ -49,7 +50,7 @@ class JsonFormatter(logging.Formatter):
             line.setdefault(key, printable_values(value))
         if record.exc_info:
             line["exception"] = printable_lines(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
+        return _JSON.encode(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -106,7 +107,9 @@ class QueueingHandler(logging.Handler):
     def __init__(self, stream: TextIO, capacity: int = QUEUED_LINES) -> None:
         super().__init__()
         self._stream = stream
-        self._queue: queue.Queue[str | None] = queue.Queue(capacity)
+        # Unlike `queue.Queue` it has no locks at which threads wait for each other.
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._capacity = capacity
         self._dropped = 0
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._write_all, name="logs", daemon=True)
@@ -118,9 +121,9 @@ class QueueingHandler(logging.Handler):
             line = self.format(record)
         except Exception:  # noqa: BLE001 - a record that can't be formatted must not break what logged it
             line = f"a record of {record.name} could not be written: {record.msg!r}"
-        try:
-            self._queue.put_nowait(line)
-        except queue.Full:
+        if self._queue.qsize() < self._capacity:
+            self._queue.put(line)
+        else:
             with self._counting:
                 self._dropped += 1
 
@@ -128,9 +131,8 @@ class QueueingHandler(logging.Handler):
         """Write what is queued, for at most two seconds, and stop."""
         super().close()
         if self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._queue.put(None, timeout=1)
-            self._thread.join(timeout=1)
+            self._queue.put(None)
+            self._thread.join(timeout=2)
 
     def _write_all(self) -> None:
         while (line := self._queue.get()) is not None:

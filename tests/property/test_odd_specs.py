@@ -16,7 +16,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.model.wishes import KEYS
 from bayplan.nri import Event
-from bayplan.nri.translate import add_updates, adjustment_to, container_from, pod_from, resources_from
+from bayplan.nri.translate import adjustment_to, container_from, encoded_updates, pod_from, resources_from
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled
 from support.machines import machine
@@ -162,9 +162,7 @@ async def step(
     else:
         await controller.state_changed(Event.START_CONTAINER, seen, spec)
         updates = ()
-    response = pb.SynchronizeResponse()
-    add_updates(response.update, updates)
-    assert response.IsInitialized()
+    pb.SynchronizeResponse.FromString(encoded_updates(updates, pb.SynchronizeResponse.UPDATE_FIELD_NUMBER))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.topology.value)

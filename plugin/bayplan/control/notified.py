@@ -41,19 +41,19 @@ class Stage(enum.Enum):
 
 class Notifications:
     """What was sent. ``stages`` are the containers that do not run yet. ``nodes_due`` are the ids of those
-    whose nodes changed since the last update: the next reply has them. ``in_last_reply`` are the ids of those
-    with an update in the last reply; if that is lost, it is not known what the runtime applied."""
+    whose nodes changed since the last update: the next reply has them. ``last_reply`` are the updates in the
+    last reply; if that is lost, it is not known which of them the runtime applied."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
         self.nodes_due: set[str] = set()
-        self.in_last_reply = frozenset[str]()
+        self.last_reply: Sequence[Update] = ()
         self._updating: dict[str, CpuSet] = {}
 
-    def synchronized(self, containers: Iterable[Container], updates: Iterable[Update]) -> None:
+    def synchronized(self, containers: Iterable[Container], updates: Sequence[Update]) -> None:
         """The runtime has listed its *containers*, and is answered with *updates*."""
         self.stages = {one.id: Stage.CREATED for one in containers if one.state is ContainerState.CREATED}
-        self.in_last_reply = frozenset(one.container_id for one in updates)
+        self.last_reply = updates
         self.nodes_due.clear()
         self._updating.clear()
 
@@ -78,18 +78,17 @@ class Notifications:
         """The ids of the containers whose *updates* the runtime cannot take now: of all that came over NRI if
         it is not *replied* to, else of those that it does not know yet. Updates of the other containers do
         not go to it."""
-        return frozenset(
-            one.container_id
-            for one in updates
-            if ledger.entries[one.container_id].origin is None
-            and not (replied and self.stages.get(one.container_id) is not Stage.DECIDED)
-        )
+        if replied:
+            unknown = {key for key, stage in self.stages.items() if stage is Stage.DECIDED}
+            updates = [one for one in updates if one.container_id in unknown] if unknown else ()
+        ids = (one.container_id for one in updates)
+        return frozenset(key for key in ids if ledger.entries[key].origin is None)
 
-    def sent(self, updates: Iterable[Update], nodes_due: set[str], *, replied: bool) -> None:
+    def sent(self, updates: Sequence[Update], nodes_due: set[str], *, replied: bool) -> None:
         """These *updates* are due, and with *replied* they go out with the reply; *nodes_due* remain."""
         self.nodes_due = nodes_due
         if replied:
-            self.in_last_reply = frozenset(one.container_id for one in updates)
+            self.last_reply = updates
 
     def update_answered(self, own: Update) -> None:
         """An update of a container is answered with *own* for the container itself. The runtime carries that

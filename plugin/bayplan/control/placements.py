@@ -271,7 +271,7 @@ class Placements:
         about a creation or an end, and the container holds nothing."""
         notifications, ledger = self.notifications, transaction.basis.ledger
         ledger = ledger.with_notified_cpus(
-            {key: None for key in notifications.in_last_reply if key in ledger.entries}
+            {one.container_id: None for one in notifications.last_reply if one.container_id in ledger.entries}
         )
         if forget:
             notifications.forget(container_id)

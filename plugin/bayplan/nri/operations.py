@@ -15,7 +15,7 @@ from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri.errors import PayloadError
 from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler
-from bayplan.nri.translate import add_updates, adjustment_to, container_from, pod_from, resources_from
+from bayplan.nri.translate import adjustment_to, container_from, encoded_updates, pod_from, resources_from
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,7 @@ class Synchronize(Operation):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates."""
         updates = await handler.synchronize(self.pods, self.containers)
-        response = pb.SynchronizeResponse()
-        add_updates(response.update, updates)
-        return response.SerializeToString()
+        return encoded_updates(updates, pb.SynchronizeResponse.UPDATE_FIELD_NUMBER)
 
 
 class _OfContainer(Operation):
@@ -92,8 +90,8 @@ class CreateContainer(_OfContainer):
     def _answer(self, adjustment: Adjustment, updates: Iterable[Update]) -> bytes:
         adjust = adjustment_to(self.container_id, adjustment)
         response = pb.CreateContainerResponse(adjust=adjust if adjust.HasField("linux") else None)
-        add_updates(response.update, updates)
-        return response.SerializeToString()
+        others = encoded_updates(updates, pb.CreateContainerResponse.UPDATE_FIELD_NUMBER)
+        return response.SerializeToString() + others
 
 
 class UpdateContainer(_OfContainer):
@@ -110,9 +108,7 @@ class UpdateContainer(_OfContainer):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates, also of the container itself."""
         updates = await handler.update_container(self.pod, self.container, self.resources)
-        response = pb.UpdateContainerResponse()
-        add_updates(response.update, updates)
-        return response.SerializeToString()
+        return encoded_updates(updates, pb.UpdateContainerResponse.UPDATE_FIELD_NUMBER)
 
 
 class StopContainer(_OfContainer):
@@ -124,9 +120,7 @@ class StopContainer(_OfContainer):
     async def perform(self, handler: Handler) -> bytes:
         """The answer carries updates of others."""
         updates = await handler.stop_container(self.pod, self.container)
-        response = pb.StopContainerResponse()
-        add_updates(response.update, updates)
-        return response.SerializeToString()
+        return encoded_updates(updates, pb.StopContainerResponse.UPDATE_FIELD_NUMBER)
 
 
 class StateChange(Operation):

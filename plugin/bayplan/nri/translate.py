@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from sys import intern
 from typing import Final, TypeVar
 
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
-
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import ParseError
 from bayplan.model.decision import MemoryPolicySetting
@@ -42,6 +40,7 @@ _STATES: Final = {
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
 _UNLIMITED_HUGEPAGES: Final = 1 << 63
+_SEVEN_BITS: Final = 0x7F
 """Where runc's "unlimited" begins; kubelet never writes it."""
 
 
@@ -204,35 +203,63 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
     return message
 
 
-def add_updates(
-    messages: RepeatedCompositeFieldContainer[pb.ContainerUpdate], updates: Iterable[Update]
-) -> None:
-    """Add to *messages* what to change in other containers: one message per container, in the order of their
-    first mention.
+def encoded_updates(updates: Iterable[Update], field: int) -> bytes:
+    """What to change in other containers, as the repeated *field* of a response: one message per container,
+    in the order of their first mention. Appended to an encoded response they are part of it.
 
     Runtimes are told to go on if one fails: it may be stopping, and the request it is attached to is about
     another container. NRI fails a whole request in which a field is claimed twice, so that updates of the
     same container are merged here; the later one wins. When the shared CPUs change, the updates of hundreds
-    of containers say the same, which is written once.
+    of containers say the same: that is encoded once, because each message costs five times what its bytes do.
 
     Raises:
         EmptySetError: a cpuset is empty.
     """
-    added = set[str]()
-    written: dict[tuple[object, ...], pb.ContainerUpdate] = {}
+    by_id = dict[str, bytes]()
+    content, encoded = None, b""
     for update in updates:
-        container_id, limit_bytes = update.container_id, update.memory_limit_bytes
-        content = (update.cpuset_cpus, update.cpuset_mems, limit_bytes, *update.unified.items())
-        message = written.get(content)
-        if message is None:
-            message = written[content] = pb.ContainerUpdate(ignore_failure=True)
-            _write(message.linux.resources, container_id, update)
-        message.container_id = container_id
-        if container_id in added:
-            next(one for one in messages if one.container_id == container_id).MergeFrom(message)
-        elif message.HasField("linux"):
-            messages.append(message)
-            added.add(container_id)
+        before = content
+        content = (update.cpuset_cpus, update.cpuset_mems, update.memory_limit_bytes, update.unified)
+        if content != before:
+            encoded = _encoded_content(update)
+        container_id = update.container_id
+        by_id[container_id] = _merged(by_id[container_id], encoded) if container_id in by_id else encoded
+    tag, id_tag = _length_tag(field), _length_tag(pb.ContainerUpdate.CONTAINER_ID_FIELD_NUMBER)
+    parts = list[bytes]()
+    for container_id, encoded in by_id.items():
+        if encoded:
+            key = container_id.encode()
+            message = b"".join((id_tag, _varint(len(key)), key, encoded))
+            parts += (tag, _varint(len(message)), message)
+    return b"".join(parts)
+
+
+def _encoded_content(update: Update) -> bytes:
+    """All of an update but the container's id; nothing if it changes nothing."""
+    message = pb.ContainerUpdate(ignore_failure=True)
+    _write(message.linux.resources, update.container_id, update)
+    return message.SerializeToString() if message.HasField("linux") else b""
+
+
+def _merged(first: bytes, second: bytes) -> bytes:
+    message = pb.ContainerUpdate.FromString(first)
+    message.MergeFromString(second)
+    return message.SerializeToString()
+
+
+def _length_tag(field: int) -> bytes:
+    """The tag of a protobuf field that says its length."""
+    return _varint(field << 3 | 2)
+
+
+def _varint(number: int) -> bytes:
+    """As protobuf writes numbers: seven bits in each byte, the lowest first."""
+    encoded = bytearray()
+    while number > _SEVEN_BITS:
+        encoded.append(number & _SEVEN_BITS | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | Update) -> None:

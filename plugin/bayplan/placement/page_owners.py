@@ -95,9 +95,11 @@ def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> R
         for node in there
     )
     lacking_bytes = claim.amounts_bytes.get(MEMORY, 0) - room_bytes
+    if lacking_bytes <= 0:
+        return None
     others = [one for one in live.containers.values() if not one.nodes <= claim.nodes]
     movable_bytes = sum(one.movable_bytes.get(node, 0) for one in others for node in there)
-    if min(lacking_bytes, movable_bytes) <= 0:
+    if movable_bytes <= 0:
         return None
     amount, where = format_bytes(min(lacking_bytes, movable_bytes)), nodes_text(claim.nodes)
     text = f"{amount} of what it is promised on {where} are not free yet: pages of others are being moved"

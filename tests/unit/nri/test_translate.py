@@ -23,9 +23,9 @@ from bayplan.model.workload import (
 )
 from bayplan.nri import EmptySetError
 from bayplan.nri.translate import (
-    add_updates,
     adjustment_to,
     container_from,
+    encoded_updates,
     pod_from,
     resources_from,
     runtime_from,
@@ -37,9 +37,8 @@ MIB = 1 << 20
 
 
 def updates_to(updates: Iterable[Update]) -> list[pb.ContainerUpdate]:
-    response = pb.StopContainerResponse()
-    add_updates(response.update, updates)
-    return list(response.update)
+    encoded = encoded_updates(updates, pb.StopContainerResponse.UPDATE_FIELD_NUMBER)
+    return list(pb.StopContainerResponse.FromString(encoded).update)
 
 
 def resources(**fields) -> pb.LinuxResources:

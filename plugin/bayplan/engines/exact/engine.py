@@ -13,7 +13,7 @@ from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_nodes, without
 from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
-from bayplan.engines.exact.resources import ResourceFlows, claims_by_id, shortage
+from bayplan.engines.exact.resources import ResourceFlows, shortage
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import completed_claims, open_mems, place_unconfined, widened_placements
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
@@ -122,7 +122,11 @@ class ExactEngine:
 
     def completed_claims(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
         """See `Engine.completed_claims`: in the order of the ids."""
-        short = [(key, claim) for key, claim in claims_by_id(ledger) if claim.short_bytes]
+        short = sorted(
+            (key, claim)
+            for key, entry in ledger.entries.items()
+            if (claim := entry.decision.placement.claim) is not None and claim.short_bytes
+        )
         return completed_claims(self._followed(machine, policy, ledger).copy(), short) if short else {}
 
     def converted(

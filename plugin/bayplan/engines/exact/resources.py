@@ -193,15 +193,6 @@ def claim_of(entry: Entry) -> Claim | None:
     return claim if claim is not None and claim.amounts_bytes else None
 
 
-def claims_by_id(ledger: Ledger) -> list[tuple[str, Claim]]:
-    """All claims, by the ids of the containers, in their order."""
-    return [
-        (container_id, entry.decision.placement.claim)
-        for container_id, entry in sorted(ledger.entries.items())
-        if entry.decision.placement.claim is not None
-    ]
-
-
 def _held_within(placement: Placement, cut: Cut) -> int:
     if placement.claim is not None:
         return placement.claim.amounts_bytes.get(cut.resource, 0) if placement.claim.nodes <= cut.nodes else 0
