@@ -41,7 +41,7 @@ from bayplan.placement.page_owners import (
     start_bytes,
 )
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Risk, plan
-from bayplan.placement.starting_nodes import with_starting_nodes
+from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
 from bayplan.sets import NodeSet
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class PressureWatch:
         self.relief = relief
         self.latest: LivePages | None = None
         self.nodes: Mapping[int, NodeMemory] = {}
+        self._starting_room: tuple[Machine, LivePages, StartingRoom] | None = None
         self._kept_bytes: Mapping[int, int] = {}
         self._kept_seen_bytes: Mapping[int, int] = {}
         """What the latest plan leaves available."""
@@ -130,7 +131,14 @@ class PressureWatch:
         machine = self._controller.machine
         if (reason := pages_in_the_way(machine, self.latest, decision)) is not None:
             decision = replace(decision, reasons=(*decision.reasons, reason))
-        return with_starting_nodes(machine, self.latest, ability, decision)
+        return with_starting_nodes(machine, self._room_for_starts(machine, self.latest), ability, decision)
+
+    def _room_for_starts(self, machine: Machine, live: LivePages) -> StartingRoom:
+        """Worked out once for each look: beside 250 containers it takes as long as the decision."""
+        known = self._starting_room
+        if known is None or known[0] is not machine or known[1] is not live:
+            known = self._starting_room = machine, live, StartingRoom.of(machine, live)
+        return known[2]
 
     def keep_available(self, kept_bytes: Mapping[int, int]) -> None:
         """Have so much left available on nodes beside what is outstanding there, from the next look on."""

@@ -7,8 +7,10 @@ memory it may have, as the kernel goes on to the rest once they are full. Only n
 out, because the bandwidth of the others has to do for theirs too. Pure.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
@@ -16,15 +18,32 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.sentences import nodes_text
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import allowed_nodes, goal_bytes
-from bayplan.placement.page_placement import LivePages, unpromised_bytes
+from bayplan.placement.page_placement import ContainerPages, LivePages, unpromised_bytes
 from bayplan.sets import NodeSet
 
 STARTS_ELSEWHERE: Final = "starts-elsewhere"
 """Code of the reason that a container starts with a memory policy for the sake of others' promises."""
 
 
+class StartingRoom(Struct, frozen=True):
+    """What one look says to all who start after it: by node, ``room_bytes`` that no confined container is
+    promised, and ``to_come_bytes`` that are outstanding to those who are not confined."""
+
+    room_bytes: Mapping[int, int]
+    to_come_bytes: int
+
+    @classmethod
+    def of(cls, machine: Machine, live: LivePages) -> "StartingRoom":
+        """Goes through all containers."""
+        anywhere, confined = list[ContainerPages](), list[ContainerPages]()
+        for one in live.containers.values():
+            (anywhere if machine.ordinary_nodes <= one.nodes else confined).append(one)
+        room_bytes = unpromised_bytes(live.nodes, confined, goal_bytes(machine))
+        return cls(room_bytes, sum(one.outstanding_bytes for one in anywhere))
+
+
 def with_starting_nodes(
-    machine: Machine, live: LivePages, ability: MemoryPolicyAbility, decision: Decision
+    machine: Machine, room: StartingRoom, ability: MemoryPolicyAbility, decision: Decision
 ) -> Decision:
     """*decision* with the memory policy that its container should start with by what was seen last.
 
@@ -35,10 +54,10 @@ def with_starting_nodes(
     taken = request.opted_out or request.memory_policy is not None or request.pinned_mems is not None
     if taken or decision.placement.memory_policy is not None or not (ability.runtime and ability.weighted):
         return decision
-    nodes = _starting_nodes(machine, live, decision)
+    nodes = _starting_nodes(machine, room, decision)
     if nodes is None:
         return decision
-    left_out = (machine.ordinary_nodes & NodeSet(live.nodes)) - nodes
+    left_out = (machine.ordinary_nodes & NodeSet(room.room_bytes)) - nodes
     text = f"starts on {nodes_text(nodes)}: what is free on {nodes_text(left_out)} is promised to others"
     setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED_MANY, nodes)
     return replace(
@@ -48,25 +67,20 @@ def with_starting_nodes(
     )
 
 
-def _starting_nodes(machine: Machine, live: LivePages, decision: Decision) -> NodeSet | None:
+def _starting_nodes(machine: Machine, room: StartingRoom, decision: Decision) -> NodeSet | None:
     """The nodes to prefer; None for no policy: the container is confined, or every node has room for its part
     of what it claims, or none has.
 
     The kernel spreads what is touched first by where processes run, so each node is taken to get the same
     part of what is still to come of all that are not confined; where some are left out, the others get more.
     """
-    everywhere = machine.ordinary_nodes & NodeSet(live.nodes)
+    everywhere = machine.ordinary_nodes & NodeSet(room.room_bytes)
     if not machine.ordinary_nodes <= allowed_nodes(machine, decision):
         return None
-    confined = [one for one in live.containers.values() if not machine.ordinary_nodes <= one.nodes]
-    room_bytes = unpromised_bytes(live.nodes, confined, goal_bytes(machine))
     claim = decision.placement.claim
-    to_come_bytes = 0 if claim is None else claim.amounts_bytes.get(MEMORY, 0)
-    to_come_bytes += sum(
-        one.outstanding_bytes for one in live.containers.values() if machine.ordinary_nodes <= one.nodes
-    )
+    to_come_bytes = room.to_come_bytes + (0 if claim is None else claim.amounts_bytes.get(MEMORY, 0))
     nodes, before = everywhere, NodeSet()
     while nodes and nodes != before:
         before = nodes
-        nodes = NodeSet(node for node in nodes if room_bytes[node] * len(nodes) > to_come_bytes)
+        nodes = NodeSet(node for node in nodes if room.room_bytes[node] * len(nodes) > to_come_bytes)
     return None if not nodes or nodes == everywhere else nodes

@@ -19,7 +19,7 @@ from bayplan.model.decision import (
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import goal_bytes, start_bytes
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan
-from bayplan.placement.starting_nodes import STARTS_ELSEWHERE, with_starting_nodes
+from bayplan.placement.starting_nodes import STARTS_ELSEWHERE, StartingRoom, with_starting_nodes
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 from support.machines import machine
@@ -47,7 +47,7 @@ def decision(claimed_gib: int = 0, nodes: NodeSet = EVERYWHERE) -> Decision:
 
 
 def starting(seen: LivePages, one: Decision) -> NodeSet | None:
-    found = with_starting_nodes(MACHINE, seen, ABLE, one).placement.memory_policy
+    found = with_starting_nodes(MACHINE, StartingRoom.of(MACHINE, seen), ABLE, one).placement.memory_policy
     assert found is None or found.mode is MemoryPolicyMode.PREFERRED_MANY
     return None if found is None else found.nodes
 
@@ -81,7 +81,8 @@ def test_nodes_without_room_for_their_part_are_left_out(
 
 
 def test_it_is_said_why() -> None:
-    found = with_starting_nodes(MACHINE, live(FULL, promised("a", ON_0_AND_1, 20)), ABLE, decision())
+    room = StartingRoom.of(MACHINE, live(FULL, promised("a", ON_0_AND_1, 20)))
+    found = with_starting_nodes(MACHINE, room, ABLE, decision())
     (reason,) = found.reasons
     assert reason.code == STARTS_ELSEWHERE
     assert reason.text == "starts on nodes 2-3: what is free on nodes 0-1 is promised to others"
@@ -120,4 +121,5 @@ def asks(**fields: object) -> Decision:
     ],
 )
 def test_nobody_else_gets_one(one: Decision, ability: MemoryPolicyAbility) -> None:
-    assert with_starting_nodes(MACHINE, live(FULL, promised("a", ON_1, 10)), ability, one) == one
+    room = StartingRoom.of(MACHINE, live(FULL, promised("a", ON_1, 10)))
+    assert with_starting_nodes(MACHINE, room, ability, one) == one
