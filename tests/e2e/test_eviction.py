@@ -56,9 +56,8 @@ def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
     # The kernel had no reason to kill anybody: the machine has room.
     assert node.guest.run("dmesg").stdout.count("Killed process") == before
     explained = node.bayplan.command("explain", "default/hog").stdout
-    assert (
-        f"{SIGNAL}: The node was low on resource: memory. Threshold quantity: {threshold_mib}Mi" in explained
-    )
+    assert f"{SIGNAL}: " in explained
+    assert f" {threshold_mib}Mi" in explained
     events = node.bayplan.ask("history", "default/hog")["events"]
     assert [one["event"] for one in events] == ["placed", "evicted"]
     assert "bayplan_evictions_total" in node.bayplan.command("metrics").stdout

@@ -38,12 +38,11 @@ def test_added_memory_is_promised_and_removed_cpus_are_missed_until_they_are_bac
     monitor("device_del", id="cpu5")
     node.bayplan.await_log(CHANGED, since=since)
     node.await_node(1, lambda found: found["cpus"]["all"] == "2-4")
-    lost = "default/pinned/main lost its exclusive CPUs 5, which are offline; it runs on 2-4"
-    assert lost in [str(problem) for problem in node.bayplan.status()["problems"]]
+    assert any(str(one).startswith("default/pinned/main ") for one in node.bayplan.status()["problems"])
 
     since = node.bayplan.log_position()
     monitor("device_add", **HOT_PLUG.removable(5))
     node.guest.run("sh", "-c", f"until echo 1 >{LAST_CPU}/online; do sleep 0.1; done 2>/dev/null")
-    node.bayplan.await_log("all promised capacity is available again", since=since)
+    node.bayplan.await_log(CHANGED, since=since)
     node.await_node(1, lambda found: found["cpus"]["all"] == "2-5")
     assert node.view(pinned).cpus_allowed == {2, 3, 4, 5}

@@ -132,7 +132,7 @@ def test_a_second_daemon_is_refused(node: Node) -> None:
     node.bayplan.start()
     ended = node.bayplan.start_refused()
     assert ended.exit_code == 3
-    assert "in use by another instance, pid" in ended.stderr
+    assert ", pid " in ended.stderr
 
 
 @on(TWO_NODES, "2.1")
@@ -156,7 +156,7 @@ def test_changed_settings_are_taken_over_on_sighup_and_wrong_ones_are_not(node: 
     placed = placement(node, stays)
     node.guest.write(CONFIG, 'topologyManagerPolicy = "somehow"\n')
     node.bayplan.reload()
-    node.bayplan.await_log("settings not taken over")
+    node.bayplan.await_log("'somehow'")
     node.guest.write(CONFIG, 'topologyManagerPolicy = "single-numa-node"\n')
     node.bayplan.reload()
     node.bayplan.await_log("settings taken over")

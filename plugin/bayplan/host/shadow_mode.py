@@ -13,6 +13,8 @@ from typing import Final
 
 from bayplan.errors import HostError
 
+NOT_CHANGED: Final = "left as it is: shadow mode applies nothing"
+
 _ON: Final = Event()
 
 
@@ -42,4 +44,4 @@ def check_off(thing: str) -> None:
         ShadowModeError: it must not be.
     """
     if _ON.is_set():
-        raise ShadowModeError(thing, "left as it is: shadow mode applies nothing")
+        raise ShadowModeError(thing, NOT_CHANGED)

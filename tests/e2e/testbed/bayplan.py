@@ -144,6 +144,11 @@ class Bayplan:
         """Wait until the log says something; what it says from `since` on."""
         return self.guest.await_text(LOG, text, offset=since, limit_s=limit_s)
 
+    def await_runtime_updated(self, container_id: str, *, since: int = 0) -> None:
+        """Wait until the OCI runtime has carried out the update that follows the hook of a container."""
+        message = '"the OCI runtime has what was set"'
+        self.await_log(f'{message}, "container_id": "{container_id}"', since=since)
+
     def log(self) -> str:
         return self.guest.read_files(LOG).get(LOG, "")
 

@@ -85,7 +85,7 @@ def test_explain_tells_of_what_runs_what_left_and_what_was_refused(tmp_path: Pat
         for subject in ("default/g/large-name", "g/large-name", "large"):
             assert await bayplan("explain", subject) == 0
             said_again = capsys.readouterr().out
-            assert "  error:      TopologyAffinityError, with the reason above\n" in said_again
+            assert "  error:      TopologyAffinityError, " in said_again
             for reason in large_view["reasons"]:
                 assert said_again.count(reason["text"]) == 1
         assert await bayplan("explain", "nobody") == 1

@@ -98,7 +98,7 @@ def test_all_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: Capture
     assert main(["import-state", "--kubelet-directory", str(tmp_path)]) == EXIT_CONFIG
     said = capsys.readouterr().err
     assert "cpu_manager_state: found No such file or directory" in said
-    assert "memory_manager_state: found a directory, which is no regular file" in said
+    assert "memory_manager_state: found a directory" in said
 
 
 def test_the_other_file_may_be_left_out(tmp_path: Path, serve_once: Serve) -> None:

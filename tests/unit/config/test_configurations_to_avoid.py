@@ -43,36 +43,36 @@ ROWS = [
     # --- Memory Manager: reserved memory ---
     pytest.param(
         {"reservedMemory": None},
-        "you should specify the system reserved memory|is not equal to the value",
+        "reservedMemory: found 0 of memory in all (no reservation)",
         id="static needs reserved memory",
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 412Mi}")},
-        'the total amount "924Mi" of type "memory" is not equal to the value "1Gi"',
+        "reservedMemory: found 924Mi of memory in all (node 0 412Mi + node 1 512Mi)",
         id="the default eviction threshold of 100Mi forgotten",
     ),
     pytest.param(
         {
             "reservedMemory": on_node_0("{memory: 512Mi}")[:-1] + ", {numaNode: 0, limits: {memory: 256Mi}}]",
         },
-        'the reserved memory has a duplicate value for NUMA node 0 and resource "memory"',
+        "reservedMemory[2].limits.memory: found a second amount, 256Mi",
         id="one node and type twice",
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 512Mi, hugepages-2Mi: 0}")},
-        'reserved memory may not be zero for NUMA node 0 and resource "hugepages-2Mi"',
+        "reservedMemory[0].limits.hugepages-2Mi: found 0",
         id="a limit of zero",
     ),
     pytest.param(
         {
             "reservedMemory": on_node_0("{memory: 512Mi}").replace("numaNode: 1", "numaNode: 7"),
         },
-        "references a NUMA node 7 that does not exist on this machine",
+        "reservedMemory: found NUMA node 7",
         id="a node that the machine lacks",
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 512Mi, disk: 1Gi}")},
-        'the limit type "disk" for NUMA node 0 is not supported, only [memory hugepages-<HugePageSize>]',
+        "reservedMemory[0].limits.disk: found an unknown resource",
         id="a type that is neither memory nor huge pages",
     ),
     pytest.param(
@@ -85,7 +85,7 @@ ROWS = [
     ),
     pytest.param(
         {"reservedMemory": on_node_0("{memory: 512Mi, hugepages-2Mi: 2Mi}")},
-        '"2Mi" of type "hugepages-2Mi" is not equal to the value "0" determined by Node Allocatable',
+        "reservedMemory: found 2Mi of hugepages-2Mi in all (node 0 2Mi)",
         id="the sum of huge pages",
     ),
     pytest.param(
@@ -96,12 +96,12 @@ ROWS = [
     # --- CPU Manager ---
     pytest.param(
         {"reservedSystemCPUs": None},
-        "unable to determine reserved CPU resources for static policy",
+        "cpuManagerPolicy: found 'static'",
         id="static needs reserved CPUs",
     ),
     pytest.param(
         {"reservedSystemCPUs": None, "kubeReserved": "{cpu: 0}"},
-        "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero",
+        "cpuManagerPolicy: found 'static'",
         id="a CPU reservation of zero",
     ),
     pytest.param(
@@ -131,12 +131,12 @@ ROWS = [
     ),
     pytest.param(
         {"cpuManagerPolicyOptions": '{full-pcpus-only: "yes"}'},
-        'bad value for option "full-pcpus-only"',
+        "cpuManagerPolicyOptions: found full-pcpus-only,",
         id="a CPU option that is neither true nor false",
     ),
     pytest.param(
         {"cpuManagerPolicyOptions": options("align-by-socket")},
-        'CPU Manager Policy Alpha-level Options not enabled, but option "align-by-socket" provided',
+        "cpuManagerPolicyOptions: found align-by-socket,",
         id="an alpha option behind its gate",
     ),
     pytest.param(
@@ -144,13 +144,13 @@ ROWS = [
             "cpuManagerPolicyOptions": options("distribute-cpus-across-numa"),
             "featureGates": "{CPUManagerPolicyBetaOptions: false}",
         },
-        "CPU Manager Policy Beta-level Options not enabled",
+        "cpuManagerPolicyOptions: found distribute-cpus-across-numa,",
         id="a beta option behind its gate",
     ),
     *(
         pytest.param(
             {"cpuManagerPolicyOptions": options(first, second), "featureGates": ALPHA},
-            f"static policy options {first} and {second} can not be used at the same time",
+            f"cpuManagerPolicyOptions: found {','.join(sorted((first, second)))},",
             id=f"{first} with {second}",
         )
         for first, second in (
@@ -166,7 +166,7 @@ ROWS = [
             "featureGates": ALPHA,
             "topologyManagerPolicy": "single-numa-node",
         },
-        "single-numa-node policy is incompatible with CPUManager align-by-socket",
+        "Topology manager single-numa-node policy",
         id="align-by-socket with single-numa-node",
     ),
     # --- Topology Manager ---
@@ -187,7 +187,7 @@ ROWS = [
     ),
     pytest.param(
         {"topologyManagerPolicyOptions": '{max-allowable-numa-nodes: "4"}'},
-        'the minimum value of "max-allowable-numa-nodes" should not be less than 8',
+        "topologyManagerPolicyOptions: found max-allowable-numa-nodes,",
         id="fewer allowable nodes than eight",
     ),
     pytest.param(
@@ -213,17 +213,17 @@ ROWS = [
     ),
     pytest.param(
         {"evictionSoft": "{memory.available: 1Gi}"},
-        "grace period must be specified for the soft eviction threshold memory.available",
-        id="a soft eviction threshold without a grace period",
+        "evictionSoft: found memory.available",
+        id="a soft eviction threshold with no grace period",
     ),
     pytest.param(
         {"evictionSoftGracePeriod": "{memory.available: -30s}"},
-        "invalid eviction grace period specified: -30s, must be a positive value",
+        "evictionSoftGracePeriod.\"memory.available\": found '-30s'",
         id="a negative grace period",
     ),
     pytest.param(
         {"evictionMinimumReclaim": "{memory.available: -300Mi}"},
-        "negative eviction minimum reclaim specified for memory.available",
+        "evictionMinimumReclaim.\"memory.available\": found '-300Mi'",
         id="a negative minimum to reclaim",
     ),
     pytest.param(
@@ -262,7 +262,7 @@ def test_a_configuration_to_avoid_has_its_own_error(
     problems: Problems, changes: dict[str, str | None], expected: str
 ) -> None:
     (problem,) = problems(changes)
-    assert any(words in problem for words in expected.split("|")), problem
+    assert expected in problem
 
 
 def test_no_two_of_them_share_an_error(problems: Problems) -> None:
@@ -317,13 +317,9 @@ def test_more_nodes_than_kubelet_takes_are_worth_a_remark(tmp_path: Path) -> Non
         )
         return remarks_on_machine(load_settings([path], {"engine": [engine]}), many)
 
-    assert remarks("restricted") == (
-        (
-            "kubelet would not start with topologyManagerPolicy restricted on this machine's 9 NUMA nodes "
-            "(unsupported on machines with more than 8 NUMA Nodes, see max-allowable-numa-nodes); "
-            "bayplan decides here all the same"
-        ),
-    )
+    (remark,) = remarks("restricted")
+    for word in ("topologyManagerPolicy restricted", "9 NUMA nodes", "max-allowable-numa-nodes"):
+        assert word in remark
     assert remarks("restricted", '{max-allowable-numa-nodes: "9"}') == ()
     assert remarks(TopologyPolicy.NONE.value) == ()
     assert remarks("restricted", engine="exact") == ()

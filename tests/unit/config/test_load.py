@@ -613,36 +613,35 @@ def test_what_needs_kubelets_engine(write: Write, content: str, problems: list[s
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "found"),
     [
-        ("cpuManagerPolicyOptions = { full-cores = true }", ["full-cores: "]),
-        ("cpuManagerPolicyOptions = { full-pcpus-only = 'yes' }", ['bad value for option "full-pcpus-only"']),
+        ("cpuManagerPolicyOptions = { full-cores = true }", ["an unknown key"]),
+        ("cpuManagerPolicyOptions = { full-pcpus-only = 'yes' }", ["full-pcpus-only"]),
         (
             "cpuManagerPolicyOptions = { align-by-socket = true }",
-            ['Alpha-level Options not enabled, but option "align-by-socket" provided'],
+            ["align-by-socket"],
         ),
         (
             (
                 "featureGates = { CPUManagerPolicyAlphaOptions = true }\n"
                 "cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-cores = true }"
             ),
-            ["full-pcpus-only and distribute-cpus-across-cores can not be used at the same time"],
+            ["distribute-cpus-across-cores,full-pcpus-only"],
         ),
         (
             "cpuManagerPolicy = 'none'\ncpuManagerPolicyOptions = { full-pcpus-only = true }",
-            ["None policy: "],
+            ["full-pcpus-only"],
         ),
         (
             "topologyManagerPolicyOptions = { max-allowable-numa-nodes = 4, prefer-closest-numa-nodes = 2 }",
-            ['the minimum value of "max-allowable-numa-nodes"', 'bad value for option "prefer-closest-numa'],
+            ["max-allowable-numa-nodes,prefer-closest-numa-nodes"] * 2,
         ),
     ],
 )
-def test_options_that_kubelet_would_not_take(write: Write, content: str, words: list[str]) -> None:
+def test_options_that_kubelet_would_not_take(write: Write, content: str, found: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
         load_settings([write(f"engine = 'kubelet'\n{content}")])
-    assert len(raised.value.problems) == len(words)
-    assert all(each in str(raised.value) for each in words)
+    assert [one.found for one in raised.value.problems] == found
 
 
 def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:

@@ -43,6 +43,13 @@ def problems_of(settings: Settings, hardware: Machine) -> list[str]:
     return [f"{one.path}: {one.found} | {one.expected}" for one in raised.value.problems]
 
 
+def found_in(settings: Settings, hardware: Machine) -> list[tuple[str, str]]:
+    """What is wrong, as key and what was found."""
+    with pytest.raises(ConfigError) as raised:
+        resolve_policy(settings, hardware)
+    return [(one.path, one.found) for one in raised.value.problems]
+
+
 def test_the_default_is_100_mib_spread_evenly() -> None:
     policy = resolve_policy(Settings(), machine(GIB, GIB, 0, GIB, GIB))
     assert policy.reserved_bytes == {node: {"memory": 25 * MIB} for node in (0, 2, 6, 8)}
@@ -121,15 +128,12 @@ def test_every_problem_with_the_machine_is_reported_at_once() -> None:
         },
         reserved_cpus=CpuSet([0, 7, 9]),
     )
-    assert problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB})) == [
-        "reservedMemory: hugepages-1Gi on NUMA node 0 | what it has: hugepages-2Mi",
-        "reservedMemory: hugepages-2Mi=66Mi on NUMA node 0 | at most the 64Mi that the node has",
-        "reservedMemory: memory=3Gi on NUMA node 0 | at most the 1984Mi that the node has",
-        (
-            "reservedMemory: NUMA node 1 | a NUMA node of this machine (0,2); kubelet: the reserved memory "
-            "configuration references a NUMA node 1 that does not exist on this machine"
-        ),
-        "reservedSystemCPUs: 0,7,9 (no CPU 7,9) | CPUs of this machine: 0-1",
+    assert found_in(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB})) == [
+        ("reservedMemory", "hugepages-1Gi on NUMA node 0"),
+        ("reservedMemory", "hugepages-2Mi=66Mi on NUMA node 0"),
+        ("reservedMemory", "memory=3Gi on NUMA node 0"),
+        ("reservedMemory", "NUMA node 1"),
+        ("reservedSystemCPUs", "0,7,9 (no CPU 7,9)"),
     ]
 
 
@@ -191,32 +195,15 @@ def test_all_that_kubelet_would_not_start_with_is_reported_at_once() -> None:
         kube_reserved={"memory": GIB},
         system_reserved={"memory": GIB},
     )
-    pages, memory, cpus = problems_of(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB}))
-    kubelets = "is not equal to the value {} determined by Node Allocatable feature"
-    assert pages == (
-        "reservedMemory: 2Mi of hugepages-2Mi in all (node 0 2Mi) | 0 (nothing is reserved for the node); "
-        'kubelet: the total amount "2Mi" of type "hugepages-2Mi" ' + kubelets.format('"0"')
-    )
-    assert memory == (
-        "reservedMemory: 2Gi of memory in all (node 0 1Gi + node 2 1Gi) | "
-        "2148Mi (kubeReserved 1Gi + systemReserved 1Gi + evictionHard memory.available 100Mi); "
-        'kubelet: the total amount "2Gi" of type "memory" ' + kubelets.format('"2148Mi"')
-    )
-    assert cpus == (
-        "cpuManagerPolicy: 'static', and no CPU is reserved | "
-        "reservedSystemCPUs, or cpu in kubeReserved or systemReserved; "
-        "kubelet: [cpumanager] unable to determine reserved CPU resources for static policy"
-    )
+    pages, memory, (key, _) = found_in(settings, machine(2 * GIB, 2 * GIB, pages={0: 64 * MIB}))
+    assert pages == ("reservedMemory", "2Mi of hugepages-2Mi in all (node 0 2Mi)")
+    assert memory == ("reservedMemory", "2Gi of memory in all (node 0 1Gi + node 2 1Gi)")
+    assert key == "cpuManagerPolicy"
 
 
 def test_nothing_reserved_anywhere_is_kubelets_error_too() -> None:
     settings = kubelet(reserved_memory={}, eviction_hard={})
-    assert problems_of(settings, machine(GIB, GIB)) == [
-        (
-            "reservedMemory: no memory | memory on at least one node; "
-            "kubelet: [memorymanager] you should specify the system reserved memory"
-        )
-    ]
+    assert found_in(settings, machine(GIB, GIB)) == [("reservedMemory", "no memory")]
 
 
 def test_without_managers_there_are_no_rules() -> None:
@@ -257,9 +244,8 @@ def test_options_against_the_machine() -> None:
         feature_gates={"CPUManagerPolicyAlphaOptions": True},
         topology_options={"prefer-closest-numa-nodes": "true"},
     )
-    distances, socket = problems_of(settings, machine(GIB, GIB))
-    assert "error getting NUMA distances from cadvisor" in distances
-    assert "single-numa-node policy is incompatible with CPUManager align-by-socket" in socket
+    keys = [key for key, _ in found_in(settings, machine(GIB, GIB))]
+    assert keys == ["topologyManagerPolicyOptions", "cpuManagerPolicy"]
 
 
 def test_the_engine_has_what_was_configured() -> None:

@@ -200,10 +200,8 @@ def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> N
             (record,) = await controller.recorder.evictions(10, "small")
             assert (record.threshold, record.available) == (200 * MIB, 124 * MIB)
             assert (record.used, record.request, record.priority) == (1000 * MIB, 0, 0)
-            assert record.message == (
-                "The node was low on resource: memory. Threshold quantity: 200Mi, available: 124Mi. "
-                "Container small-name was using 1000Mi, request is 0, has larger consumption of memory. "
-            )
+            for told in ("200Mi", "124Mi", "small-name", "1000Mi"):
+                assert told in record.message
             for verb, expected in (("history", "evicted"), ("explain", "evictions")):
                 question = recorded_questions(controller.recorder)[verb]
                 said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
@@ -215,7 +213,7 @@ def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> N
 def test_the_next_one_waits_until_the_end_of_the_last_one_is_seen(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
-            it.left = "processes 7 were killed and are still there after 10 s"
+            it.left = "process 7 does not end"
             await it.create(*LARGE, {0: 500 * MIB})
             await it.create(*SMALL, {0: 400 * MIB})
             assert await it.look(6) == ["large"]
@@ -335,8 +333,8 @@ def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> None:
             assert await it.look(20) == ["bound"]
             assert it.ended == []
             (record,) = await it.one.controller.recorder.evictions(10, None)
-            assert record.obstacle == "shadow mode applies nothing"
-            assert "it was not ended: shadow mode applies nothing" in str(record)
+            assert "shadow mode" in record.obstacle
+            assert f"it was not ended: {record.obstacle}" in str(record)
 
     with shadow_mode():
         run(scenario)
@@ -356,7 +354,7 @@ def test_relief_that_does_not_suffice_is_not_waited_for_for_ever(tmp_path: Path)
 def test_who_does_not_end_is_said(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
-            it.left = "processes 7 were killed and are still there after 10 s"
+            it.left = "process 7 does not end"
             await it.create(*LARGE, {0: 900 * MIB})
             assert await it.look(6) == ["large"]
             assert it.one.controller.counters["evictions_failed"] == 1

@@ -292,7 +292,7 @@ class TestWriteV2:
     def test_a_file_that_is_missing_is_not_made(self, v2, container, name):
         path = v2.base / SCOPE[1:] / name
         path.unlink()
-        with pytest.raises(HostError, match="there is no such file") as caught:
+        with pytest.raises(HostError) as caught:
             container.apply(Update("c1", memory_limit_bytes=MIB, unified={"memory.low": "1"}))
         assert caught.value.path == str(path)
         assert not path.exists()

@@ -151,7 +151,7 @@ def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path
         assert not await runtime_updater.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
 
         def gone() -> dict[str, str]:
-            raise AbsentError("/sys/fs/cgroup/x", "the cgroup is gone")
+            raise AbsentError("/sys/fs/cgroup/x", "gone")
 
         assert not await runtime_updater.begin(command, "id", UpdateContent(lambda: b"{}", gone))
 

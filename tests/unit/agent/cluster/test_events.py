@@ -92,7 +92,7 @@ async def test_a_refusal_is_an_event_on_its_pod_in_the_words_of_explain() -> Non
 
 async def test_degraded_and_moved_containers_are_told_and_what_was_so_before_is_not() -> None:
     degraded = decided(BURSTABLE, "d", reasons=(Reason("overcommitted", "1Gi could not be promised"),))
-    moved = decided(PINNED, "m", reasons=(Reason(MOVED_OVER, "moved over for others"),))
+    moved = decided(PINNED, "m", reasons=(Reason(MOVED_OVER, "now on node 1"),))
     api, mirror = FakeApiServer(), mirror_of(make_snapshot())
     with api.serving():
         async with recording(api, mirror):
@@ -102,7 +102,7 @@ async def test_degraded_and_moved_containers_are_told_and_what_was_so_before_is_
             await until(lambda: len(told(api)) == 2)
     assert [(one["reason"], one["type"], one["note"]) for one in told(api)] == [
         ("PlacementDegraded", "Warning", f"container main: {summary(degraded)}"),
-        ("PlacementMoved", "Normal", "container main: moved over for others"),
+        ("PlacementMoved", "Normal", "container main: now on node 1"),
     ]
 
 

@@ -151,7 +151,7 @@ def test_no_random_text_is_a_state_file(text):
     "text", ["", "{", '{"policyName', '{"checksum":', '{"entries":{"p":nu', '{"entries":{}  ']
 )
 def test_a_truncated_file_is_named_as_go_does(text):
-    with pytest.raises(CheckpointError, match="unexpected end of JSON input"):
+    with pytest.raises(CheckpointError, match="unexpected end"):
         restored(text, PATH, "Static", PLAIN)
 
 
@@ -236,5 +236,5 @@ def test_a_state_of_another_machine_is_refused(assignments, problem):
 def test_a_changed_reservation_is_refused():
     state = MemoryState(empty_nodes(MACHINE, RESERVED))
     assert start(MemoryManagerPolicy.STATIC, MACHINE, RESERVED, PLAIN, state).state == state
-    with pytest.raises(MemoryStateError, match="different from the real one"):
+    with pytest.raises(MemoryStateError, match="machine state"):
         start(MemoryManagerPolicy.STATIC, MACHINE, {0: {"memory": 11}}, PLAIN, state)
