@@ -15,7 +15,7 @@ cpu/                cm/cpumanager: static policy (policy_static.go), cpu_assignm
 memory/             cm/memorymanager: Static policy (policy_static.go), state, checkpoint
 devices/            cm/devicemanager; ``attached``: devices that were chosen already
 qos/                qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
-eviction/           eviction; ``rules`` is run by `bayplan.conformance` only
+eviction/           eviction: thresholds, one look (``rules``), from look to look (``pressure``)
 pod, resources      the API object, and k8s.io/component-helpers: sums of requests and limits
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 managers            cm/container_manager: all managers on one state
@@ -23,8 +23,9 @@ managers            cm/container_manager: all managers on one state
 
 What has no counterpart in kubelet: ``engine`` (the engine itself), ``trivial_decision``, ``creation`` and
 ``resize`` (one decision each), ``ledger_state`` (the managers' state, made from the ledger),
-``kept_for_pods`` (room for the rest of a pod), ``booking`` (amounts on nodes), ``topology/refusals`` (why,
-for people).
+``kept_for_pods`` (room for the rest of a pod), ``booking`` (amounts on nodes), ``state_files`` (kubelet's own
+two files, read to take them over), ``topology/refusals`` (why, for people), ``eviction/node_signals``
+(thresholds of single nodes).
 
 Order of reading
 ================
