@@ -4,12 +4,14 @@ What a container holds is taken from what its node has free, and moving pages mo
 do; only the bytes count.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from bayplan.quantity import KIB
 from support.oci_node import OciNode
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _KINDS = ("inactive_anon", "active_anon", "unevictable", "slab_unreclaimable")
 
 
@@ -68,6 +70,12 @@ class LiveNodes:
 
     def _write_numa_stat(self, directory: Path, row: Mapping[int, int]) -> None:
         if not directory.exists():
+            return
+        if not self.node.hierarchy.unified:
+            pages = {node: row.get(node, 0) // PAGE_BYTES for node in sorted(self.total_bytes)}
+            columns = (f"N{node}={count}" for node, count in pages.items())
+            text = " ".join((f"hierarchical_anon={sum(pages.values())}", *columns))
+            (directory / "memory.numa_stat").write_text(f"{text}\n")
             return
         lines = []
         for kind in _KINDS:

@@ -31,14 +31,13 @@ _FILES: Final = {
 
 
 class OciNode:
-    """Containers below *root*: ``hierarchy`` is what the daemon would have detected there."""
+    """Containers below *root*: ``hierarchy`` is what the daemon would have detected there. With cgroup v1
+    both controllers are mounted together."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, layout: Layout = Layout.UNIFIED) -> None:
         self.root = root
         mount = str(root / MOUNT)
-        self.hierarchy = Hierarchy(
-            Layout.UNIFIED, {CPUSET: mount, MEMORY: mount}, {"": OWN_CGROUP}, root=root
-        )
+        self.hierarchy = Hierarchy(layout, {CPUSET: mount, MEMORY: mount}, {"": OWN_CGROUP}, root=root)
 
     def bundle(self, container_id: str) -> Path:
         """Where the bundle of a container is, as CRI-O and podman have them."""

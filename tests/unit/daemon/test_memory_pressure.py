@@ -16,6 +16,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
+from bayplan.host.hierarchy import Layout
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
@@ -92,9 +93,11 @@ class Around:
 
 
 @asynccontextmanager
-async def around(tmp_path: Path, mode: MemoryPressure = MemoryPressure.OBSERVE) -> AsyncIterator[Around]:
+async def around(
+    tmp_path: Path, mode: MemoryPressure = MemoryPressure.OBSERVE, layout: Layout = Layout.UNIFIED
+) -> AsyncIterator[Around]:
     """Two nodes of 1 GiB; "db" is promised 600 MiB on node 0, "batch" may lie anywhere."""
-    live = LiveNodes(OciNode(tmp_path / "root"), {0: GIB, 1: GIB})
+    live = LiveNodes(OciNode(tmp_path / "root", layout), {0: GIB, 1: GIB})
     async with controlled(tmp_path / "state") as one:
 
         def moved(
@@ -466,6 +469,50 @@ def test_where_the_kernel_cannot_reclaim_on_nodes_the_largest_page_cache_there_i
             assert await it.watch.look() == 0
             assert reclaim.read_text() == f"{28 * MIB} swappiness=0"
             assert it.watch.problems() == ()
+
+    run(scenario)
+
+
+def test_page_cache_that_nobody_who_runs_is_charged_for_is_left_to_the_kernel(tmp_path: Path) -> None:
+    """Who read a shared file first is charged for it, and may have ended."""
+
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.cache_bytes[0] = 820 * MIB
+            it.live.write()
+            files = [it.live.node.directory(path) / "memory.reclaim" for path in (DB_PATH, BATCH_PATH)]
+            for file in files:
+                file.write_text("")
+            assert await it.watch.look() == 0
+            assert it.watch.latest is not None
+            # All of it counts once, as memory that can be had.
+            assert it.watch.latest.nodes[0].reclaimable_bytes == 820 * MIB
+            assert it.watch.latest.plan.reclaim_bytes == {0: 28 * MIB}
+            assert [file.read_text() for file in files] == ["", ""]
+            assert it.watch.problems() == ()
+
+    run(scenario)
+
+
+def test_on_cgroup_v1_pages_are_moved_and_what_cannot_be_done_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE, Layout.LEGACY) as it:
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            it.live.hold("/system.slice", {0: 20 * MIB})
+            moving = asyncio.Event()
+            it.meanwhile.append(moving.set)
+            with caplog.at_level("INFO"):
+                following = asyncio.create_task(it.watch.follow(pause_s=0))
+                await moving.wait()
+                following.cancel()
+            assert it.live.held[BATCH_PATH] == {0: 372 * MIB, 1: 428 * MIB}
+            # The kernel does not say there what a slice holds on which node.
+            assert it.live.held["/system.slice"] == {0: 20 * MIB}
+            said = "with cgroup v1 the kernel's memory of containers, and what services hold, is not known"
+            (record,) = (one for one in caplog.records if "as far as this kernel allows" in one.getMessage())
+            assert record.__dict__["problem"] == f"{said}, and page cache is not reclaimed"
 
     run(scenario)
 

@@ -121,6 +121,30 @@ def test_a_process_keeps_its_memory(holder):
     assert int(rss) >= 8 << 10
 
 
+TMPFS = """
+import mmap, os, sys
+file = os.memfd_create("cache")
+os.write(file, b"x" * (32 << 20))
+memory = mmap.mmap(file, 32 << 20) if sys.argv[1] == "mapped" else None
+if memory:
+    sum(memory[at] for at in range(0, 32 << 20, mmap.PAGESIZE))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["mapped", "unmapped"])
+def test_a_file_of_a_tmpfs_is_moved_where_somebody_maps_it(how):
+    with subprocess.Popen(
+        [sys.executable, "-c", TMPFS, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "written\n"
+        found = move_pages(process.pid, HERE, HERE, 1 << 40, Pace())
+        process.stdin.close()
+    assert found.exhausted
+    assert (found.moved_bytes >= 32 * MIB) == (how == "mapped")
+
+
 def test_it_is_asked_before_each_call_whether_to_go_on(holder):
     asked: list[int] = []
 
