@@ -40,11 +40,12 @@ from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
+from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
-from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
+from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.systemd import Notifier

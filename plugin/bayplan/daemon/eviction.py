@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -48,7 +49,9 @@ from bayplan.views.event_counts import eviction_counter
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-"""kubelet looks every 10 s, and misses what happens in between."""
+"""Where a threshold is near: what happens between two looks is missed."""
+FAR_LOOK_S: Final = 10.0
+"""Where none is, and no node loses what it has: kubelet's own, always."""
 SETTLE_NS: Final = 10_000_000_000
 """After an eviction, until the next one may follow: what was ended has to be seen in the numbers first."""
 RELIEF_NS: Final = 60_000_000_000
@@ -92,10 +95,18 @@ class EvictionManager:
         """For each evicted pod, by `_key`, the node's condition that it went for, and kubelet's message."""
         self._chosen_in_shadow: dict[str, NodeCondition] = {}
 
-    async def follow(self, pause_s: float = LOOK_S) -> None:
-        """Look for ever, until cancelled."""
+    async def follow(self, pause_s: float = LOOK_S, far_pause_s: float = FAR_LOOK_S) -> None:
+        """Look for ever, until cancelled: after *pause_s*, or where no threshold is near when the nodes are
+        looked at, *far_pause_s* at the latest."""
         while True:
-            await asyncio.sleep(pause_s)
+            looked = self._watch.looked
+            if looked.is_set() or self.signals.is_any_near():
+                await asyncio.sleep(pause_s)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(far_pause_s):
+                        await looked.wait()
+            looked.clear()
             try:
                 await self.look()
             except Exception:

@@ -1,10 +1,11 @@
 """Sees that the nodes can give what was promised on them, before the kernel has to kill somebody for it.
 
-A look at the nodes costs a small file each; who holds what on them, two hundred files on a full node, is read
-only when nodes lost so much that it matters, when the ledger is another one, or after a while. Everything
-blocks in a thread of its own. Nothing is decided here: `page_placement` says what is at risk,
-and which pages would have to lie elsewhere; `page_relief` moves them. Both go by the ledger as
-it was at the look, an immutable value; the kernel holds each page against the cpuset of that moment.
+Each second it is asked whether a look is due, which costs one number of each node and does not wake the event
+loop. Who holds what on them, two hundred files on a full node, is read only when nodes lost so much that it
+matters, when the ledger is another one, or after a while. Everything blocks in threads of its own. Nothing is
+decided here: `page_placement` says what is at risk, and which pages would have to lie elsewhere;
+`page_relief` moves them. Both go by the ledger as it was at the look, an immutable value; the kernel holds
+each page against the cpuset of that moment.
 """
 
 import asyncio
@@ -19,12 +20,14 @@ from msgspec.structs import replace
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
+from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
 from bayplan.daemon.page_relief import STEP_S, PageRelief
+from bayplan.daemon.ticks import ticking
 from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory, Watermarks, read_nodes, read_watermarks
+from bayplan.host.live_memory import ContainerMemory, FreeMemory, Watermarks, read_nodes, read_watermarks
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision
@@ -33,6 +36,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
 from bayplan.placement.page_owners import (
     container_pages,
     goal_bytes,
@@ -58,15 +62,6 @@ _THRESHOLD: Final = "an eviction threshold"
 """Who is promised what is to be kept available."""
 
 
-class CgroupLookup(NamedTuple):
-    """A container, and where its cgroup is looked for."""
-
-    container_id: str
-    cgroups_path: str
-    cgroup_parent: str
-    cgroups: Mapping[str, str]
-
-
 class Look(NamedTuple):
     """What a full look is made by."""
 
@@ -76,7 +71,7 @@ class Look(NamedTuple):
 
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
-    ``nodes`` is what they have at the latest look."""
+    ``looked`` is set at each look."""
 
     def __init__(
         self,
@@ -90,7 +85,7 @@ class PressureWatch:
         self.mode = mode
         self.relief = relief
         self.latest: LivePages | None = None
-        self.nodes: Mapping[int, NodeMemory] = {}
+        self.looked = asyncio.Event()
         self._starting_room: tuple[Machine, LivePages, StartingRoom] | None = None
         self._kept_bytes: Mapping[int, int] = {}
         self._kept_seen_bytes: Mapping[int, int] = {}
@@ -100,11 +95,14 @@ class PressureWatch:
         self._in_thread = in_thread
         self._clock_s = clock_s
         self._memory = ContainerMemory(hierarchy)
+        self._free = FreeMemory(hierarchy.root)
         self._watermarks: Mapping[int, Watermarks] = {}
         self._watermarks_at_s = -WATERMARKS_S
         self._counted_at_s = -COUNT_S
         self._seen_at_s = 0.0
         self._counted_for: Look | None = None
+        self._enough_bytes: Mapping[int, int] = {}
+        """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
         self._at_risk_at_s: dict[NodeSet, float] = {}
 
@@ -112,16 +110,36 @@ class PressureWatch:
         """Look for ever, until cancelled."""
         if problem := missing_abilities(self._hierarchy, self._controller.machine.nodes[0].id):
             logger.info("nodes are watched as far as this kernel allows", extra={"problem": problem})
-        moved_bytes = 0
-        while True:
-            # Who is moved is looked at again at once: others go on meanwhile.
-            await asyncio.sleep(0 if moved_bytes else pause_s)
-            moved_bytes = 0
-            try:
-                moved_bytes = await self.look()
-            except Exception:
-                # Placing containers does not depend on it.
-                logger.exception("it could not be seen whether nodes can give what was promised")
+        with ticking(self.is_look_due, pause_s) as due:
+            while True:
+                await due.wait()
+                due.clear()
+                try:
+                    # Who is moved is looked at again at once: others go on meanwhile.
+                    while await self.look():
+                        continue
+                except Exception:
+                    # Placing containers does not depend on it.
+                    logger.exception("it could not be seen whether nodes can give what was promised")
+
+    def is_look_due(self) -> bool:
+        """Whether a look may find something else than the latest one. Blocks, and may be asked in any thread.
+
+        What is free on a node is enough to tell as long as the node could spare all else that it had.
+        """
+        before = self.latest
+        if self.mode is MemoryPressure.OFF:
+            return before is not None
+        look = Look(self._controller.machine, self._controller.ledger)
+        if before is None or self._problem or self._is_recount_due(look, before):
+            return True
+        try:
+            if all(self._free.read(node) >= least for node, least in self._enough_bytes.items()):
+                return False
+            nodes = self.read_nodes()
+        except BayplanError:
+            return True  # The look says what is wrong.
+        return any(one.low for one in nodes.values()) or self._is_count_due(look, nodes)
 
     def completed(self, decision: Decision, ability: MemoryPolicyAbility) -> Decision:
         """*decision* about a new container with what there is to say by what was seen last, and with the
@@ -179,13 +197,14 @@ class PressureWatch:
 
     async def _look(self) -> LivePages | None:
         """What is there now, None where it is as it was."""
+        self.looked.set()
         if self.mode is MemoryPressure.OFF:
-            self.latest, self._problem, self.nodes = None, "", {}
+            self.latest, self._problem = None, ""
             return None
         controller = self._controller
         try:
-            nodes = await self._in_thread(partial(self._nodes, controller.machine))
-            look, self.nodes = Look(controller.machine, controller.ledger), nodes
+            nodes = await self._in_thread(self.read_nodes)
+            look = Look(controller.machine, controller.ledger)
             if low := sum(one.low for one in nodes.values()):
                 controller.counters["looks_below_low_watermark"] += low
             if not self._is_count_due(look, nodes):
@@ -195,9 +214,13 @@ class PressureWatch:
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
-            self._problem, self.nodes = str(error), {}
+            self._problem = str(error)
             return None
         self._problem = ""
+        self._enough_bytes = {
+            node: least_bytes + self._watermarks.get(node, Watermarks()).high_bytes
+            for node, least_bytes in enough_free_bytes(seen, start_bytes(look.machine)).items()
+        }
         self.latest, self._kept_seen_bytes = seen, kept_bytes
         self._counted_at_s, self._counted_for = self._clock_s(), look
         self._report(seen)
@@ -230,9 +253,13 @@ class PressureWatch:
             return ()
         return tuple(str(risk) for risk in self.latest.plan.risks)
 
-    def _nodes(self, machine: Machine) -> dict[int, NodeMemory]:
-        """What the nodes have now. Blocks."""
-        now_s, root = self._clock_s(), self._hierarchy.root
+    def read_nodes(self) -> dict[int, NodeMemory]:
+        """What the nodes have now. Blocks.
+
+        Raises:
+            HostError: it cannot be read.
+        """
+        machine, now_s, root = self._controller.machine, self._clock_s(), self._hierarchy.root
         if now_s - self._watermarks_at_s >= WATERMARKS_S:
             self._watermarks, self._watermarks_at_s = read_watermarks(root), now_s
         pools = {
@@ -284,24 +311,24 @@ class PressureWatch:
         most_bytes = round(self.relief.rate_bytes * LEAD_S)
         return soon_lost_bytes(before, nodes, expected_bytes, passed_s, most_bytes)
 
+    def _is_recount_due(self, look: Look, before: LivePages) -> bool:
+        """Whether it is time to count, or what was counted for is another machine or ledger."""
+        since_s = self._clock_s() - self._counted_at_s
+        counted = self._counted_for
+        return (
+            since_s >= (AT_RISK_S if before.plan.risks else COUNT_S)
+            or counted is None
+            or counted.machine is not look.machine
+            or counted.ledger is not look.ledger
+        )
+
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest
-        since_s = self._clock_s() - self._counted_at_s
-        if before is None or since_s >= (AT_RISK_S if before.plan.risks else COUNT_S):
-            return True
-        counted = self._counted_for
-        if counted is None or counted.machine is not look.machine or counted.ledger is not look.ledger:
-            return True
-        if nodes.keys() != before.nodes.keys():
+        if before is None or self._is_recount_due(look, before) or nodes.keys() != before.nodes.keys():
             return True
         bands = start_bytes(look.machine)
-        if self.mode.relieves and since_s >= AT_RISK_S:
-            expected = before.plan.expected_bytes
-            if any(
-                now.free_bytes < min(expected.get(node, 0), bands.get(node, 0)) for node, now in nodes.items()
-            ):
-                return True  # Some of it can be reclaimed.
-        return any(_matters(before, node, now, bands.get(node, 0)) for node, now in nodes.items())
+        may_reclaim = self.mode.relieves and self._clock_s() - self._counted_at_s >= AT_RISK_S
+        return have_lost_much(before, nodes, bands) or (may_reclaim and have_to_reclaim(before, nodes, bands))
 
     def _containers(self, look: Look, lookups: Sequence[CgroupLookup]) -> dict[str, ContainerPages]:
         found = {}
@@ -360,31 +387,3 @@ def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
         risk.nodes,
         "shadow mode applies nothing",
     )
-
-
-def _matters(before: LivePages, node: int, now: NodeMemory, band_bytes: int) -> bool:
-    """Whether a node lost half of what it had beside what it is expected to give, or a band where that is
-    little."""
-    was = before.nodes[node]
-    room_bytes = was.free_bytes + was.reclaimable_bytes
-    spare_bytes = room_bytes - before.plan.expected_bytes.get(node, 0) - band_bytes
-    lost_bytes = room_bytes - now.free_bytes - now.reclaimable_bytes
-    return lost_bytes > max(spare_bytes // 2, band_bytes // 2)
-
-
-def lookups_of(controller: Controller) -> list[CgroupLookup]:
-    """The containers that are known to run, with where the cgroup of each is looked for."""
-    known, found = controller.known, []
-    for container in known.containers.values():
-        pod = known.pods.get(container.pod_id)
-        entry = controller.ledger.entries.get(container.id)
-        origin = None if entry is None else entry.origin
-        found.append(
-            CgroupLookup(
-                container.id,
-                container.cgroups_path,
-                "" if pod is None else pod.cgroup_parent,
-                {} if origin is None else origin.cgroups,
-            )
-        )
-    return found

@@ -102,7 +102,7 @@ class PageRelief:
         until_s, moved_bytes = self._clock_s() + step_s, 0
         self._reclaim(seen, cgroups)
         # The kernel kills where nothing is left, however much others lack that still have some.
-        left_bytes = {node: one.free_bytes + one.reclaimable_bytes for node, one in seen.nodes.items()}
+        left_bytes = {node: one.room_bytes for node, one in seen.nodes.items()}
         for move in sorted(seen.plan.moves, key=lambda one: left_bytes[one.source]):
             if self._clock_s() >= until_s or self.stopping.is_set():
                 break

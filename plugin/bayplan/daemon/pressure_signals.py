@@ -7,7 +7,7 @@ is done about it here: nodes are relieved by `memory_pressure`, pods are ended b
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from typing import Final
 
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
@@ -20,8 +20,12 @@ from bayplan.engines.kubelet.eviction.thresholds import Threshold
 from bayplan.errors import BayplanError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.placement.page_placement import NodeMemory
 
 logger = logging.getLogger(__name__)
+
+NEAR: Final = 1.5
+"""A threshold is near where less than so many times what it asks for is available."""
 
 
 class PressureSignals:
@@ -60,19 +64,23 @@ class PressureSignals:
         if self._watch.mode is MemoryPressure.OFF:
             self.pressure, self._observations, self._problem = Pressure(), {}, ""
             return
-        thresholds, self._problem = self._thresholds(), ""
-        try:
-            found = await self._in_thread(partial(self._read, self._hierarchy, self._disks))
-        except BayplanError as error:
-            # Nothing is done by numbers of an earlier look; nodes are observed otherwise.
-            found, self._problem = {}, str(error)
-        self._observations = {**found, **self._of_nodes()}
+        thresholds = self._thresholds()
+        found, nodes, self._problem = await self._in_thread(self._read_all)
+        self._observations = {**found, **self._of_nodes(nodes)}
         if found:
             self._name_unobserved(thresholds)
         before = self.pressure
         self.pressure = after_look(before, thresholds, self._observations, self.clock_ns())
         self._report(before)
         self._watch.keep_available(self._kept_bytes())
+
+    def is_any_near(self) -> bool:
+        """Whether a threshold is met, or half as much again as it asks for is not available."""
+        return bool(self.pressure.since_ns) or any(
+            seen.available < NEAR * one.value.of(seen.capacity)
+            for one in self._thresholds()
+            if (seen := self._observations.get(one.signal)) is not None
+        )
 
     def seen(self, threshold: Threshold) -> Observation:
         """What was observed of a threshold that is met."""
@@ -88,15 +96,26 @@ class PressureSignals:
         met = (f"eviction threshold met: {self._shortage(one)}" for one in self.pressure.since_ns)
         return (*problems, *met)
 
-    def _of_nodes(self) -> dict[str, Observation]:
+    def _read_all(self) -> tuple[dict[str, Observation], dict[int, NodeMemory], str]:
+        """The signals, what the nodes have, and the problem with the signals. Blocks. Nothing is done by
+        numbers of an earlier look; what is wrong with the nodes the watch says."""
+        found, problem = {}, ""
+        try:
+            found = self._read(self._hierarchy, self._disks)
+        except BayplanError as error:
+            problem = str(error)
+        try:
+            return found, self._watch.read_nodes(), problem
+        except BayplanError:
+            return found, {}, problem
+
+    def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, Observation]:
         """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine
         this counts what the kernel itself holds."""
         machine = self._controller.machine
         return {
-            node_signal(node): Observation(
-                one.free_bytes + one.reclaimable_bytes, machine.node_by_id[node].memory_bytes
-            )
-            for node, one in self._watch.nodes.items()
+            node_signal(node): Observation(one.room_bytes, machine.node_by_id[node].memory_bytes)
+            for node, one in nodes.items()
             if node in machine.node_by_id
         }
 

@@ -4,6 +4,7 @@ Pure text: nothing is looked up. Both cgroup drivers, containerd's and CRI-O's s
 cgroupsPath rules of runc and crun, systemd.slice(5) for the nesting that the names of slices spell out.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from bayplan.errors import ParseError
@@ -17,8 +18,11 @@ _SLICE: Final = ".slice"
 _DEFAULT_SLICE: Final = "system.slice"
 _RUNTIME_PREFIXES: Final = ("cri-containerd", "crio")
 _SYSTEMD_FIELDS: Final = 3
+_REMEMBERED: Final = 1024
+"""Those of a full node: each is looked for again and again."""
 
 
+@lru_cache(_REMEMBERED)
 def container_paths(cgroups_path: str, cgroup_parent: str = "", container_id: str = "") -> tuple[str, ...]:
     """The places where a container's cgroup may be, the most certain first; never empty.
 

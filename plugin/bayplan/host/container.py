@@ -100,12 +100,14 @@ class ContainerCgroup:
             AbsentError: there is no such cgroup (yet, or any more).
         """
         candidates = container_paths(cgroups_path, cgroup_parent, container_id)
-        for path in candidates:
+        mount = hierarchy.mounts[CPUSET]
+        # All are in one directory, the pod's; a failed open and its message take ten times as long as this.
+        parent = f"{mount}{posixpath.dirname(candidates[0])}"
+        for path in candidates if os.access(parent, os.F_OK) else ():
             try:
                 return cls(hierarchy, dict.fromkeys((CPUSET, MEMORY), path))
             except AbsentError:
                 continue
-        mount = hierarchy.mounts[CPUSET]
         raise AbsentError(
             f"{mount}{candidates[0]}",
             "there is no such cgroup" + "".join(f", nor {mount}{path}" for path in candidates[1:]),

@@ -4,6 +4,7 @@ A look at the nodes is one small file each. What a container holds is memory.num
 path is looked for once. Nothing here judges or changes anything.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,14 +14,19 @@ from msgspec import Struct
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, parse_file
+from bayplan.host.kernelfs import AbsentError, garbage, parse_file, refusal
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
 from bayplan.host.zoneinfo import HIGH, LOW, read_zones
 from bayplan.placement.page_placement import NodeMemory
+from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
 
 _NODE: Final = "sys/devices/system/node/node{}/meminfo"
+
+_FREE: Final = f"{MEM_FREE}:".encode()
+_NODE_BYTES: Final = 4096
+"""A file of sysfs is not longer."""
 
 _SERVICES: Final = ("system.slice", "user.slice")
 """Not machine.slice, where systemd has containers and virtual machines, nor what somebody else made."""
@@ -55,6 +61,45 @@ def read_nodes(
         except AbsentError:
             continue
     return found
+
+
+class FreeMemory:
+    """MemFree of each node, read again and again through descriptors that stay open: 6 us each, of which the
+    kernel takes 5. With opening and closing it is 12, and another 14 for the other lines."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._descriptors: dict[int, int] = {}
+
+    def read(self, node: int) -> int:
+        """The bytes that are free on *node*, watermarks included.
+
+        Raises:
+            AbsentError: there is no such node (any more).
+            HostError: the file is garbled, or cannot be read.
+        """
+        try:
+            descriptor = self._descriptors.get(node)
+            if descriptor is None:
+                descriptor = os.open(self._path(node), os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[node] = descriptor
+            text = os.pread(descriptor, _NODE_BYTES, 0)
+        except OSError as error:
+            self._close(node)
+            raise refusal(self._path(node), "cannot be read", error) from error
+        words = text.partition(_FREE)[2].split(None, 1)
+        if not words or not words[0].isdigit():
+            found = text.decode("ascii", "backslashreplace")
+            raise garbage(self._path(node), found, f"a line {MEM_FREE} in kB")
+        return int(words[0]) * KIB
+
+    def _path(self, node: int) -> str:
+        return str(self._root / _NODE.format(node))
+
+    def _close(self, node: int) -> None:
+        descriptor = self._descriptors.pop(node, None)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _node(path: str, pools_bytes: int, marks: Watermarks) -> NodeMemory:

@@ -33,8 +33,8 @@ def soon_lost_bytes(
     for node, now in nodes.items():
         if (was := before.nodes.get(node)) is None:
             continue
-        spare_bytes = _room_bytes(now) - expected_bytes.get(node, 0)
-        spare_before_bytes = _room_bytes(was) - before.plan.expected_bytes.get(node, 0)
+        spare_bytes = now.room_bytes - expected_bytes.get(node, 0)
+        spare_before_bytes = was.room_bytes - before.plan.expected_bytes.get(node, 0)
         lost_bytes = spare_before_bytes - spare_bytes - arrived.get(node, 0)
         if lost_bytes > 0:
             found[node] = min(most_bytes, round(lost_bytes * LEAD_S / passed_s))
@@ -51,7 +51,3 @@ def widened(
         {node: band + more[node] for node, band in start_bytes.items()},
         {node: goal + more.get(node, 0) for node, goal in goal_bytes.items()},
     )
-
-
-def _room_bytes(one: NodeMemory) -> int:
-    return one.free_bytes + one.reclaimable_bytes

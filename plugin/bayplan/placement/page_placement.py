@@ -42,6 +42,11 @@ class NodeMemory(Struct, frozen=True):
     used_bytes: int = 0
     low: bool = False
 
+    @property
+    def room_bytes(self) -> int:
+        """What is free, or can be reclaimed."""
+        return self.free_bytes + self.reclaimable_bytes
+
 
 class ContainerPages(Struct, frozen=True):
     """One container, or other processes that may be moved: where its memory may lie (``nodes``), what it was
@@ -197,10 +202,7 @@ def _promises(
 ) -> tuple[Loads, dict[int, int]]:
     """The outstanding promises on what is free or can be reclaimed beside *kept_bytes*, and what does not fit
     of each set."""
-    room = {
-        1 << node: max(0, one.free_bytes + one.reclaimable_bytes - kept_bytes.get(node, 0))
-        for node, one in nodes.items()
-    }
+    room = {1 << node: max(0, one.room_bytes - kept_bytes.get(node, 0)) for node, one in nodes.items()}
     loads = Loads(room, {node: {} for node in room}, {})
     return loads, _push(loads, outstanding)
 
@@ -319,7 +321,7 @@ def _risk(nodes: Mapping[int, NodeMemory], containers: Sequence[ContainerPages],
     owners = {
         one.name: amount for one in containers if one.nodes <= there and (amount := one.outstanding_bytes)
     }
-    room_bytes = sum(one.free_bytes + one.reclaimable_bytes for node, one in nodes.items() if node in there)
+    room_bytes = sum(one.room_bytes for node, one in nodes.items() if node in there)
     occupants: dict[str, int] = {}
     for one in containers:
         held = sum(amount for node, amount in one.held_bytes.items() if node in there)

@@ -29,6 +29,7 @@ from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.quantity import GIB, KIB, MIB
+from support.conditions import until
 from support.controllers import Controlled, controlled, here
 from support.live_nodes import LiveNodes
 from support.machines import container, pod
@@ -180,6 +181,30 @@ def test_a_node_is_relieved_and_nobody_has_to_go(tmp_path: Path) -> None:
             # What is outstanding does not count; min reclaim does.
             assert it.live.free(0) >= 250 * MIB
             assert (it.manager.problems(), it.ended) == ((), [])
+
+    run(scenario)
+
+
+def test_signals_are_looked_at_again_at_once_where_a_threshold_is_near_or_nodes_lost_much(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.create(*LARGE, {0: 600 * MIB})
+            await it.look()
+            assert not it.manager.signals.is_any_near()
+            it.watch.looked.clear()
+            following = asyncio.create_task(it.manager.follow(pause_s=0, far_pause_s=3600))
+            try:
+                it.hold(LARGE[1].cgroups_path, {0: 750 * MIB})
+                await it.watch.look()
+                await until(it.manager.signals.is_any_near)
+                assert not it.manager.signals.pressure.since_ns
+                # Nobody else looks meanwhile.
+                it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
+                await until(lambda: bool(it.manager.signals.pressure.since_ns))
+            finally:
+                following.cancel()
 
     run(scenario)
 

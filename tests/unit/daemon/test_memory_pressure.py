@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, WATERMARKS_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
 from bayplan.host.hierarchy import Layout
 from bayplan.host.kernelfs import AbsentError, RefusedError
@@ -205,6 +205,82 @@ def test_containers_are_counted_only_when_it_matters(tmp_path: Path) -> None:
             assert it.watch.latest is not third
             assert it.watch.latest is not None
             assert it.watch.latest.containers.keys() == {"db"}
+
+    run(scenario)
+
+
+def test_a_look_is_due_whenever_it_would_find_something(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            due = 0
+            assert it.watch.is_look_due()
+            for held in range(0, 700 * MIB, 100 * MIB):
+                for cached in range(0, 900 * MIB, 150 * MIB):
+                    it.live.cache_bytes[0] = cached
+                    it.live.hold(BATCH_PATH, {0: held})
+                    if it.live.free(0) < 0:
+                        break
+                    it.now_s += COUNT_S
+                    await it.watch.look()
+                    before = it.watch.latest
+                    # Node 0 loses what it has to processes, which take it from page cache as well.
+                    for lost in range(0, it.live.free(0) + cached, 40 * MIB):
+                        it.live.cache_bytes[0] = min(cached, cached + GIB // 2 - lost)
+                        it.live.hold(BATCH_PATH, {0: held + lost})
+                        if it.live.free(0) < 0:
+                            break
+                        it.now_s += 0.1
+                        if it.watch.is_look_due():
+                            due += 1
+                            break
+                        await it.watch.look()
+                        assert it.watch.latest is before
+            assert due
+
+    run(scenario)
+
+
+def test_a_look_is_due_for_another_ledger_and_after_a_while(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.watch.look()
+            assert not it.watch.is_look_due()
+            it.now_s += COUNT_S
+            assert it.watch.is_look_due()
+            await it.watch.look()
+            await it.one.controller.stop_container(FREE_POD, BATCH)
+            assert it.watch.is_look_due()
+            await it.watch.look()
+            assert not it.watch.is_look_due()
+            it.watch.keep_available({0: GIB})
+            assert it.watch.is_look_due()
+            await it.watch.look()
+            it.watch.mode = MemoryPressure.OFF
+            assert it.watch.is_look_due()
+            await it.watch.look()
+            assert not it.watch.is_look_due()
+
+    run(scenario)
+
+
+def test_a_look_is_due_while_nodes_cannot_be_read_or_the_kernel_has_little_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            await it.watch.look()
+            path = it.live.node.root / "sys/devices/system/node/node1/meminfo"
+            path.write_text("garbage\n")
+            assert it.watch.is_look_due()
+            it.live.write()
+            assert not it.watch.is_look_due()
+            zones = "Node 1, zone   Normal\n        low      120000\n        high     130000\n"
+            (it.live.node.root / "proc/zoneinfo").write_text(zones)
+            it.live.cache_bytes[1] = 600 * MIB
+            it.live.write()
+            it.now_s += WATERMARKS_S
+            for _ in range(2):
+                await it.watch.look()
+                assert it.watch.is_look_due()
+            assert it.one.controller.counters["looks_below_low_watermark"] == 2
 
     run(scenario)
 

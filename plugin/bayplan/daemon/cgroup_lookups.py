@@ -1,0 +1,33 @@
+"""Where the cgroups of running containers are looked for, by what their runtime said."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bayplan.control.controller import Controller
+
+
+class CgroupLookup(NamedTuple):
+    """A container, and where its cgroup is looked for."""
+
+    container_id: str
+    cgroups_path: str
+    cgroup_parent: str
+    cgroups: Mapping[str, str]
+
+
+def lookups_of(controller: Controller) -> list[CgroupLookup]:
+    """The containers that are known to run, with where the cgroup of each is looked for."""
+    known, found = controller.known, []
+    for container in known.containers.values():
+        pod = known.pods.get(container.pod_id)
+        entry = controller.ledger.entries.get(container.id)
+        origin = None if entry is None else entry.origin
+        found.append(
+            CgroupLookup(
+                container.id,
+                container.cgroups_path,
+                "" if pod is None else pod.cgroup_parent,
+                {} if origin is None else origin.cgroups,
+            )
+        )
+    return found
