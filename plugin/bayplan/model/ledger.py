@@ -4,8 +4,8 @@ The totals per node and per set of nodes are kept beside the entries, so that a 
 containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,16 +18,14 @@ from bayplan.model.decision import (
     Decision,
     Move,
     Outcome,
-    Placement,
     Reason,
     Request,
 )
+from bayplan.model.ledger_totals import with_booking, with_claim, with_count
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
 from bayplan.model.sidecar_scores import ScoreKey, corrected_claim, may_be_sidecar, score_key
-from bayplan.sets import CpuSet, IdSet, NodeSet
-
-Ids = TypeVar("Ids", bound=IdSet)
+from bayplan.sets import CpuSet, NodeSet
 
 
 class Entry(Struct, frozen=True):
@@ -85,10 +83,17 @@ class Ledger(Struct, frozen=True):
     def of(cls, entries: Iterable[Entry], pool_cpus: CpuSet | None = None) -> "Ledger":
         """The ledger that holds *entries*; a later entry replaces an earlier one of the same container.
         *pool_cpus* as in the ledger that they are from."""
-        ledger = cls(pool_cpus=pool_cpus)
-        for entry in entries:
-            ledger = ledger.with_entry(entry)
-        return ledger
+        listed, order = list(entries), dict[str, str]()
+        for entry in listed:
+            order.pop(entry.container_id, None)
+            order[entry.container_id] = entry.decision.request.pod_id
+        # Pods are independent of each other, and each change copies its ledger: that of one pod only.
+        of_pods = dict[str, Ledger]()
+        for entry in listed:
+            pod_id = entry.decision.request.pod_id
+            if order[entry.container_id] == pod_id:
+                of_pods[pod_id] = of_pods.get(pod_id, cls(pool_cpus=pool_cpus)).with_entry(entry)
+        return _united(of_pods.values(), pool_cpus, order)
 
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
@@ -273,14 +278,45 @@ class Ledger(Struct, frozen=True):
         return (container_id for container_id, entry in self.entries.items() if entry.in_pool)
 
 
+def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[str]) -> Ledger:
+    """The ledger of all that *parts*, which have no container in common, hold, in *order* (container ids)."""
+    entries, retained = dict[str, Entry](), dict[str, Entry]()
+    booked: dict[int, Counter[str]] = {}
+    claimed: dict[NodeSet, Counter[str]] = {}
+    bound: Counter[NodeSet] = Counter()
+    exclusive_cpus, outside_pool, ids_by_score = CpuSet(), set[str](), dict[ScoreKey, tuple[str, ...]]()
+    for part in parts:
+        entries.update(part.entries)
+        retained.update(part.retained)
+        for node, row in part.booked_bytes.items():
+            booked.setdefault(node, Counter()).update(row)
+        for nodes, row in part.claimed_bytes.items():
+            claimed.setdefault(nodes, Counter()).update(row)
+        bound.update(part.bound)
+        exclusive_cpus |= part.exclusive_cpus
+        outside_pool |= part.outside_pool
+        ids_by_score.update(part.ids_by_score)
+    return Ledger(
+        {key: entries[key] for key in order if key in entries},
+        {node: dict(row) for node, row in booked.items()},
+        exclusive_cpus,
+        dict(bound),
+        {nodes: dict(row) for nodes, row in claimed.items()},
+        retained,
+        pool_cpus,
+        frozenset(outside_pool),
+        ids_by_score,
+    )
+
+
 def _added(ledger: Ledger, entry: Entry) -> Ledger:
     placement = entry.decision.placement
     return Ledger(
         entries={**ledger.entries, entry.container_id: entry},
-        booked_bytes=_booked(ledger.booked_bytes, placement, 1),
+        booked_bytes=with_booking(ledger.booked_bytes, placement, 1),
         exclusive_cpus=ledger.exclusive_cpus | placement.exclusive_cpus,
-        bound=_counted(ledger.bound, placement.mems, 1),
-        claimed_bytes=_claimed(ledger.claimed_bytes, placement, 1),
+        bound=with_count(ledger.bound, placement.mems, 1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, placement, 1),
         retained=ledger.retained,
         pool_cpus=ledger.pool_cpus,
         outside_pool=ledger.outside_pool if entry.in_pool else ledger.outside_pool | {entry.container_id},
@@ -309,7 +345,9 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
     return replace(
         ledger,
         entries={**ledger.entries, container_id: changed},
-        claimed_bytes=_claimed(_claimed(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1),
+        claimed_bytes=with_claim(
+            with_claim(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1
+        ),
     )
 
 
@@ -319,10 +357,10 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
     del entries[container_id]
     return Ledger(
         entries=entries,
-        booked_bytes=_booked(ledger.booked_bytes, placement, -1),
+        booked_bytes=with_booking(ledger.booked_bytes, placement, -1),
         exclusive_cpus=ledger.exclusive_cpus - placement.exclusive_cpus,
-        bound=_counted(ledger.bound, placement.mems, -1),
-        claimed_bytes=_claimed(ledger.claimed_bytes, placement, -1),
+        bound=with_count(ledger.bound, placement.mems, -1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,
         pool_cpus=ledger.pool_cpus,
         outside_pool=ledger.outside_pool - {container_id},
@@ -337,45 +375,3 @@ def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
     claim = entry.decision.placement.claim
     first = claim is not None and claim.explained_bytes
     return (entry.container_id, *order) if first else (*order, entry.container_id)
-
-
-def _booked(
-    totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
-) -> Mapping[int, Mapping[str, int]]:
-    """The totals after *placement* came (+1) or went (-1)."""
-    if not placement.booked_bytes or placement.claim is not None:
-        return totals
-    changed = dict(totals)
-    for node, resources in placement.booked_bytes.items():
-        row = dict(changed.get(node, {}))
-        for resource, amount_bytes in resources.items():
-            row[resource] = row.get(resource, 0) + sign * amount_bytes
-        changed[node] = row
-    return changed
-
-
-def _claimed(
-    totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
-) -> Mapping[NodeSet, Mapping[str, int]]:
-    """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
-    claim = placement.claim
-    if claim is None or not claim.amounts_bytes:
-        return totals
-    row = dict(totals.get(claim.nodes, {}))
-    for resource, amount_bytes in claim.amounts_bytes.items():
-        row[resource] = row.get(resource, 0) + sign * amount_bytes
-    changed = dict(totals)
-    if any(row.values()):
-        changed[claim.nodes] = row
-    else:
-        changed.pop(claim.nodes, None)
-    return changed
-
-
-def _counted(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:
-    """The numbers of containers per set after one with *ids*, if it has any, came (+1) or went (-1)."""
-    if ids is None:
-        return counts
-    count = counts.get(ids, 0) + sign
-    rest = {one: others for one, others in counts.items() if one != ids}
-    return {**rest, ids: count} if count else rest

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.placement.adjustment import cpus_for, shared_pool_updates
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -45,6 +46,44 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
     assert ledger.bound == {mems: nodes.count(mems) for mems in nodes}
     assert ledger.exclusive_cpus == CpuSet(int(key[1:]) for key in expected)
     assert Ledger.of(expected.values()) == ledger or sorted(expected) == sorted(ledger.entries)
+
+
+def pod_entry(number: int, pod: int, score: int | None, amount: int, in_pool: bool, ended: bool) -> Entry:
+    """An entry of one of a few pods, some with the same score; in the pool, or with a CPU of its own."""
+    interval = Interval(0, amount, BY_SCORE, usual_low_bytes=amount)
+    request = Request(
+        f"{pod}-{number}", f"p{pod}", "n", QosClass.BURSTABLE, QosSource.CGROUP_PARENT, interval, score=score
+    )
+    nodes = NodeSet([number % 2, 2])
+    claim = Claim(nodes, {"memory": amount}) if number else None
+    booked = {} if number else {pod: {"memory": amount}}
+    own = CpuSet() if in_pool else CpuSet([10 * pod + number])
+    decision = Decision(request, Outcome.PLACED, Placement(nodes, own, booked, claim=claim))
+    return Entry(decision, in_pool=in_pool, ended=ended)
+
+
+POD_ENTRIES = st.lists(
+    st.builds(
+        pod_entry,
+        st.integers(0, 4),
+        st.integers(0, 2),
+        st.sampled_from([None, 100, 900]),
+        st.integers(1, 9),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(POD_ENTRIES)
+def test_a_ledger_of_entries_is_what_one_after_the_other_makes_of_it(entries: list[Entry]) -> None:
+    ledger = Ledger(pool_cpus=CpuSet([3]))
+    for one in entries:
+        ledger = ledger.with_entry(one)
+    made = Ledger.of(entries, CpuSet([3]))
+    assert made == ledger
+    assert list(made.entries) == list(ledger.entries)
 
 
 ADD, REMOVE, OWN, SEND = "add", "remove", "own", "send"

@@ -1,0 +1,51 @@
+"""The totals of a ledger after a placement came or went. Each is an immutable mapping; a change copies it."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from bayplan.model.decision import Placement
+from bayplan.sets import IdSet, NodeSet
+
+Ids = TypeVar("Ids", bound=IdSet)
+
+
+def with_booking(
+    totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[int, Mapping[str, int]]:
+    """The totals after *placement* came (+1) or went (-1)."""
+    if not placement.booked_bytes or placement.claim is not None:
+        return totals
+    changed = dict(totals)
+    for node, resources in placement.booked_bytes.items():
+        row = dict(changed.get(node, {}))
+        for resource, amount_bytes in resources.items():
+            row[resource] = row.get(resource, 0) + sign * amount_bytes
+        changed[node] = row
+    return changed
+
+
+def with_claim(
+    totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
+) -> Mapping[NodeSet, Mapping[str, int]]:
+    """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
+    claim = placement.claim
+    if claim is None or not claim.amounts_bytes:
+        return totals
+    row = dict(totals.get(claim.nodes, {}))
+    for resource, amount_bytes in claim.amounts_bytes.items():
+        row[resource] = row.get(resource, 0) + sign * amount_bytes
+    changed = dict(totals)
+    if any(row.values()):
+        changed[claim.nodes] = row
+    else:
+        changed.pop(claim.nodes, None)
+    return changed
+
+
+def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping[Ids, int]:
+    """The numbers of containers per set after one with *ids*, if it has any, came (+1) or went (-1)."""
+    if ids is None:
+        return counts
+    count = counts.get(ids, 0) + sign
+    rest = {one: others for one, others in counts.items() if one != ids}
+    return {**rest, ids: count} if count else rest
