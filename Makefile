@@ -80,7 +80,7 @@ test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, int
 
 test-all: setup-crio lint ## lint, then all tests on all versions and forms, and properties with many examples
 	$(PYTEST) -m "not e2e" --hypothesis-profile many
-	$(PYTEST_E2E) tests/e2e tests/e2e/test_agent.py tests/e2e/test_real_kubelet.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+	$(PYTEST_E2E) tests/e2e tests/e2e/test_agent.py tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 unit: setup ## the tests that need neither root nor a virtual machine
 	$(PYTEST) -m "not e2e and not interop and not root and not matrix"
@@ -98,7 +98,7 @@ e2e: setup-e2e ## only the tests in virtual machines
 	$(PYTEST_E2E) -m e2e
 
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, and with the agent, in a virtual machine
-	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_agent.py
+	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_agent.py
 
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) tests/e2e/test_crio.py tests/e2e/test_crio_faults.py

@@ -21,7 +21,9 @@ ARTIFACTS = HERE / "artifacts"
 FAILED = pytest.StashKey[bool]()
 SCENARIO_LIMIT_S = 1200
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
-BY_NAME_ONLY = frozenset({"test_agent.py", "test_real_kubelet.py", "test_crio.py", "test_crio_faults.py"})
+BY_NAME_ONLY = frozenset(
+    f"test_{name}.py" for name in ("agent", "real_kubelet", "kubelet_eviction", "crio", "crio_faults")
+)
 
 
 class Nodes:

@@ -26,6 +26,9 @@ from support.snapshots import make_snapshot
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 STEPS = 60
+AN_HOUR = 3600
+SETTLED = 40
+"""So many pods there are before as many are stopped as are made."""
 POLICY = PlacementPolicy(
     topology=TopologyPolicy.SINGLE_NUMA_NODE, default_memory_limit_bytes={"BestEffort": 64 * MIB}
 )
@@ -34,15 +37,17 @@ POLICY = PlacementPolicy(
 class Churn:
     """The same for every run of a seed, whoever is refused."""
 
-    def __init__(self, runtime: FakeRuntime, seed: int) -> None:
+    def __init__(self, runtime: FakeRuntime, seed: int, steps: int) -> None:
         self._runtime = runtime
+        self._steps = steps
         self._choice = random.Random(seed)
         self._made: list[str] = []
         self._refused: set[str] = set()
 
     async def run(self) -> None:
-        for number in range(STEPS):
-            chosen = self._choice.choice(["create", "create", "stop", "resize"])
+        for number in range(self._steps):
+            more = ["create"] if len(self._made) < SETTLED else []
+            chosen = self._choice.choice(["create", *more, "stop", "resize"])
             amount = self._choice.choice([200, 400, 700, 900]) * MIB
             cpus, qos = self._choice.choice([0, 1, 2, 3]), self._choice.choice([GUARANTEED, BEST_EFFORT])
             position = self._choice.random()
@@ -83,7 +88,7 @@ class Churn:
         await self._runtime.start_container(container.id)
 
 
-async def reported(directory: Path, seed: int) -> dict[str, Any]:
+async def reported(directory: Path, seed: int, steps: int) -> dict[str, Any]:
     runtime = FakeRuntime(CONTAINERD_2_3)
     socket = directory.with_suffix(".sock")
     await runtime.listen(socket)
@@ -93,7 +98,7 @@ async def reported(directory: Path, seed: int) -> dict[str, Any]:
         running = asyncio.create_task(session.run())
         try:
             await runtime.synchronized()
-            await Churn(runtime, seed).run()
+            await Churn(runtime, seed, steps).run()
         finally:
             await session.close()
             await running
@@ -101,8 +106,8 @@ async def reported(directory: Path, seed: int) -> dict[str, Any]:
         return await reporting(one.controller.recorder)(make_snapshot(taken_us=0), {})
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_the_report_of_shadow_mode_is_what_happens_without_it(tmp_path: Path, seed: int) -> None:
+async def compared(directory: Path, seed: int, steps: int) -> dict[str, Any]:
+    """What is reported of the same churn with and without shadow mode, which is to be the same."""
     modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "applied": nullcontext,
         "shadow": shadow_mode,
@@ -110,10 +115,25 @@ async def test_the_report_of_shadow_mode_is_what_happens_without_it(tmp_path: Pa
     said = {}
     for name, mode in modes.items():
         with mode():
-            said[name] = await reported(tmp_path / name, seed)
+            said[name] = await reported(directory / name, seed, steps)
     for report in said.values():
         for row in (*report["containers"], *report["moves"]):
             del row["at"]
     assert said["shadow"] == said["applied"]
-    assert said["applied"]["outcomes"]["refused"]
-    assert said["applied"]["outcomes"]["placed"]
+    return said["applied"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_report_of_shadow_mode_is_what_happens_without_it(tmp_path: Path, seed: int) -> None:
+    report = await compared(tmp_path, seed, STEPS)
+    assert report["outcomes"]["refused"]
+    assert report["outcomes"]["placed"]
+
+
+@pytest.mark.matrix
+def test_so_it_is_for_an_hour_of_changes(tmp_path: Path) -> None:
+    """One a second. It takes longer than a test of a coroutine may."""
+    report = asyncio.run(compared(tmp_path, 4, AN_HOUR))
+    outcomes = report["outcomes"]
+    assert sum(outcomes[name] for name in ("placed", "degraded", "refused")) > AN_HOUR // 4, outcomes
+    assert outcomes["refused"]
