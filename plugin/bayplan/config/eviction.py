@@ -18,6 +18,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     without_grace_period,
 )
 from bayplan.errors import Problem
+from bayplan.host.eviction_signals import FileSystems
 from bayplan.model.machine import Machine
 from bayplan.quantity import format_bytes
 
@@ -39,10 +40,10 @@ def thresholds_on(settings: Settings, machine: Machine) -> tuple[Threshold, ...]
     )
 
 
-def observed_thresholds(settings: Settings, machine: Machine, *, image_fs: bool) -> tuple[Threshold, ...]:
-    """Those, and kubelet's for the disk of containers; *image_fs*: images have a disk of their own."""
+def observed_thresholds(settings: Settings, machine: Machine, disks: FileSystems) -> tuple[Threshold, ...]:
+    """Those, and kubelet's for the disk of containers, which is that of the images where they have one."""
     found = thresholds_on(settings, machine)
-    return with_container_fs(found, image_fs=image_fs, container_fs=False)[0]
+    return with_container_fs(found, image_fs=disks.separate, container_fs=False)[0]
 
 
 def missing_grace_periods(settings: Settings, unread: Collection[str] = ()) -> Iterator[Problem]:

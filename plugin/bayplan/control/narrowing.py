@@ -66,6 +66,8 @@ class Narrowing:
         self._verify_soon = verify_soon
         self._evacuate = evacuate or self._by_kernel
         self._stopping = Event()
+        self.staying = frozenset[str]()
+        """The ids of containers that are not to go back now, whatever room the ledger has."""
 
     async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
         """Look for room whenever that is *due*, until cancelled."""
@@ -92,7 +94,7 @@ class Narrowing:
         other; whether any did."""
         async with self._controller.transaction() as transaction:
             await self._complete_promises(transaction)
-        tried: set[str] = set()
+        tried = set(self.staying)
         returned = False
         while moves := _possible(self._controller.basis, tried):
             # Only the first: much can happen while its pages are moved.
@@ -176,7 +178,7 @@ class Narrowing:
             if wide is not ledger:
                 await transaction.commit(wide)
             return False
-        if not _possible(transaction.basis, ledger.entries.keys() - {key}):
+        if key in self.staying or not _possible(transaction.basis, ledger.entries.keys() - {key}):
             logger.info("the room was taken while its pages were moved", extra=fields)
             return False
         logger.info("pages moved", extra=fields)

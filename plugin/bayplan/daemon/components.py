@@ -48,6 +48,7 @@ from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pressure_signals import PressureSignals
+from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
@@ -163,12 +164,14 @@ class Daemon:
             _return_bounds(self.settings),
         )
         self.exact_requests = ExactRequests(self.controller)
+        widening = PromiseWidening(self.controller, self.pressure_thread.do, self._verify_now, self.narrowing)
         self.pressure = PressureWatch(
             self.controller,
             self.hierarchy,
             self.pressure_thread.do,
             self.settings.memory_pressure,
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
+            widen=widening.look,
         )
         self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
@@ -178,9 +181,7 @@ class Daemon:
             disks,
             self.host_thread.do,
             self.pressure,
-            thresholds=lambda: observed_thresholds(
-                self.settings, self.hardware.machine, image_fs=disks.separate
-            ),
+            thresholds=lambda: observed_thresholds(self.settings, self.hardware.machine, disks),
             transition_ns=lambda: self.settings.eviction_transition_ns,
         )
         usage = ContainerUsage(self.controller, self.hierarchy, self.pressure, image_fs=disks.separate)

@@ -11,7 +11,7 @@ each page against the cpuset of that moment.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -71,7 +71,8 @@ class Look(NamedTuple):
 
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
-    ``looked`` is set at each look."""
+    ``looked`` is set at each look. *widen* gives a promise more nodes where moving pages does not suffice,
+    and says whether it did."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class PressureWatch:
         mode: MemoryPressure,
         relief: PageRelief,
         clock_s: Callable[[], float] = time.monotonic,
+        widen: Callable[[LivePages], Awaitable[bool]] | None = None,
     ) -> None:
         self.mode = mode
         self.relief = relief
@@ -94,6 +96,7 @@ class PressureWatch:
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._clock_s = clock_s
+        self._widen = widen
         self._memory = ContainerMemory(hierarchy)
         self._free = FreeMemory(hierarchy.root)
         self._watermarks: Mapping[int, Watermarks] = {}
@@ -193,6 +196,9 @@ class PressureWatch:
             if moved_bytes:
                 self._counted_at_s = -COUNT_S
         self._record()
+        if seen is not None and self.mode.relieves and self._widen is not None and await self._widen(seen):
+            # What it gets by that is not in the latest plan.
+            self._counted_at_s, self._kept_seen_bytes = -COUNT_S, {}
         return moved_bytes
 
     async def _look(self) -> LivePages | None:
@@ -287,7 +293,7 @@ class PressureWatch:
             )
             for path, (mems, held) in outside.items()
         }
-        kept = (
+        kept = tuple(
             ContainerPages(_THRESHOLD, _THRESHOLD, NodeSet([node]), amount)
             for node, amount in kept_bytes.items()
             if node in nodes
@@ -298,7 +304,7 @@ class PressureWatch:
         soon_lost = self._soon_lost_bytes(nodes, found.expected_bytes)
         if any(amount > bands[0].get(node, 0) for node, amount in soon_lost.items()):
             found = plan(nodes, everybody, *widened(*bands, soon_lost), machine.distance)
-        return LivePages(time.time_ns() // 1000, nodes, containers, found, services)
+        return LivePages(time.time_ns() // 1000, nodes, containers, found, services, kept)
 
     def _soon_lost_bytes(
         self, nodes: Mapping[int, NodeMemory], expected_bytes: Mapping[int, int]

@@ -322,7 +322,10 @@ MOVED_OVER: Final = "moved-over"
 STAYS_WIDE: Final = "stays-wide"
 """Code of the reason why a container did not go back although there is room."""
 
-LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE})
+MEMORY_TAKEN: Final = "memory-taken"
+"""Code of the reason that somebody outside of containers holds what a container was promised."""
+
+LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE, MEMORY_TAKEN})
 """Codes of what happened to a container since it was decided about."""
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import (
     LATER_CODES,
+    MEMORY_TAKEN,
     MOVED_OVER,
     OVERCOMMITTED,
     Claim,
@@ -190,7 +191,8 @@ class Ledger(Struct, frozen=True):
                 original_nodes=None if original == nodes else original,
                 previous_mems=placement.mems,
             )
-            reasons = tuple(reason for reason in entry.decision.reasons if reason.code != MOVED_OVER)
+            ended = (MOVED_OVER, MEMORY_TAKEN)
+            reasons = tuple(reason for reason in entry.decision.reasons if reason.code not in ended)
             if moved.original_nodes is not None:
                 where = f"from node {original} to node {nodes}"
                 text = f"moved over for others {where}; goes back when there is room"

@@ -39,14 +39,13 @@ def container_pages(
         promised_bytes = placement.claim.amounts_bytes.get(MEMORY, 0)
     else:
         promised_bytes = sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())
-    may_move = len(nodes) > 1 and not stays(entry)
     return ContainerPages(
         entry.container_id,
         request.name,
         nodes,
         promised_bytes,
         held_bytes,
-        {node: amount for node, amount in movable_bytes.items() if node in nodes} if may_move else {},
+        {} if stays(entry) else {node: amount for node, amount in movable_bytes.items() if node in nodes},
         _RANKS[request.qos],
         {} if request.opted_out else cache_bytes,
     )

@@ -10,6 +10,7 @@ maximum flow answers it for all sets. Pure: nothing here knows how pages are cou
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -50,8 +51,8 @@ class NodeMemory(Struct, frozen=True):
 
 class ContainerPages(Struct, frozen=True):
     """One container, or other processes that may be moved: where its memory may lie (``nodes``), what it was
-    promised there, what it holds on each node that cannot be reclaimed, how much of that could be moved to
-    others of its nodes, and its page cache. Whoever has the lowest ``rank`` is moved first."""
+    promised there, what it holds on each node that cannot be reclaimed, how much of that could be moved, to
+    others of its nodes if it has several, and its page cache. The lowest ``rank`` is moved first."""
 
     container_id: str
     name: str
@@ -114,13 +115,20 @@ class Plan(Struct, frozen=True):
 
 class LivePages(Struct, frozen=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
-    ``outside`` are the machine's own services, by the paths of their cgroups."""
+    ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
+    thresholds that are met want available, as if it were promised on the node."""
 
     measured_us: int
     nodes: Mapping[int, NodeMemory]
     containers: Mapping[str, ContainerPages]
     plan: Plan
     outside: Mapping[str, ContainerPages] = {}
+    kept: tuple[ContainerPages, ...] = ()
+
+    @property
+    def everybody(self) -> tuple[ContainerPages, ...]:
+        """All that memory is to be there for."""
+        return (*self.containers.values(), *self.outside.values(), *self.kept)
 
     def holder(self, container_id: str) -> ContainerPages:
         """One of the containers or services."""
@@ -157,11 +165,25 @@ def plan(
     _push(loads, lacking)
     _push(loads, _debts(nodes, NodeSet.of_mask(reduce(or_, at_risk)), goal_bytes))
     moves = _moves(loads, before, containers, distance)
-    loads, lacking = _promises(nodes, outstanding, {})
+    _, lacking = _promises(nodes, outstanding, {})
     if not (moves or lacking):
         return calm
+    return replace(calm, risks=risks, moves=moves, unmet_bytes=unmet_bytes(nodes, containers))
+
+
+def unmet_bytes(
+    nodes: Mapping[int, NodeMemory],
+    containers: Iterable[ContainerPages],
+    kept_bytes: Mapping[int, int] = MappingProxyType({}),
+) -> int:
+    """What of the outstanding promises has no place beside *kept_bytes*, wherever pages lie that may lie
+    elsewhere."""
+    containers = tuple(containers)
+    loads, lacking = _promises(nodes, _outstanding(containers), kept_bytes)
+    if not lacking:
+        return 0
     _with_pages(loads, containers)
-    return replace(calm, risks=risks, moves=moves, unmet_bytes=sum(_push(loads, lacking).values()))
+    return sum(_push(loads, lacking).values())
 
 
 def unpromised_bytes(

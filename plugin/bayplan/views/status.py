@@ -316,7 +316,7 @@ def _live(node: Node, live: LivePages | None) -> View | None:
         return None
     seen, containers = live.nodes[node.id], live.containers.values()
     held_bytes = sum(one.held_bytes.get(node.id, 0) for one in containers)
-    movable_bytes = sum(one.movable_bytes.get(node.id, 0) for one in containers)
+    movable_bytes = sum(one.movable_bytes.get(node.id, 0) for one in containers if len(one.nodes) > 1)
     return {
         "measuredAt": timestamp(live.measured_us),
         "freeBytes": seen.free_bytes,

@@ -187,6 +187,18 @@ def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
     return tuple(found)
 
 
+def wider_sets(topology: NodeTopology, flows: ResourceFlows, mover: Mover) -> list[NodeSet]:
+    """The sets with one node more on which all of the *mover*'s claim fits beside all other promises, the
+    nearest first. None crosses another set with promises."""
+    own, claimed = mover.claim.nodes.mask, flows.claimed_sets()
+    masks = [own | node for node in bits(mover.widest.mask & ~own)]
+    clean = [mask for mask in masks if not any(crosses(mask, other) for other in claimed)]
+    without_it = flows.copy()
+    without_it.change(mover.claim, -1)
+    fitting = [mask for mask in clean if without_it.fits(mask, mover.claim.amounts_bytes)]
+    return [NodeSet.of_mask(mask) for mask in sorted(fitting, key=lambda one: (topology.distance(one), one))]
+
+
 def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tuple[Move, ...]:
     """*moves* with the bytes that the witness of *after* has outside the old nodes."""
     found = []

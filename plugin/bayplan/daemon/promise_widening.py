@@ -1,0 +1,72 @@
+"""Gives a promise another node where its own have not got what was promised, and keeps it there meanwhile.
+
+What is decided, and by which numbers, is in `bayplan.placement.widening`. Here it is recorded, and the kernel
+and the runtime are told as of every other move. A container at a time: the next look has its effect.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from bayplan.control.controller import Controller
+from bayplan.control.narrowing import Narrowing
+from bayplan.control.threads import InThread
+from bayplan.errors import StateError
+from bayplan.model.decision import Move
+from bayplan.placement.page_owners import goal_bytes
+from bayplan.placement.page_placement import LivePages
+from bayplan.placement.widening import must_stay, widening, with_widened
+
+logger = logging.getLogger(__name__)
+
+_ENGINE: Final = "exact"
+"""The only one that proves room on sets of nodes."""
+
+
+class PromiseWidening:
+    """See the module. *narrowing* takes containers back to fewer nodes, and is told who must not go;
+    *verify_now* has the kernel's values verified, by those of the record."""
+
+    def __init__(
+        self, controller: Controller, in_thread: InThread, verify_now: asyncio.Event, narrowing: Narrowing
+    ) -> None:
+        self._controller = controller
+        self._in_thread = in_thread
+        self._verify_now = verify_now
+        self._narrowing = narrowing
+
+    async def look(self, live: LivePages) -> bool:
+        """Do what follows from *live*; whether a container got another node."""
+        machine, policy, engine, ledger = self._controller.basis
+        if engine.name != _ENGINE:
+            return False
+        staying = await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine)))
+        released, self._narrowing.staying = self._narrowing.staying - staying, staying
+        if released:
+            self._controller.capacity_freed()
+        if not live.plan.unmet_bytes:
+            return False
+        found = await self._in_thread(partial(widening, machine, policy, ledger, live))
+        if found is None:
+            return False
+        async with self._controller.transaction() as transaction:
+            # It was worked out for that ledger; with another one the next look does.
+            now = transaction.basis
+            if now.ledger is not ledger or now.machine is not machine or now.policy is not policy:
+                return False
+            try:
+                await transaction.commit(with_widened(ledger, found, live), found.container_id)
+            except StateError as error:
+                logger.warning("a promise gets no other node", extra={"problem": str(error)})
+                return False
+            self._committed(found)
+        return True
+
+    def _committed(self, move: Move) -> None:
+        placements = self._controller.placements
+        self._narrowing.staying |= {move.container_id}
+        placements.decision_log.moved(move)
+        if self._controller.ledger.entries[move.container_id].origin is None:
+            placements.notifications.nodes_due.add(move.container_id)
+        self._verify_now.set()

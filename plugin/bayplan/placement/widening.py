@@ -1,0 +1,100 @@
+"""Which promised container gets more nodes, because its own cannot give what they were promised to give.
+
+Memory that nobody promised, or an eviction threshold, can take what the ledger counts on. Pages that may lie
+elsewhere are moved first (`page_placement`). For what still has no place a container is promised the same on
+one node more, if the exact engine's flows prove that all of it fits there beside every other promise, and the
+node has the memory. Its pages may then be moved there, too. It goes back when its own nodes have what they
+need. Who may not be moved stays (`page_owners.stays`). Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.moves import Mover, movers_of, wider_sets
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.model.decision import MEMORY_TAKEN, Move, Reason
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.page_owners import stays
+from bayplan.placement.page_placement import ContainerPages, LivePages, unmet_bytes
+from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
+
+MOST_TRIED: Final = 16
+"""So many containers are tried, the smallest promises first: each costs a flow for each node."""
+LEAST_GAIN_BYTES: Final = 32 * MIB
+"""Nobody gets another node for less than this, unless that is all that lacks."""
+
+
+def widening(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: LivePages) -> Move | None:
+    """The container that gets another node, with the node; None if nothing lacks or that would not help.
+
+    The smallest that suffices; if none does, the one that helps most.
+    """
+    lacking_bytes = unmet_bytes(live.nodes, live.everybody)
+    if not lacking_bytes:
+        return None
+    flows = ResourceFlows(machine, policy)
+    flows.follow(ledger)
+    topology = NodeTopology(machine)
+    best, best_bytes = None, lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
+    for mover in list(_movers(flows, ledger, live))[:MOST_TRIED]:
+        key, before = mover.entry.container_id, mover.claim.nodes
+        for wider in wider_sets(topology, flows, mover):
+            if not wider <= NodeSet(live.nodes):
+                continue
+            left_bytes = unmet_bytes(live.nodes, _with_nodes(live, {key: wider}))
+            if left_bytes < best_bytes or (best is None and left_bytes == best_bytes):
+                best, best_bytes = Move(key, mover.entry.decision.request.name, before, wider), left_bytes
+        if best is not None and not best_bytes:
+            break
+    return best
+
+
+def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
+    """*ledger* after *move*, which says why."""
+    risk = next((one for one in live.plan.risks if move.before <= one.nodes), None)
+    moved = ledger.moved([move])
+    entry = moved.entries[move.container_id]
+    text = "memory on its nodes is not to be had" if risk is None else str(risk)
+    reasons = (*entry.decision.reasons, Reason(MEMORY_TAKEN, text))
+    return moved.with_entry(replace(entry, decision=replace(entry.decision, reasons=reasons)))
+
+
+def must_stay(ledger: Ledger, live: LivePages, kept_bytes: Mapping[int, int]) -> frozenset[str]:
+    """The ids of the containers that are not to go back to the nodes they were placed on: *live* has more
+    without a place then, with *kept_bytes* left beside all."""
+    found = set()
+    now_bytes = None
+    for key, entry in ledger.entries.items():
+        original_nodes = entry.decision.placement.original_nodes
+        if original_nodes is None or key not in live.containers:
+            continue
+        if now_bytes is None:
+            now_bytes = unmet_bytes(live.nodes, live.everybody, kept_bytes)
+        if unmet_bytes(live.nodes, _with_nodes(live, {key: original_nodes}), kept_bytes) > now_bytes:
+            found.add(key)
+    return frozenset(found)
+
+
+def _movers(flows: ResourceFlows, ledger: Ledger, live: LivePages) -> Iterator[Mover]:
+    """Who lies where memory lacks and may be moved, the smallest promises first."""
+    at_risk = [one.nodes for one in live.plan.risks]
+    movers = (one for one in movers_of(flows, ledger) if one.entry.container_id in live.containers)
+    within = (one for one in movers if any(one.claim.nodes <= nodes for nodes in at_risk))
+    for mover in sorted(within, key=lambda one: (one.size_bytes, one.entry.container_id)):
+        if not stays(mover.entry):
+            yield mover
+
+
+def _with_nodes(live: LivePages, nodes: Mapping[str, NodeSet]) -> list[ContainerPages]:
+    """Everybody, as if some containers could lie on other *nodes*. What one holds beside these is taken for
+    pages that it takes along."""
+    return [
+        replace(one, nodes=nodes[one.container_id]) if one.container_id in nodes else one
+        for one in live.everybody
+    ]

@@ -1,0 +1,120 @@
+"""Promises on more nodes, because their own are taken: never against another one, and only if it helps."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.moves import movers_of
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.exact.witness import shortages
+from bayplan.model.decision import MEMORY_TAKEN, Outcome
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes, stays
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan, unmet_bytes
+from bayplan.placement.widening import LEAST_GAIN_BYTES, must_stay, widening, with_widened
+from bayplan.sets import NodeSet
+from support.exact_draws import draw_machine, draw_request
+
+POLICY = PlacementPolicy()
+CONTAINERS = 12
+
+
+def drawn(seed: int) -> tuple[Machine, Ledger, LivePages]:
+    """A machine with promises, of which some is used, and memory that was taken by nobody who was promised
+    any."""
+    draw = random.Random(seed)
+    machine, ledger, engine = draw_machine(draw, draw.randint(2, 4)), Ledger(), ExactEngine()
+    for number in range(draw.randint(1, CONTAINERS)):
+        request = draw_request(draw, machine, f"c{number}")
+        request = replace(request, keeps_pages=not draw.randrange(5))
+        decision = engine.decide(machine, POLICY, ledger, request)
+        if decision.outcome is not Outcome.REFUSED:
+            ledger = ledger.with_entry(Entry(decision)).moved(decision.moves)
+    pages, held = [], dict.fromkeys(machine.memory_nodes, 0)
+    for entry in ledger.entries.values():
+        one = container_pages(machine, entry, {}, {}, {})
+        there = draw.choice(list(one.nodes))
+        amount = draw.choice([0, one.promised_bytes // 3, one.promised_bytes])
+        held[there] = held.get(there, 0) + amount
+        pages.append(container_pages(machine, entry, {there: amount}, {there: amount}, {}))
+    nodes = {
+        node: NodeMemory(
+            max(0, draw.randint(0, machine.node_by_id[node].memory_bytes) - held[node]),
+        )
+        for node in machine.memory_nodes
+    }
+    found = plan(nodes, pages, start_bytes(machine), goal_bytes(machine), machine.distance)
+    return machine, ledger, LivePages(0, nodes, {one.container_id: one for one in pages}, found)
+
+
+@given(st.integers(0, 1 << 32))
+def test_a_promise_only_gets_wider_where_it_fits_and_helps(seed: int) -> None:
+    machine, ledger, live = drawn(seed)
+    lacking_bytes = unmet_bytes(live.nodes, live.everybody)
+    move = widening(machine, POLICY, ledger, live)
+    if move is None:
+        return
+    entry = ledger.entries[move.container_id]
+    assert not stays(entry)
+    assert entry.decision.placement.claim is not None
+    assert entry.decision.placement.claim.flexible
+    assert len(move.after) == len(move.before) + 1
+    assert move.before <= move.after <= NodeSet(live.nodes)
+    after = with_widened(ledger, move, live)
+    # All that was promised before is promised still, to everybody, and fits.
+    assert {key for key in ledger.entries if after.entries[key] != ledger.entries[key]} == {move.container_id}
+    assert shortages(machine, POLICY, after) == shortages(machine, POLICY, ledger)
+    wider = after.entries[move.container_id].decision
+    assert wider.placement.claim is not None
+    assert wider.placement.claim.amounts_bytes == entry.decision.placement.claim.amounts_bytes
+    assert wider.reasons[-1].code == MEMORY_TAKEN
+    # And less has no place than before.
+    one = live.containers[move.container_id]
+    everybody = {**live.containers, move.container_id: replace(one, nodes=move.after)}
+    left_bytes = unmet_bytes(live.nodes, everybody.values())
+    assert left_bytes <= lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
+    # So that it would not go back.
+    staying = must_stay(after, _widened(live, one, move.after), {})
+    assert not wider.placement.original_nodes or move.container_id in staying
+
+
+@given(st.integers(0, 1 << 32))
+def test_nobody_is_overlooked_who_could_have_helped(seed: int) -> None:
+    machine, ledger, live = drawn(seed)
+    lacking_bytes = unmet_bytes(live.nodes, live.everybody)
+    if not lacking_bytes or widening(machine, POLICY, ledger, live) is not None:
+        return
+    flows = ResourceFlows(machine, POLICY)
+    flows.follow(ledger)
+    for mover in movers_of(flows, ledger):
+        if stays(mover.entry):
+            continue
+        for node in mover.widest - mover.claim.nodes:
+            wider = NodeSet([*mover.claim.nodes, node])
+            if any(_crosses(wider, NodeSet.of_mask(other)) for other in flows.claimed_sets()):
+                continue
+            one = live.containers[mover.entry.container_id]
+            left_bytes = unmet_bytes(live.nodes, _widened(live, one, wider).everybody)
+            assert left_bytes > lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
+
+
+def _widened(live: LivePages, one: ContainerPages, nodes: NodeSet) -> LivePages:
+    containers = {**live.containers, one.container_id: replace(one, nodes=nodes)}
+    return LivePages(0, live.nodes, containers, live.plan)
+
+
+def _crosses(one: NodeSet, other: NodeSet) -> bool:
+    return bool(one & other) and not one <= other and not other <= one
+
+
+def test_the_draws_have_what_it_is_about() -> None:
+    """Promises that get wider, some of several, and some that nobody helps."""
+    moves = [widening(machine, POLICY, ledger, live) for machine, ledger, live in map(drawn, range(300))]
+    lacking = [unmet_bytes(live.nodes, live.everybody) for _, _, live in map(drawn, range(300))]
+    assert sum(one is not None for one in moves) >= 20
+    assert sum(bool(amount) and one is None for amount, one in zip(lacking, moves, strict=True)) >= 20
