@@ -31,7 +31,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio run test test-all unit interop property schedules e2e
+.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio run test test-all unit interop manifests property schedules e2e
 .PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
 
 help: ## list the targets
@@ -132,6 +132,10 @@ proto: setup ## generate plugin/bayplan/_proto from proto/
 reference: setup ## make man pages and completions from the parsers of the commands, docs/metrics.md from the metrics
 	$(RUN) python -m bayplan.cli.reference .
 	$(RUN) python -m bayplan.views.metrics.reference >docs/metrics.md
+
+manifests: setup-go ## render packaging/kubernetes from the Helm chart (builds Helm, once)
+	$(RUN) python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
+	mv packaging/kubernetes/bayplan.yaml.new packaging/kubernetes/bayplan.yaml
 
 # Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.
 lock: setup ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade takes the newest versions

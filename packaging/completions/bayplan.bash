@@ -2,7 +2,7 @@
 _bayplan() {
   local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="" one
   for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|metrics|log-level|import-state|export-state|release) verb="$one"; break ;; esac
+    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|ping|metrics|log-level|import-state|export-state|release) verb="$one"; break ;; esac
   done
   case "$before" in
     -o) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
@@ -34,7 +34,7 @@ _bayplan() {
     --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
   esac
   case "$verb" in
-    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor metrics log-level import-state export-state release" -- "$word")) ;;
+    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release" -- "$word")) ;;
     status) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-n --namespace --outcome -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     refused) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -n --namespace -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
@@ -63,7 +63,9 @@ _bayplan() {
     replay) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       COMPREPLY=($(compgen -f -- "$word"))
       ;;
-    doctor) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+    doctor) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root --before-start -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+      ;;
+    ping) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--runtime -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     metrics) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;

@@ -326,7 +326,7 @@ make_environment() {
 
 installed=/opt/bayplan
 unit_directory=/usr/local/lib/systemd/system
-commands=(bayplan baypland bayplan-agent)
+commands=(bayplan baypland bayplan-agent kubectl-bayplan)
 units=(bayplan.service bayplan-agent.service)
 
 # What was installed before stays until all is there. The environment is renamed, therefore relocatable.

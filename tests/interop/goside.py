@@ -39,6 +39,27 @@ def build(nri_version: str) -> Path:
     return compiled(SOURCE, f"adaptation-{nri_version}", module, ("-tags", "nri_no_wasm"))
 
 
+def cache_root() -> Path:
+    """Where what was built is kept."""
+    return Path(
+        os.environ.get("BAYPLAN_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
+    )
+
+
+def go_program() -> str:
+    """The Go toolchain.
+
+    Raises:
+        GoSideError: there is none.
+    """
+    # Set-up fetches Go only where that of the machine is missing or too old.
+    go = shutil.which("go", path=cache_root() / "go-toolchain" / "bin") or shutil.which("go")
+    if go is None:
+        raise GoSideError("nothing can be built without Go: packaging/dev/setup.sh go")
+    return go
+
+
 def compiled(
     source: Path, name: str, module: str = "go", flags: tuple[str, ...] = (), package: str = "."
 ) -> Path:
@@ -48,14 +69,8 @@ def compiled(
     Raises:
         GoSideError: there is no Go, or it does not build.
     """
-    cache = Path(
-        os.environ.get("BAYPLAN_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
-    )
-    # Set-up fetches Go only where that of the machine is missing or too old.
-    go = shutil.which("go", path=cache / "go-toolchain" / "bin") or shutil.which("go")
-    if go is None:
-        raise GoSideError(f"{name} cannot be built without Go: packaging/dev/setup.sh go")
+    cache = cache_root()
+    go = go_program()
     inputs = [*sorted(source.rglob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     program = cache / "interop" / f"{name}-{digest}"

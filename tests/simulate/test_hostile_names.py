@@ -218,7 +218,8 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
     named.append(("--memory", "1Gi", "--annotation", f"bayplan.dev/{hostile}={hostile}"))
     calls: dict[str, list[tuple[str, ...]]] = {
         **{
-            verb: [()] for verb in ("status", "nodes", "metrics", "log-level", "release", "refused", "report")
+            verb: [()]
+            for verb in ("status", "nodes", "ping", "metrics", "log-level", "release", "refused", "report")
         },
         **{verb: [(name,) for name in (*names, hostile)] for verb in ("explain", "history")},
         "top": [("--once", "--interval=0.5")],

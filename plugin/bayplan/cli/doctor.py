@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the node's root directory (default: /)",
     )
+    parser.add_argument(
+        "--before-start",
+        action="store_true",
+        help="only say what would keep a daemon that is asked over NRI from placing containers",
+    )
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -43,6 +48,10 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     from bayplan.oci.findings import DaemonState  # noqa: PLC0415 - see above
 
     check_kind(arguments.root, stat.S_IFDIR, "the node's root directory")
+    if arguments.before_start:
+        from bayplan.oci.prerequisites import prerequisites  # noqa: PLC0415 - see above
+
+        return prerequisites(arguments.root)
     try:
         status = ask(arguments.admin_socket, "status")
         runtime, pid = status["runtime"], status["daemon"]["pid"]

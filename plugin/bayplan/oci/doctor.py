@@ -7,7 +7,7 @@ what is wrong. It changes nothing and connects to nothing; the daemon's own answ
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -86,28 +86,7 @@ class Examination:
 
     def view(self) -> dict[str, Any]:
         """The whole examination, ready for JSON; ``health`` is the worst that was found."""
-        levels = {finding.level for finding in self.findings}
-        worst = next((level.value for level in (Level.ERROR, Level.WARNING) if level in levels), "ok")
-        return {
-            "apiVersion": API_VERSION,
-            "kind": "Examination",
-            "health": worst,
-            "engines": [
-                {
-                    "name": one.engine,
-                    "version": one.version,
-                    "nri": one.nri,
-                    "hook": one.hook,
-                    "precreate": one.precreate,
-                    "wrapper": one.wrapper,
-                }
-                for one in self.forms
-            ],
-            "findings": [
-                {"level": one.level.value, "subject": one.subject, "text": one.text, "advice": one.advice}
-                for one in self.findings
-            ],
-        }
+        return view_of(self.forms, self.findings)
 
     def _forms(self, engine: ContainerEngine) -> Forms:
         ours = [hook for hook in engine.hooks if _name(hook.program) == HOOK]
@@ -123,7 +102,7 @@ class Examination:
         )
 
     def _nri(self, engine: ContainerEngine) -> str:
-        name = _nri_name(engine)
+        name = nri_name(engine)
         if not name:
             return ""
         if self._daemon is not None and self._daemon.nri_runtime.lower() == name:
@@ -133,7 +112,7 @@ class Examination:
     def _connected_beside(self, found: tuple[ContainerEngine, ...]) -> Iterator[ContainerEngine]:
         """The runtime that the daemon is connected to, where no file of it is known: it is believed."""
         runtime = "" if self._daemon is None else self._daemon.nri_runtime
-        if runtime and all(_nri_name(engine) != runtime.lower() for engine in found):
+        if runtime and all(nri_name(engine) != runtime.lower() for engine in found):
             names = {name: engine for engine, name in _NRI_NAMES.items()}
             yield ContainerEngine(names.get(runtime.lower(), runtime), nri=True)
 
@@ -145,7 +124,7 @@ class Examination:
                     Level.WARNING,
                     engine.name,
                     "NRI is switched off in its configuration",
-                    _how_to_switch_on(engine),
+                    how_to_switch_on(engine),
                 )
             limit_ms = engine.nri_timeout_ms
             if limit_ms is not None and limit_ms <= DEADLINE_MS:
@@ -299,12 +278,37 @@ class Examination:
         return found is not None and stat.S_ISSOCK(found.st_mode)
 
 
-def _nri_name(engine: ContainerEngine) -> str:
+def view_of(forms: Iterable[Forms], findings: Sequence[Finding]) -> dict[str, Any]:
+    """An answer of `bayplan doctor`, ready for JSON; ``health`` is the worst of *findings*."""
+    levels = {finding.level for finding in findings}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Examination",
+        "health": next((level.value for level in (Level.ERROR, Level.WARNING) if level in levels), "ok"),
+        "engines": [
+            {
+                "name": one.engine,
+                "version": one.version,
+                "nri": one.nri,
+                "hook": one.hook,
+                "precreate": one.precreate,
+                "wrapper": one.wrapper,
+            }
+            for one in forms
+        ],
+        "findings": [
+            {"level": one.level.value, "subject": one.subject, "text": one.text, "advice": one.advice}
+            for one in findings
+        ],
+    }
+
+
+def nri_name(engine: ContainerEngine) -> str:
     """What it calls itself in NRI; "" if it has none."""
     return _NRI_NAMES.get(engine.name.partition(" ")[0], "")
 
 
-def _how_to_switch_on(engine: ContainerEngine) -> str:
+def how_to_switch_on(engine: ContainerEngine) -> str:
     """Where its configuration is made from a template, that is what is to be changed."""
     if engine.distribution:
         directory = f"/var/lib/rancher/{engine.distribution}/agent/etc/containerd"

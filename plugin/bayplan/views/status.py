@@ -33,8 +33,8 @@ _US_PER_S: Final = 1_000_000
 
 
 def ping_view(snapshot: Snapshot) -> View:
-    """That the daemon answers, and which one it is."""
-    return _document("Pong", daemon=_daemon(snapshot))
+    """That the daemon answers, which one it is, and which runtime asks it."""
+    return _document("Pong", daemon=_daemon(snapshot), runtime=_runtime(snapshot.runtime))
 
 
 def spreads_of(snapshot: Snapshot) -> Spreads:

@@ -1,0 +1,227 @@
+"""Where `kubectl bayplan` starts: what `bayplan` shows of a node, of all nodes of a cluster."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from bayplan import __version__
+from bayplan.admin_protocol import API_VERSION, printable_answer
+from bayplan.cli import explain, machine_map, nodes, status
+from bayplan.cli.cluster import DaemonPod, Kubectl, NodeAnswer
+from bayplan.cli.render import show
+from bayplan.cli.table_layout import Block
+from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError
+from bayplan.printable import printable_lines
+from bayplan.standard_streams import CommandLineParser, make_writable, write_answer, write_error
+
+View = dict[str, Any]
+"""Of one node: its name, and its answer or the problem."""
+
+_PROGRAM: Final = "kubectl-bayplan"
+_INSTALLED_IN: Final = "bayplan"
+_TIMEOUT_S: Final = 30.0
+
+_OTHER_FIELDS: Final = (LookupError, TypeError, AttributeError)
+"""What comes of an answer that has not the fields it should have."""
+_OTHER_VERSION: Final = (
+    f"kubectl-bayplan {__version__} cannot show what it answered: its daemon is of another version"
+)
+
+_DESCRIPTION: Final = """\
+Shows what bayplan decided on all nodes of a cluster. It runs kubectl, and asks by `kubectl exec` in the pods
+of the daemons."""
+_EPILOG: Final = """\
+Exit status: 0 all nodes answered, 1 no node knows the name, or the answer could not be written, 2 wrong
+usage, 3 a node did not answer, and the others are shown, or none could be asked."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run kubectl-bayplan with *argv*; its exit status."""
+    make_writable()
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except BayplanError as error:
+        write_error(f"{_PROGRAM}: {printable_lines(str(error))}\n")
+        return error.exit_code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = CommandLineParser(
+        prog="kubectl bayplan",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in (status, explain, nodes, machine_map):
+        below = verbs.add_parser(verb.VERB, help=verb.HELP, description=f"On every node: {verb.HELP}.")
+        if verb is machine_map:
+            below.add_argument(
+                "--svg",
+                type=Path,
+                required=True,
+                metavar="DIR",
+                help="where to write a picture NODE.svg of each node",
+            )
+        else:
+            verb.add_arguments(below)
+        _add_options(below)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node", action="append", metavar="NAME", help="only this node; may be given more than once"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "wide", "json", "yaml"),
+        default="table",
+        help="table or wide, with more in it, for people; json or yaml for scripts (default: table)",
+    )
+    parser.add_argument("--no-color", action="store_true", help="no colours on a terminal, as with NO_COLOR")
+    parser.add_argument(
+        "--installed-in",
+        metavar="NAMESPACE",
+        default=_INSTALLED_IN,
+        help=f"the namespace of bayplan's own pods (default: {_INSTALLED_IN})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=_TIMEOUT_S,
+        help=f"how long a node is waited for (default: {_TIMEOUT_S:g})",
+    )
+    for option in ("context", "kubeconfig"):
+        parser.add_argument(f"--{option}", metavar=option.upper(), help=f"kubectl's option --{option}")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    given = {option: getattr(arguments, option) for option in ("context", "kubeconfig")}
+    options = tuple(f"--{option}={value}" for option, value in given.items() if value)
+    kubectl = Kubectl(arguments.installed_in, options, arguments.timeout)
+    pods = _chosen(kubectl.daemons(), arguments.node)
+    asked = nodes.VERB if arguments.verb == machine_map.VERB else arguments.verb
+    answers = kubectl.ask(pods, asked, _words(arguments))
+    if arguments.verb == explain.VERB:
+        answers = _from_who_knows(answers)
+    if arguments.verb == machine_map.VERB:
+        answers = tuple(_drawn(one, arguments.svg) for one in answers)
+    views = printable_answer({"nodes": list(map(_view, answers))})["nodes"]
+    blocks = [] if arguments.output in ("json", "yaml") else _blocks(arguments, views)
+    written = _written(arguments, views, blocks)
+    return written or (EXIT_UNAVAILABLE if any("problem" in one for one in views) else 0)
+
+
+def _chosen(pods: tuple[DaemonPod, ...], wanted: list[str] | None) -> tuple[DaemonPod, ...]:
+    known = {pod.node for pod in pods}
+    if missing := [node for node in wanted or () if node not in known]:
+        problem = f"bayplan runs on {', '.join(sorted(known))}"
+        raise UnavailableError(f"no pod of bayplan is on {', '.join(missing)}", problem)
+    return tuple(pod for pod in pods if wanted is None or pod.node in wanted)
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """The verb's own arguments, as the daemons' command line is given them."""
+    if arguments.verb == explain.VERB:
+        return ["--", arguments.subject]
+    if arguments.verb == status.VERB:
+        chosen = {"namespace": arguments.namespace, "outcome": arguments.outcome}
+        return [f"--{option}={value}" for option, value in chosen.items() if value is not None]
+    return []
+
+
+def _from_who_knows(answers: tuple[NodeAnswer, ...]) -> tuple[NodeAnswer, ...]:
+    """A pod is on one node, and the other daemons say that they do not know it.
+
+    Raises:
+        UnknownNameError: all nodes answered, and none knows it.
+    """
+    left = tuple(one for one in answers if one.status != EXIT_FAILURE)
+    if not left:
+        raise UnknownNameError("; ".join(dict.fromkeys(one.problem for one in answers)))
+    return left
+
+
+class UnknownNameError(BayplanError):
+    """No node knows the name; the message is what they said."""
+
+
+def _drawn(one: NodeAnswer, directory: Path) -> NodeAnswer:
+    """The picture of a node, written; the answer says where."""
+    from bayplan.drawing.machine_map import machine_map as drawing  # noqa: PLC0415 - only this verb draws
+
+    if one.answer is None:
+        return one
+    try:
+        found = one.answer["nodes"]
+        picture = drawing(found)
+    except _OTHER_FIELDS:
+        return one._replace(answer=None, problem=_OTHER_VERSION)
+    # The name of a node is one of DNS, and becomes the name of a file as it is.
+    path = directory / f"{one.node}.svg"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise HostError(str(path), f"cannot be written: {error.strerror}") from error
+    return one._replace(
+        answer={"apiVersion": API_VERSION, "kind": "Map", "file": str(path), "nodes": len(found)}
+    )
+
+
+def _written(arguments: argparse.Namespace, views: list[View], blocks: list[Block]) -> int:
+    document = {"apiVersion": API_VERSION, "kind": "Cluster", "nodes": views}
+
+    def write(stream: TextIO) -> None:
+        if arguments.output == "json":
+            stream.write(json.dumps(document, indent=2) + "\n")
+        elif arguments.output == "yaml":
+            import yaml  # noqa: PLC0415 - loading PyYAML takes 20 ms
+
+            yaml.safe_dump(document, stream, sort_keys=False, allow_unicode=False)
+        else:
+            show(blocks, stream, color=not arguments.no_color and not os.environ.get("NO_COLOR"))
+
+    return write_answer(_PROGRAM, write)
+
+
+def _view(one: NodeAnswer) -> View:
+    if one.answer is None:
+        return {"name": one.node, "problem": one.problem}
+    return {"name": one.node, "answer": one.answer}
+
+
+def _blocks(arguments: argparse.Namespace, views: list[View]) -> list[Block]:
+    """Each node's blocks below its name; last, so that they are not overlooked, those that did not answer. An
+    answer that cannot be shown, because a daemon of another version has other fields, becomes a problem."""
+    shown: list[Block] = []
+    makers = {
+        status.VERB: status.wide_blocks if arguments.output == "wide" else status.blocks,
+        nodes.VERB: nodes.wide_blocks if arguments.output == "wide" else nodes.blocks,
+        explain.VERB: explain.blocks,
+        machine_map.VERB: machine_map.blocks,
+    }
+    for view in views:
+        if "problem" in view:
+            continue
+        try:
+            shown += [f"Node {view['name']}", *makers[arguments.verb](view["answer"])]
+        except _OTHER_FIELDS:
+            view["problem"] = _OTHER_VERSION
+    silent = [f"Node {one['name']}: no answer: {one['problem']}" for one in views if "problem" in one]
+    return [*shown, *silent]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

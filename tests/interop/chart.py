@@ -1,0 +1,39 @@
+"""The Helm chart, by Helm itself, which is built once. As a program it writes the manifests for
+`kubectl apply` (`make manifests`)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from goside import compiled
+
+PROJECT = Path(__file__).parents[2]
+CHART = PROJECT / "packaging" / "helm" / "bayplan"
+MANIFESTS = PROJECT / "packaging" / "kubernetes" / "bayplan.yaml"
+HEADING = "# Rendered from packaging/helm/bayplan with its defaults by `make manifests`.\n"
+
+
+def helm(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """What Helm says to *words*.
+
+    Raises:
+        GoSideError: it cannot be built.
+    """
+    program = compiled(Path(__file__).parent / "helm", "helm", package="helm.sh/helm/v4/cmd/helm")
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def rendered(*flags: str | Path) -> str:
+    """The chart's objects for a release ``bayplan`` in the namespace ``bayplan``."""
+    finished = helm("template", "bayplan", CHART, "--namespace=bayplan", *flags)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def manifests() -> str:
+    """What `kubectl apply` needs: with the namespace, which Helm itself expects to be there."""
+    return HEADING + rendered("--set=namespace.create=true")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(manifests())
