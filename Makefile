@@ -31,8 +31,8 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
+.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
+.PHONY: kubelet crio cluster lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ setup-e2e:
 setup-crio:
 	@$(SETUP) crio
 
+setup-cluster:
+	@$(SETUP) cluster
+
 run: ## run the plugin against the live NRI socket, else show it at work in a virtual machine
 	@setpriv --pdeathsig TERM packaging/dev/run.sh $(ARGS)
 
@@ -79,7 +82,7 @@ test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, int
 	$(PYTEST_E2E) -m "e2e and not matrix"
 
 test-all: setup-crio lint ## lint, then all tests on all versions and forms, and properties with many examples
-	$(PYTEST) -m "not e2e" --hypothesis-profile many
+	$(PYTEST) -m "not e2e and not cluster" --hypothesis-profile many
 	$(PYTEST_E2E) tests/e2e tests/e2e/test_agent.py tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 unit: setup ## the tests that need neither root nor a virtual machine
@@ -102,6 +105,9 @@ kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engin
 
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+
+cluster: setup-cluster ## etcd and the API server of Kubernetes themselves (built here, half an hour), and the agent at them
+	$(PYTEST_E2E) tests/interop/test_api_server.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .

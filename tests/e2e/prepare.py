@@ -1,6 +1,6 @@
 """Builds everything that the virtual machines need into the cache, so that the tests find it there.
 
-python tests/e2e/prepare.py [--count] [--done N] [--total N] run|e2e
+python tests/e2e/prepare.py [--count] [--done N] [--total N] run|e2e|cluster
 
 What was built stays whatever happens: the next call goes on from there. `--count` builds nothing and prints
 how many steps it would take; `--done` and `--total` are the steps of the set-up that this one is part of.
@@ -9,18 +9,34 @@ how many steps it would take; `--done` and `--total` are the steps of the set-up
 import argparse
 import shutil
 import sys
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
 
 from testbed import progress, shell
 from testbed.acceleration import acceleration
-from testbed.cache import cache_root
+from testbed.cache import cache_root, missing_steps
 from testbed.containerd import DEFAULT_VERSIONS
 from testbed.errors import MissingError, TestBedError
+from testbed.kubernetes import api_server
 from testbed.progress import Step
 from testbed.supplies import disks, missing
 
-# For each purpose: the containerd versions, and whether there is a machine with systemd too.
-PURPOSES = {"run": (("2.1",), False), "e2e": (DEFAULT_VERSIONS, True)}
+
+class Purpose(NamedTuple):
+    """The containerd versions, whether there is a machine with systemd too, and other programs."""
+
+    versions: tuple[str, ...]
+    systemd: bool = False
+    programs: tuple[Callable[[], Path], ...] = ()
+
+
+PURPOSES = {
+    "run": Purpose(("2.1",)),
+    "e2e": Purpose(DEFAULT_VERSIONS, systemd=True),
+    "cluster": Purpose(("2.1",), programs=(api_server,)),
+}
 LOGS_KEPT = 20
 # What is unpacked and copied meanwhile, and the compilers' own caches, beside what is kept.
 SCRATCH_FACTOR = 2
@@ -34,8 +50,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--done", type=int, default=0, help="steps that were taken before")
     parser.add_argument("--total", type=int, default=0, help="steps of the whole set-up")
     arguments = parser.parse_args(argv)
-    versions, systemd = PURPOSES[arguments.purpose]
-    steps = missing(*versions, systemd=systemd)
+    purpose = PURPOSES[arguments.purpose]
+    steps = [*missing(*purpose.versions, systemd=purpose.systemd), *missing_steps(*purpose.programs)]
     if arguments.count:
         print(len(steps))
         return 0
@@ -43,7 +59,7 @@ def main(argv: list[str]) -> int:
     with progress.shown(arguments.done, max(arguments.total, arguments.done + len(steps))):
         try:
             _require_space(steps)
-            _build(versions, systemd=systemd)
+            _build(purpose)
         except TestBedError as error:
             problem = str(error)
         except KeyboardInterrupt:
@@ -57,12 +73,13 @@ def main(argv: list[str]) -> int:
     return 130 if problem == "interrupted" else 1
 
 
-def _build(versions: tuple[str, ...], *, systemd: bool) -> None:
+def _build(purpose: Purpose) -> None:
     pool = ThreadPoolExecutor()
     try:
-        parts = [pool.submit(disks, *versions)]
-        if systemd:
+        parts: list[Future[object]] = [pool.submit(disks, *purpose.versions)]
+        if purpose.systemd:
             parts.append(pool.submit(disks, systemd=True, with_bayplan=False))
+        parts += [pool.submit(program) for program in purpose.programs]
         done, _ = wait(parts, return_when=FIRST_EXCEPTION)
         for part in done:
             part.result()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
@@ -28,11 +29,14 @@ from bayplan.nri.wire import (
     Response,
     Role,
 )
+from support.control_plane import ControlPlane, Object
 from support.coroutines import pytest_pyfunc_call
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, GoSideError, build
+from testbed import kubernetes
 
 __all__ = ["pytest_pyfunc_call"]  # tests here may be coroutines
 
@@ -182,3 +186,20 @@ def connect() -> Iterator[Callable[[GoSide, Answer], Plugin]]:
             return stack.enter_context(contextlib.closing(Plugin(go_side.socket, answer)))
 
         yield plugin
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """etcd and the API server. `setup.sh cluster` builds them; else this does, which takes a while."""
+    # A socket's path is short; pytest's directories are not.
+    with tempfile.TemporaryDirectory() as directory:
+        plane = ControlPlane(kubernetes.api_server(), Path(directory))
+        with plane.running():
+            yield plane
+
+
+@pytest.fixture(scope="session")
+def topology_crd() -> Object:
+    """The CustomResourceDefinition of NodeResourceTopology."""
+    found: Object = yaml.safe_load((kubernetes.api_server() / kubernetes.TOPOLOGY_CRD).read_text())
+    return found

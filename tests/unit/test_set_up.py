@@ -36,7 +36,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("purpose", ["run", "e2e"])
+@pytest.mark.parametrize("purpose", ["run", "e2e", "cluster"])
 def test_both_halves_count_the_same_steps(purpose: str, environment: dict[str, str]) -> None:
     counted = subprocess.run(
         [sys.executable, PREPARE, "--count", purpose],

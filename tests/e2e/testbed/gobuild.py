@@ -4,7 +4,6 @@ They are built as the dependency of an empty module, not with `go install`: that
 lists of versions, which some proxies do not serve, and would give the same programs.
 """
 
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,6 @@ CRI_TOOLS_VERSION = "v1.36.0"
 # crictl is built with the dependencies of this containerd where they are newer than its own: what both have
 # is then compiled once.
 SHARED_MODULE = "github.com/containerd/containerd/v2 v2.3.4"
-KUBELET_VERSION = "v1.36.3"
 CRIO_VERSION = "v1.36.3"
 # Whatever needs a C library beside libc is left out: seccomp, btrfs, ostree, gpgme. The last three are for
 # linking all of it statically.
@@ -93,38 +91,6 @@ def crictl() -> Path:
     )
 
 
-def kubelet(version: str = KUBELET_VERSION) -> Path:
-    """A directory with bin/kubelet of that tag.
-
-    Kubernetes' own go.mod replaces the modules that are published apart by folders that are not in the module
-    itself; here they are replaced by what was published for the same tag, v0.36.3 for v1.36.3.
-    """
-    module = "k8s.io/kubernetes"
-
-    def build(path: Path) -> None:
-        scratch = path.parent / "module"
-        scratch.mkdir()
-        head = f"module scratch\n\ngo {'.'.join(map(str, GO_MINIMUM))}\n\nrequire {module} {version}\n"
-        (scratch / "go.mod").write_text(head)
-        what = f"kubelet {version}"
-        found = build_command(
-            what,
-            [str(go_program()), "mod", "download", "-json", f"{module}@{version}"],
-            env=GO_ENVIRONMENT,
-            cwd=scratch,
-        )
-        own_modules = Path(json.loads(found[found.index("{") :])["GoMod"]).read_text()
-        staged = re.findall(r"^\s*(k8s\.io/\S+) => \./staging/", own_modules, re.MULTILINE)
-        replacements = "".join(f"\t{name} => {name} v0{version.removeprefix('v1')}\n" for name in staged)
-        (scratch / "go.mod").write_text(f"{head}\nreplace (\n{replacements})\n")
-        (path / "bin").mkdir(parents=True)
-        named = f"-X k8s.io/component-base/version.gitVersion={version}"
-        _go_build(what, scratch, Path(f"{path}/bin/"), (f"{module}/cmd/kubelet",), ("-mod=mod",), link=named)
-
-    step = Step(f"kubelet {version}, compiled", 75)
-    return artefact("kubelet", {"version": version, "format": 1}, build, step=step)
-
-
 def crio(version: str = CRIO_VERSION) -> Path:
     """A directory with bin/crio and bin/pinns of that tag. The one needs cgo, the other is C itself."""
     module = "github.com/cri-o/cri-o"
@@ -134,7 +100,7 @@ def crio(version: str = CRIO_VERSION) -> Path:
         what = f"CRI-O {version}"
         (path / "bin").mkdir(parents=True)
         flags = ("-mod=mod", f"-tags={','.join(CRIO_TAGS)}")
-        _go_build(
+        go_build(
             what,
             scratch,
             Path(f"{path}/bin/"),
@@ -165,7 +131,7 @@ def memory_load() -> Path:
 
 def _from_here(name: str, source: Path) -> Path:
     def build(path: Path) -> None:
-        _go_build(f"The program {name}", source, path, (".",), ())
+        go_build(f"The program {name}", source, path, (".",), ())
 
     return artefact(name, {"source": digest_files(source), "go": GO_MINIMUM}, build)
 
@@ -180,7 +146,7 @@ def _from_module(
         # Fetches the sources, which needs the network more than the CPUs, before it is this build's turn.
         argv = [str(go_program()), "list", "-mod=mod", "-deps", *commands]
         build_command(f"The sources of {what}", argv, env=GO_ENVIRONMENT, cwd=scratch)
-        _go_build(what, scratch, Path(f"{path}/bin/"), commands, ("-mod=mod",))
+        go_build(what, scratch, Path(f"{path}/bin/"), commands, ("-mod=mod",))
 
     recipe = {"module": module, "version": version, "commands": commands, "format": 1}
     return artefact(name, {**recipe, "beside": beside} if beside else recipe, build, step=step)
@@ -195,7 +161,7 @@ def _module_requiring(path: Path, module: str, version: str, *beside: str) -> Pa
     return scratch
 
 
-def _go_build(
+def go_build(
     what: str,
     directory: Path,
     output: Path,
@@ -205,6 +171,7 @@ def _go_build(
     link: str = "",
     env: Mapping[str, str] | None = None,
 ) -> None:
+    """Compile packages of the module in a directory, into a file or a directory that exists."""
     linked = f"-ldflags=-s -w {link}".rstrip()
     argv = [str(go_program()), "build", *flags, "-trimpath", linked, "-o", f"{output}", *packages]
     if output.is_dir():

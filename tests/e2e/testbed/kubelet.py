@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed import gobuild
+from testbed import kubernetes
 from testbed.channel import LIMIT_S
 from testbed.crictl import CRICTL, RUNTIME_LIMIT, SOCKET
 from testbed.disks import tree_disk
@@ -93,7 +93,7 @@ class Verdict:
 
 def kubelet_disk() -> Path:
     """A disk with kubelet, for a Guest; it appears as /opt/kubelet."""
-    return tree_disk("kubelet", gobuild.kubelet())
+    return tree_disk("kubelet", kubernetes.kubelet())
 
 
 class Kubelet:

@@ -81,6 +81,8 @@ class EventRecorder:
         self._condition = Condition("events on pods are not recorded", "events on pods are recorded again")
         self._series: dict[tuple[str, ...], _Series] = {}
         self._news = asyncio.Event()
+        self._was_away = False
+        """Whether the API server took nothing since it did not answer."""
         self._ledger: Ledger | None = None
         self._refused: Collection[tuple[int, str]] = ()
         """What is known already: the ledger, and the refusals by their moment and container."""
@@ -146,21 +148,28 @@ class EventRecorder:
         try:
             await self._tell(series)
         except UnavailableError as error:
+            self._was_away = True
             await self._wait(error)
             return
         except ApiError as error:
-            if (
-                error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-                or error.status == HTTPStatus.TOO_MANY_REQUESTS
-            ):
+            if self._may_pass(error):
                 await self._wait(error)
                 return
             self._condition.holds(str(error))
         else:
+            self._was_away = False
             self._condition.over()
             self._backoff.reset()
         series.told, series.told_s = told, time.monotonic()
         await asyncio.sleep(LEAST_INTERVAL_S)
+
+    def _may_pass(self, error: ApiError) -> bool:
+        """Whether the API server may take it later. One that has just started knows no roles yet."""
+        return (
+            error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            or error.status == HTTPStatus.TOO_MANY_REQUESTS
+            or (self._was_away and error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+        )
 
     async def _wait(self, error: ApiError | UnavailableError) -> None:
         self._condition.holds(str(error))

@@ -185,6 +185,22 @@ async def test_what_is_forbidden_is_not_told_again_and_keeps_nobody_waiting(
     assert [method for method, _ in api.requests].count("POST") == 2
 
 
+async def test_what_a_server_forbids_that_has_just_started_comes_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api, mirror = FakeApiServer(), mirror_of(make_snapshot())
+    with api.serving():
+        pass  # it has a port, and is away
+    async with recording(api, mirror):
+        refuse(mirror)
+        await until(lambda: bool(caplog.records))
+        api.forbidden.add(("POST", f"{EVENTS}default/"))
+        with api.serving():
+            await until(lambda: len(api.requests) >= 2)
+            api.forbidden.clear()
+            await until(lambda: counts(api) == [1])
+
+
 def test_a_note_has_as_many_bytes_as_an_event_may_have() -> None:
     long = decided(REFUSED, reasons=(Reason("no-room", "ü" * 2000),))
     recorder = EventRecorder(Api(FakeApiServer().server), Mirror(), NODE, lambda *_: None)

@@ -1,0 +1,97 @@
+"""Kubernetes' programs from the Go module proxy, at pinned versions: kubelet, and the API server with etcd.
+
+A module's `replace` directives count only where it is the main one. Those of Kubernetes name folders that
+are not in the module itself, its staging modules: they are replaced by what was published for the same tag,
+v0.36.3 for v1.36.3.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from testbed.cache import artefact
+from testbed.gobuild import GO_ENVIRONMENT, GO_MINIMUM, go_build, go_program
+from testbed.progress import Step
+from testbed.shell import build_command
+
+KUBERNETES = "k8s.io/kubernetes"
+KUBERNETES_VERSION = "v1.36.3"
+# The one whose client that API server has: what both have is compiled once.
+ETCD = "go.etcd.io/etcd/server/v3"
+ETCD_VERSION = "v3.6.8"
+# Has the CustomResourceDefinition of NodeResourceTopology.
+TOPOLOGY_API = "github.com/k8stopologyawareschedwg/noderesourcetopology-api"
+TOPOLOGY_API_VERSION = "v0.1.2"
+TOPOLOGY_CRD = "noderesourcetopologies.yaml"
+
+
+def kubelet(version: str = KUBERNETES_VERSION) -> Path:
+    """A directory with bin/kubelet of that tag."""
+
+    def build(path: Path) -> None:
+        _compile(path, KUBERNETES, version, f"{KUBERNETES}/cmd/kubelet")
+
+    return artefact("kubelet", {"version": version, "format": 1}, build, step=_step("kubelet", version, 75))
+
+
+def api_server() -> Path:
+    """A directory with bin/kube-apiserver, bin/etcd and TOPOLOGY_CRD, a CustomResourceDefinition."""
+
+    def build(path: Path) -> None:
+        api_server = f"{KUBERNETES}/cmd/kube-apiserver"
+        scratch = _compile(
+            path, KUBERNETES, KUBERNETES_VERSION, api_server, ETCD, beside=f"{ETCD} {ETCD_VERSION}"
+        )
+        (path / "bin/server").rename(path / "bin/etcd")
+        crd = Path(_downloaded(scratch, TOPOLOGY_API, TOPOLOGY_API_VERSION)["Dir"], "manifests/crd.yaml")
+        shutil.copyfile(crd, path / TOPOLOGY_CRD)
+
+    recipe = {
+        "kubernetes": KUBERNETES_VERSION,
+        "etcd": ETCD_VERSION,
+        "crd": TOPOLOGY_API_VERSION,
+        "format": 1,
+    }
+    return artefact("kube-apiserver", recipe, build, step=_step("kube-apiserver", KUBERNETES_VERSION, 130))
+
+
+def _compile(path: Path, module: str, version: str, *commands: str, beside: str = "") -> Path:
+    """Build the commands into bin/ of a directory, from a module with its own replacements, and from another
+    one beside it; the directory of the module that requires both."""
+    scratch = path.parent / "module"
+    scratch.mkdir()
+    required = "".join(f"require {one}\n" for one in (f"{module} {version}", beside) if one)
+    head = f"module scratch\n\ngo {'.'.join(map(str, GO_MINIMUM))}\n\n{required}"
+    (scratch / "go.mod").write_text(head)
+    own = Path(_downloaded(scratch, module, version)["GoMod"]).read_text()
+    replaced = "".join(f"\t{one}\n" for one in _replacements(own, version))
+    (scratch / "go.mod").write_text(f"{head}\nreplace (\n{replaced})\n")
+    what = f"{module} {version}"
+    listing = [str(go_program()), "list", "-mod=mod", "-deps", *commands]
+    # Fetches the sources, which needs the network more than the CPUs, before it is this build's turn.
+    build_command(f"The sources of {what}", listing, env=GO_ENVIRONMENT, cwd=scratch)
+    (path / "bin").mkdir(parents=True)
+    named = f"-X k8s.io/component-base/version.gitVersion={version}" if module == KUBERNETES else ""
+    go_build(what, scratch, path / "bin", commands, ("-mod=mod",), link=named)
+    return scratch
+
+
+def _replacements(go_mod: str, version: str) -> Iterator[str]:
+    """The replacements in a go.mod, as lines of another one."""
+    for name, target in re.findall(r"^(?:replace|\t)\s*(\S+) => (.+)$", go_mod, re.MULTILINE):
+        staged = target.startswith("./staging/")
+        yield f"{name} => {name} v0{version.removeprefix('v1')}" if staged else f"{name} => {target}"
+
+
+def _downloaded(scratch: Path, module: str, version: str) -> dict[str, str]:
+    """Where the files of a module are."""
+    argv = [str(go_program()), "mod", "download", "-json", f"{module}@{version}"]
+    found = build_command(f"{module} {version}", argv, env=GO_ENVIRONMENT, cwd=scratch)
+    where: dict[str, str] = json.loads(found[found.index("{") :])
+    return where
+
+
+def _step(name: str, version: str, size_mb: int) -> Step:
+    return Step(f"{name} {version}, compiled", size_mb)
