@@ -198,6 +198,14 @@ def control_plane() -> Iterator[ControlPlane]:
             yield plane
 
 
+@pytest.fixture
+def garbage_collector(control_plane: ControlPlane) -> Iterator[None]:
+    """Deletes objects whose owners are gone."""
+    control_plane.start_controllers(kubernetes.controller_manager(), "garbage-collector-controller")
+    yield
+    control_plane.stop_controllers()
+
+
 @pytest.fixture(scope="session")
 def topology_crd() -> Object:
     """The CustomResourceDefinition of NodeResourceTopology."""

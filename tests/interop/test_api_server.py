@@ -141,6 +141,23 @@ async def test_the_room_follows_the_ledger_until_it_is_removed(
             assert plane.find(f"{TOPOLOGIES}/{node_name}") is None
 
 
+@pytest.mark.usefixtures("garbage_collector")
+async def test_the_room_is_deleted_with_its_node(
+    tmp_path: Path, control_plane: ControlPlane, token: str, crd: Callable[..., None]
+) -> None:
+    crd()
+    make_node(control_plane, "doomed")
+    socket, kubeconfig = tmp_path / "a.sock", control_plane.kubeconfig("agent", token=token)
+    async with (
+        controlled(tmp_path / "state", on=MACHINE) as one,
+        serving(one, socket),
+        agent(socket, kubeconfig, "doomed"),
+    ):
+        await until(lambda: published(control_plane, "doomed", one))
+    control_plane.ask("DELETE", "/api/v1/nodes/doomed")
+    control_plane.wait_for(f"{TOPOLOGIES}/doomed", lambda found: found is None)
+
+
 async def test_a_resource_that_is_missing_or_of_another_version_is_one_line_until_it_is_there(
     tmp_path: Path, control_plane: ControlPlane, token: str, crd: Callable[..., None], node_name: str
 ) -> None:

@@ -8,7 +8,6 @@ import base64
 import contextlib
 import json
 import re
-import signal
 import socket
 import ssl
 import subprocess
@@ -76,6 +75,7 @@ class ControlPlane:
         self._programs = programs / "bin"
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api_server: subprocess.Popen[bytes] | None = None
+        self._controllers: subprocess.Popen[bytes] | None = None
         # Bound and not listening: nobody else gets it, and the API server may have it too.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -106,16 +106,17 @@ class ControlPlane:
             self._make_account("default")
             yield self
         finally:
+            self.stop_controllers()
             self.kill_api_server()
             if self._etcd is not None:
-                _end(self._etcd, signal.SIGKILL)
+                _end(self._etcd)
             self._port.close()
 
     def start_api_server(self) -> None:
         """Start it, and wait until it is ready. It ends with the thread that calls this."""
         made = self.directory
         self._api_server = self._start(
-            "kube-apiserver",
+            self._programs / "kube-apiserver",
             f"--etcd-servers=unix://{made}/etcd.sock",
             *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--permit-port-sharing"),
             *(f"--advertise-address={GUESTS_VIEW}", "--endpoint-reconciler-type=none"),
@@ -134,7 +135,20 @@ class ControlPlane:
     def kill_api_server(self) -> None:
         """It is gone at once; etcd stays."""
         if self._api_server is not None:
-            _end(self._api_server, signal.SIGKILL)
+            _end(self._api_server)
+
+    def start_controllers(self, programs: Path, *names: str) -> None:
+        """Start these controllers, of ``bin/kube-controller-manager`` in *programs*."""
+        self._controllers = self._start(
+            programs / "bin/kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig('controllers', token=ADMIN)}",
+            *(f"--controllers={','.join(names)}", "--leader-elect=false", "--secure-port=0"),
+        )
+
+    def stop_controllers(self) -> None:
+        """They are gone at once."""
+        if self._controllers is not None:
+            _end(self._controllers)
 
     def ask(
         self, method: str, path: str, body: Object | None = None, content_type: str = "application/json"
@@ -261,17 +275,17 @@ class ControlPlane:
     def _start_etcd(self) -> None:
         clients, peers = (f"unix://{self.directory}/{name}.sock" for name in ("etcd", "peers"))
         self._etcd = self._start(
-            "etcd",
+            self._programs / "etcd",
             *("--name=here", f"--data-dir={self.directory}/etcd", "--unsafe-no-fsync"),
             *(f"--listen-client-urls={clients}", f"--advertise-client-urls={NOBODY}"),
             *(f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={NOBODY}"),
             f"--initial-cluster=here={NOBODY}",
         )
 
-    def _start(self, program: str, *flags: str) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{program}.log").open("ab") as log:
+    def _start(self, program: Path, *flags: str) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{program.name}.log").open("ab") as log:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", self._programs / program, *flags],
+                ["setpriv", "--pdeathsig", "KILL", program, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -294,8 +308,8 @@ class ControlPlane:
             return False
 
 
-def _end(process: subprocess.Popen[bytes], number: int) -> None:
-    process.send_signal(number)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
     process.wait(LIMIT_S)
 
 

@@ -1,4 +1,5 @@
-"""Kubernetes' programs from the Go module proxy, at pinned versions: kubelet, and the API server with etcd.
+"""Kubernetes' programs from the Go module proxy, at pinned versions: kubelet, the API server with etcd,
+and controllers.
 
 A module's `replace` directives count only where it is the main one. Those of Kubernetes name folders that
 are not in the module itself, its staging modules: they are replaced by what was published for the same tag,
@@ -55,6 +56,16 @@ def api_server() -> Path:
         "format": 1,
     }
     return artefact("kube-apiserver", recipe, build, step=_step("kube-apiserver", KUBERNETES_VERSION, 130))
+
+
+def controller_manager() -> Path:
+    """A directory with bin/kube-controller-manager."""
+
+    def build(path: Path) -> None:
+        _compile(path, KUBERNETES, KUBERNETES_VERSION, f"{KUBERNETES}/cmd/kube-controller-manager")
+
+    step = _step("kube-controller-manager", KUBERNETES_VERSION, 90)
+    return artefact("kube-controller-manager", {"version": KUBERNETES_VERSION, "format": 1}, build, step=step)
 
 
 def _compile(path: Path, module: str, version: str, *commands: str, beside: str = "") -> Path:
