@@ -135,7 +135,7 @@ bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a vi
 proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
 
-reference: setup ## make man pages and completions from the parsers of the commands, docs/metrics.md from the metrics
+reference: setup ## make man pages, completions, docs/metrics.md and the pictures of docs/concepts.md from the code
 	$(RUN) python -m bayplan.cli.reference .
 	$(RUN) python -m bayplan.views.metrics.reference >docs/metrics.md
 

@@ -1,2 +1,2 @@
-"""Man pages and shell completions, made from the parsers of the commands: ``python -m
-bayplan.cli.reference``."""
+"""Man pages and shell completions, made from the parsers of the commands, and the pictures of the documents:
+``python -m bayplan.cli.reference``."""

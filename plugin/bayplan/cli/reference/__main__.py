@@ -1,5 +1,5 @@
-"""``python -m bayplan.cli.reference ROOT`` writes all man pages and completions below ROOT, the source
-tree."""
+"""``python -m bayplan.cli.reference ROOT`` writes all man pages, completions and pictures below ROOT, the
+source tree."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from bayplan.cli.main import EXIT_STATUSES, build_parser
 from bayplan.cli.reference.commands import command_of
 from bayplan.cli.reference.completions import bash, fish, zsh
 from bayplan.cli.reference.man_pages import man_page
+from bayplan.cli.reference.pictures import pictures
 from bayplan.config import flags
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
 
@@ -48,5 +49,5 @@ def reference() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for path, text in reference().items():
+    for path, text in (reference() | pictures()).items():
         Path(sys.argv[1], path).write_text(text)
