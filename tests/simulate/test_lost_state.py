@@ -193,7 +193,7 @@ async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> Non
     async with daemon(runtime, tmp_path / "state") as controller:
         assert promised(controller) == before
         assert specs(runtime) == told
-        assert controller.known.unmanaged == {}
+        assert controller.ledger.unmanaged == {}
         assert controller.counters["recovered_containers"] == 20
         await runtime.create_container(OWNER, guaranteed("later", 2, 100 * MIB))
         taken = [entry.decision.placement.exclusive_cpus for entry in controller.ledger.entries.values()]
@@ -254,7 +254,7 @@ async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_p
         entries = controller.ledger.entries
         owners = [key for key, one in entries.items() if one.decision.placement.exclusive_cpus]
         assert owners == [f"{OWNER.id}-real"]
-        assert set(controller.known.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
+        assert set(controller.ledger.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
         for name in ("copied", "forged"):
             resources = runtime.containers[f"{OWNER.id}-{name}"].linux.resources
             assert resources.cpu.cpus == str(controller.ledger.shared_cpus(MACHINE))

@@ -49,7 +49,7 @@ def snapshot_of(
         ),
         counters=dict(controller.counters),
         durations=controller.placements.latency.durations(),
-        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(known.unmanaged.items())),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(controller.ledger.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),

@@ -207,9 +207,7 @@ class Controller:
         placements, entries = self.placements, result.ledger.entries
         placements.notifications.synchronized(containers, result.updates)
         self.capacity_freed()
-        found = {entry.container_id: entry.decision.request.name for entry in result.found}
-        unmanaged = {key: name for key, name in known.unmanaged.items() if key in entries} | found
-        placements.known = KnownContainers(unmanaged=unmanaged)
+        placements.known = KnownContainers()
         for container in containers:
             self.known.add(pods.get(container.pod_id, Pod(container.pod_id)), container)
         self.known.add_recorded(entries, seen={container.id for container in containers})

@@ -15,14 +15,12 @@ from bayplan.sets import CpuSet
 class KnownContainers(Struct):
     """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
 
-    ``unmanaged`` maps the ids of containers that were created without a decision to their names,
-    ``oom_score_adj`` ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
+    ``oom_score_adj`` maps ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
     runtime was sent by default, when there was no time for a decision.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
-    unmanaged: dict[str, str] = field(default_factory=dict)
     oom_score_adj: dict[str, int] = field(default_factory=dict)
     defaulted: dict[str, CpuSet] = field(default_factory=dict)
 
@@ -50,7 +48,6 @@ class KnownContainers(Struct):
     def forget(self, container_id: str) -> None:
         """Forget a container, and its pod with its last container."""
         gone = self.containers.pop(container_id, None)
-        self.unmanaged.pop(container_id, None)
         self.oom_score_adj.pop(container_id, None)
         self.defaulted.pop(container_id, None)
         if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):

@@ -150,7 +150,6 @@ class Placements:
         if over_nri:
             self.notifications.creation_answered(container.id)
         self.known.add(pod, container)
-        self.known.unmanaged.pop(container.id, None)
         if adjustment.oom_score_adj is not None:
             self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
         self.decision_log.decided("placed", decision)
@@ -253,7 +252,6 @@ class Placements:
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
         updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
         self.known.add(pod, container)
-        self.known.unmanaged[container.id] = entry.decision.request.name
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
         return updates
@@ -262,8 +260,6 @@ class Placements:
         """Promise what kubelet's managers had given away. No reply waits for it: where our shared CPUs are
         others than kubelet's, the kernel gets them."""
         self._accept(transaction, result.ledger, replied=False)
-        for container_id in result.taken:
-            self.known.unmanaged.pop(container_id, None)
         self._capacity_freed()
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:

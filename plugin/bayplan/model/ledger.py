@@ -80,6 +80,12 @@ class Ledger(Struct, frozen=True):
     outside_pool: frozenset[str] = frozenset()
     ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def unmanaged(self) -> dict[str, str]:
+        """The names, by id, of containers that nobody decided about."""
+        decisions = {key: entry.decision for key, entry in self.entries.items()}
+        return {key: one.request.name for key, one in decisions.items() if one.outcome is Outcome.ADOPTED}
+
     @classmethod
     def of(cls, entries: Iterable[Entry], pool_cpus: CpuSet | None = None) -> "Ledger":
         """The ledger that holds *entries*; a later entry replaces an earlier one of the same container.

@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md: as the code draws them now, each of them shown, with what bayplan says."""
+"""The pictures of docs/concepts.md: as the code draws them now, each one shown, with what bayplan says."""
 
 import re
 from pathlib import Path

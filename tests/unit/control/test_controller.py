@@ -76,7 +76,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
             listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
             assert await one.controller.synchronize([GUARANTEED], [listed]) == []
-            assert one.controller.known.unmanaged == {}
+            assert one.controller.ledger.unmanaged == {}
             assert await one.controller.synchronize([], []) == []
             assert recorded(tmp_path) == set()
 
@@ -185,7 +185,7 @@ def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path
             assert one.controller.ledger.entries == {}
             await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
             assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
-            assert one.controller.known.unmanaged == {"x": "default/g/x-name"}
+            assert one.controller.ledger.unmanaged == {"x": "default/g/x-name"}
             assert recorded(tmp_path) == {"x"}
             assert one.controller.counters["missed"] == 1
             assert one.verifications == 2
@@ -392,13 +392,26 @@ def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> Non
             stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
             updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
             assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
+            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
             told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
             assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
-            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
+            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
             await one.controller.stop_container(BEST_EFFORT, told)
-            assert one.controller.known.unmanaged == {}
+            assert one.controller.ledger.unmanaged == {}
             assert one.controller.known.pods == {}
+
+    run(scenario)
+
+
+def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
+        async with controlled(tmp_path) as one:
+            await one.controller.synchronize([BEST_EFFORT], [stranger])
+        async with controlled(tmp_path) as one:
+            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+            await one.controller.synchronize([BEST_EFFORT], [stranger])
+            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
 
     run(scenario)
 
@@ -409,7 +422,7 @@ def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
             stranger = container("n", BEST_EFFORT, resources=Resources())
             updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
             assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-            assert one.controller.known.unmanaged == {"n": "default/be/n-name"}
+            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
 
     run(scenario)
 

@@ -56,7 +56,7 @@ def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_pat
             assert one.controller.ledger.notified_cpus(entry) == CpuSet(range(8)) - held
             assert entry.origin is not None
             assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
-            assert one.controller.known.unmanaged == {ID: "default/web/main"}
+            assert one.controller.ledger.unmanaged == {ID: "default/web/main"}
             assert one.verifications == 1
             await look()
             assert one.verifications == 1

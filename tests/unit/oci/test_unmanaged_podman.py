@@ -105,7 +105,7 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))
             path = container_path(cgroups_path) + ("/container" if child else "")
             assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
-            assert set(one.controller.known.unmanaged) == {ID}
+            assert set(one.controller.ledger.unmanaged) == {ID}
             await asyncio.sleep(0)
             assert one.controller.counters["found_containers"] == one.verifications == 1
 
@@ -115,7 +115,7 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             node.end(42)
             await StaleEntries(one.controller, node.hierarchy, here, release, dict).release_ended()
             assert set(one.controller.ledger.entries) == {"x"}
-            assert one.controller.known.unmanaged == {}
+            assert one.controller.ledger.unmanaged == {}
 
     asyncio.run(scenario())
 
@@ -255,14 +255,14 @@ def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_p
                 controller, node.hierarchy, slowly, one.around.verify_soon
             ).enter_found()
             assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.known.unmanaged == {}
+            assert controller.ledger.unmanaged == {}
 
             await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
             await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
             assert one.entries[ID].decision.outcome is Outcome.ADOPTED
             await one.ask("createRuntime", told)
             assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.known.unmanaged == {}
+            assert controller.ledger.unmanaged == {}
 
     asyncio.run(scenario())
 
@@ -327,6 +327,6 @@ def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_t
                 compare(node.hierarchy, one.around.expectations()),
             )
             assert node.oom_score_adj(42) == -997
-            assert controller.known.unmanaged == {}
+            assert controller.ledger.unmanaged == {}
 
     asyncio.run(scenario())
