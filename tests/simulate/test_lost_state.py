@@ -4,9 +4,10 @@ again from what the runtime lists, exactly, and nobody is moved for it."""
 import asyncio
 import random
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.state.schema import VERSION
 from support.controllers import no_kernel
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine
@@ -231,6 +233,30 @@ async def test_an_older_copy_of_the_state_directory(tmp_path: Path, seed: int) -
         assert comparable(promised(controller), resized) == comparable(before, resized)
         assert shortages(MACHINE, POLICY, controller.ledger) == ()
         assert specs(runtime) == told
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_rollback_and_the_upgrade_after_it(tmp_path: Path, seed: int) -> None:
+    """A later version's database is set aside whole, and nobody who runs notices, back and forth."""
+    draw, runtime, state = random.Random(seed), FakeRuntime(CONTAINERD_2_3), tmp_path / "state"
+    resized = set[str]()
+    for suffix in ("", "-2"):
+        async with daemon(runtime, state) as controller:
+            resized |= await populate(runtime, draw, 15, names=f"n{suffix}-")
+            before, told = promised(controller), specs(runtime)
+        with closing(sqlite3.connect(state / "state.db")) as database, database:
+            database.execute(f"PRAGMA user_version = {VERSION + 1}")
+            database.execute("CREATE TABLE of_later (x)")
+        async with daemon(runtime, state) as controller:
+            assert comparable(promised(controller), resized) == comparable(before, resized)
+            assert shortages(MACHINE, POLICY, controller.ledger) == ()
+            assert specs(runtime) == told
+            assert controller.ledger.unmanaged == {}
+        kept = f"state.db.v{VERSION + 1}{suffix}"
+        with closing(sqlite3.connect(state / kept)) as database:
+            current = database.execute("SELECT count(*) FROM decisions WHERE current").fetchone()
+            assert current == (len(before),)
+            assert database.execute("SELECT * FROM of_later").fetchall() == []
 
 
 async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_path: Path) -> None:
