@@ -84,6 +84,10 @@ class ContainerUsage:
         for container_id in container_ids:
             left.update(self._on_disk.pop(container_id, None) or {})
 
+    def forget_ended(self) -> None:
+        """Ended pods may come back now, and what is theirs is in use again."""
+        self._left.clear()
+
     def left_over(self, signal: str) -> tuple[int, str]:
         """What ended pods still take of the disk that *signal* is about, and the names of these pods."""
         for pod, left in list(self._left.items()):

@@ -119,6 +119,8 @@ class EvictionManager:
         lasting = self.signals.conditions()
         self._evicted = {key: one for key, one in self._evicted.items() if one[0] in lasting}
         self._chosen_in_shadow = {key: one for key, one in self._chosen_in_shadow.items() if one in lasting}
+        if NodeCondition.DISK_PRESSURE not in lasting:
+            self._usage.forget_ended()
         self._obstacle = ""
         if self._watch.mode is not MemoryPressure.EVICT or self.signals.clock_ns() < self._not_before_ns:
             return None

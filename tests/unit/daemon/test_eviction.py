@@ -490,7 +490,7 @@ def test_nobody_goes_for_a_disk_where_what_ended_pods_left_would_do(tmp_path: Pa
     async def scenario() -> None:
         async with around(tmp_path) as it:
             it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
-            layer = await writes(it, "writes", 300, 8 * MIB)
+            await writes(it, "writes", 300, 8 * MIB)
             await writes(it, "modest", 301, MIB)
             assert await it.look() == ["writes"]
             assert await it.look(30) == []
@@ -498,7 +498,24 @@ def test_nobody_goes_for_a_disk_where_what_ended_pods_left_would_do(tmp_path: Pa
             assert problem == (
                 "what ended pods left would do for nodefs.available: remove their containers (default/writes)"
             )
-            # Somebody has removed it, and the disk is full again.
+            # The condition is over: it may come back, and what it wrote is no reason to wait any more.
+            it.disk_available_bytes = GIB
+            assert await it.look(40) == []
+            it.disk_available_bytes = 95 * MIB
+            assert await it.look() == ["modest"]
+
+    run(scenario)
+
+
+def test_who_else_goes_once_what_was_left_is_removed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
+            layer = await writes(it, "writes", 300, 8 * MIB)
+            await writes(it, "modest", 301, MIB)
+            assert await it.look() == ["writes"]
+            assert await it.look(30) == []
+            # Somebody has removed it, and the disk is full all the same.
             (layer / "file").unlink()
             layer.rmdir()
             assert await it.look(6) == ["modest"]
