@@ -14,12 +14,13 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     Threshold,
     ThresholdValue,
     Values,
+    starved,
     thresholds_of,
     without_grace_period,
 )
 from bayplan.errors import Problem
 from bayplan.host.eviction_signals import FileSystems
-from bayplan.model.machine import Machine
+from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes
 
 _ENFORCED: Final = ("pods",)
@@ -85,6 +86,9 @@ def remarks_on_thresholds(thresholds: Collection[Threshold], machine: Machine) -
         for hard in thresholds:
             if soft.hard or not hard.hard or soft.signal != hard.signal:
                 continue
+            alike = (soft.value.amount is None) == (hard.value.amount is None)
+            if starved(soft.signal) != MEMORY and not alike:
+                continue  # How large a disk is, is not known here.
             node = node_of(soft.signal)
             if node is not None and node not in machine.node_by_id:
                 continue  # It went away since the settings were read.

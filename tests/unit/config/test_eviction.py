@@ -95,3 +95,11 @@ def test_a_soft_threshold_that_never_matters_is_remarked() -> None:
     assert list(remarks_on_thresholds((hard, useless, useful), MACHINE)) == [
         "evictionSoft memory.available has no effect: evictionHard is met before it"
     ]
+
+
+def test_nothing_is_remarked_of_a_disk_whose_size_is_not_known() -> None:
+    hard = Threshold("nodefs.available", ThresholdValue(GIB))
+    share, amount = ThresholdValue(share=0.1), ThresholdValue(GIB // 2)
+    assert list(remarks_on_thresholds((hard, Threshold(hard.signal, share, 1)), MACHINE)) == []
+    (useless,) = remarks_on_thresholds((hard, Threshold(hard.signal, amount, 1)), MACHINE)
+    assert useless.partition(" has no effect")[0] == "evictionSoft nodefs.available"

@@ -15,7 +15,7 @@ cpu/                cm/cpumanager: static policy (policy_static.go), cpu_assignm
 memory/             cm/memorymanager: Static policy (policy_static.go), state, checkpoint
 devices/            cm/devicemanager; ``attached``: devices that were chosen already
 qos/                qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
-eviction/           eviction: thresholds, one look (``rules``), from look to look (``pressure``)
+eviction/           eviction: thresholds, a look (``rules``), the next (``pressure``), who (``ranking``)
 pod, resources      the API object, and k8s.io/component-helpers: sums of requests and limits
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 managers            cm/container_manager: all managers on one state
