@@ -15,6 +15,7 @@ from bayplan.config.values import InvalidValueError
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.files import read_text
 from bayplan.oci.findings import DaemonState, Finding, Level
+from bayplan.oci.memory_protection import void_protections
 
 _CGROUP: Final = "sys/fs/cgroup"
 _CONTROLLERS: Final = ("cpuset", "memory")
@@ -55,6 +56,7 @@ def _of_cgroups(root: Path) -> Iterator[Finding]:
             text = f"cgroup v2 has no controller {' and '.join(missing)}: containers cannot be confined"
             advice = "remove cgroup_disable= and cgroup_no_v1= from the kernel's command line"
             yield Finding(Level.ERROR, f"/{_CGROUP}", text, advice)
+        yield from void_protections(root / _CGROUP)
     elif (root / _CGROUP / "cpuset").is_dir():
         text = "is cgroup v1: memory.high and memory.min are not set, and page cache is not reclaimed"
         advice = "boot with systemd.unified_cgroup_hierarchy=1; Kubernetes drops cgroup v1 as well"
