@@ -1,5 +1,7 @@
 """Annotations as wishes: every key, both scopes, and every way to be wrong."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -14,6 +16,14 @@ from support.machines import machine
 
 PLAIN = machine(2, cpu_less={2: GIB, 3: GIB})
 TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes), PLAIN.cpus)
+
+
+def test_every_key_is_documented() -> None:
+    page = Path(__file__).parents[3] / "docs" / "annotations.md"
+    rows = [
+        line.split("`")[1] for line in page.read_text().splitlines() if line.startswith("| `bayplan.dev/")
+    ]
+    assert sorted(rows) == sorted(f"bayplan.dev/{key}" for key in KEYS)
 
 
 @pytest.mark.parametrize(
