@@ -8,11 +8,11 @@ client says is bounded in size, and in how fast it is read.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from bayplan.admin.rate import Allowance
 from bayplan.admin_protocol import API_VERSION
@@ -34,6 +34,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.control.changes import ChangeLog
+from bayplan.control.tasks import until_one_ends
 from bayplan.control.transactions import Basis
 from bayplan.errors import BayplanError, ParseError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
@@ -147,7 +148,7 @@ class AgentServer(SocketServer):
         self._changes.listeners.add(agent.due.set)
         logger.info("an agent connected", extra={"pid": peer.pid, "version": first.agent})
         try:
-            await _until_one_ends(self._receive(reader), self._follow(writer, agent, first))
+            await until_one_ends(self._receive(reader), self._follow(writer, agent, first))
         finally:
             self._changes.listeners.discard(agent.due.set)
             self._agents.discard(agent)
@@ -241,15 +242,3 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
         return await reader.readuntil(b"\n")
     except asyncio.LimitOverrunError as error:
         raise _EndedError(f"a message of more than {MAX_AGENT_MESSAGE_BYTES} bytes") from error
-
-
-async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

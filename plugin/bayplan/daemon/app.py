@@ -7,16 +7,17 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bayplan import logs
 from bayplan.admin.server import AdminServer
 from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
+from bayplan.control.tasks import until_one_ends
 from bayplan.control.threads import executor
 from bayplan.daemon.components import Daemon
 from bayplan.daemon.process_limits import protect, raise_file_limit
@@ -92,7 +93,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         gc.set_threshold(_YOUNG_OBJECTS)
         daemon.listen_for_signals()
         notifier.ready()
-        await _until_one_ends(
+        await until_one_ends(
             daemon.serve_runtime(),
             daemon.end_on_signal(),
             daemon.reload_on_signal(read_again, notifier),
@@ -122,19 +123,6 @@ def _hold(directory: Path) -> DirectoryLock:
         raise unusable(directory, f"cannot be made: {error.strerror}", error.errno) from error
     except HostError as error:
         raise unusable(directory, str(error), getattr(error, "errno", None)) from error
-
-
-async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all of *work* until one ends, then cancel the rest; its exception, if it has one."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 async def _feed_watchdog(notifier: Notifier) -> None:
