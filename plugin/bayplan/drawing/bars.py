@@ -13,16 +13,16 @@ _SEEN: float = 0.8
 """A part that is narrower is not drawn: it could not be seen, and there may be hundreds."""
 
 
-def bar(x: float, y: float, width: float, height: float, total_bytes: int, parts: Iterable[Part]) -> str:
+def bar(y: float, width: float, height: float, total_bytes: int, parts: Iterable[Part]) -> str:
     """*parts* one after the other, on ground that stands for the whole. What is more than the whole, as can
     happen when memory was taken away, does not leave the bar."""
-    drawn = [box(x, y, width, height, "free", radius=2)]
+    drawn = [box(0, y, width, height, "free", radius=2)]
     at_bytes = 0
     for amount_bytes, class_, what in parts:
         shown_bytes = min(amount_bytes, total_bytes - at_bytes)
         length = width * shown_bytes / total_bytes if total_bytes else 0
         if length >= _SEEN:
-            start = x + width * at_bytes / total_bytes
+            start = width * at_bytes / total_bytes
             gap = 0.6 if length > 3 * _SEEN else 0  # a hair between neighbours
             drawn.append(box(start, y, length - gap, height, class_, f"{what}: {format_bytes(amount_bytes)}"))
         at_bytes += max(0, shown_bytes)

@@ -111,7 +111,7 @@ class Card:
         self.height += 16
 
     def _bar(self, height: float, total_bytes: int, parts: list[tuple[int, str, str]]) -> None:
-        self._parts.append(bar(0, self.height, self._width, height, total_bytes, parts))
+        self._parts.append(bar(self.height, self._width, height, total_bytes, parts))
         self.height += height + (4 if self._compact else 8)
 
 
