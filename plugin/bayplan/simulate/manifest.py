@@ -15,7 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.engines.kubelet.qos.cgroup_values import NodeSettings, container_values, pod_values
+from bayplan.engines.kubelet.qos.cgroup_values import (
+    ContainerValues,
+    NodeSettings,
+    PodValues,
+    container_values,
+    pod_values,
+)
 from bayplan.engines.kubelet.qos.classes import qos_class
 from bayplan.engines.kubelet.resources import is_memory
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
@@ -142,13 +148,7 @@ def _planned(spec: PodSpec, machine: Machine, id_prefix: str) -> PlannedPod:
         uid=spec.uid,
         annotations=spec.annotations,
         cgroup_parent=f"{_TREES[qos_class(spec, _GATES)]}/pod{_UNSAFE.sub('-', spec.uid)}",
-        resources=Resources(
-            memory_limit_bytes=values.memory_limit_bytes or None,
-            cpu_shares=values.cpu_shares,
-            cpu_quota_us=values.cpu_quota_us or None,
-            cpu_period_us=values.cpu_period_us,
-            hugepage_limits_bytes=values.hugepage_limits_bytes,
-        ),
+        resources=_resources(values),
     )
     return PlannedPod(
         pod,
@@ -156,6 +156,16 @@ def _planned(spec: PodSpec, machine: Machine, id_prefix: str) -> PlannedPod:
             PlannedContainer(_container(spec, one, pod, node), spec.is_regular_init(one.name))
             for one in spec.all_containers
         ),
+    )
+
+
+def _resources(values: PodValues | ContainerValues) -> Resources:
+    return Resources(
+        memory_limit_bytes=values.memory_limit_bytes or None,
+        cpu_shares=values.cpu_shares,
+        cpu_quota_us=values.cpu_quota_us or None,
+        cpu_period_us=values.cpu_period_us,
+        hugepage_limits_bytes=values.hugepage_limits_bytes,
     )
 
 
@@ -167,13 +177,7 @@ def _container(spec: PodSpec, one: ContainerSpec, pod: Pod, node: NodeSettings) 
         id=f"{pod.id}/{one.name}",
         pod_id=pod.id,
         name=one.name,
-        resources=Resources(
-            memory_limit_bytes=values.memory_limit_bytes or None,
-            cpu_shares=values.cpu_shares,
-            cpu_quota_us=values.cpu_quota_us or None,
-            cpu_period_us=values.cpu_period_us,
-            hugepage_limits_bytes=values.hugepage_limits_bytes,
-        ),
+        resources=_resources(values),
         oom_score_adj=values.oom_score_adj,
     )
 
