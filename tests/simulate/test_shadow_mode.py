@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.shadow_mode import NOT_CHANGED, shadow_mode
+from bayplan.host.shadow_mode import NOTHING_APPLIED, shadow_mode
 from bayplan.nri.operations import Operation
 from bayplan.nri.wire import Code, Response
 from bayplan.oci.protocol import Answer, Status
@@ -98,7 +98,7 @@ def test_nothing_is_changed_whatever_happens(first: int, caplog: pytest.LogCaptu
         for seed in range(first, first + BATCH):
             assert play(seed, made)
     # Nobody even tried.
-    assert not [one for one in caplog.records if NOT_CHANGED in str(vars(one))]
+    assert not [one for one in caplog.records if NOTHING_APPLIED in str(vars(one))]
     assert sum(one.answers for one in hosts) > 10 * BATCH
     refusals = [one for one in caplog.records if "would be refused" in one.getMessage()]
     assert refusals

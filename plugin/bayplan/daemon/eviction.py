@@ -206,7 +206,7 @@ class EvictionManager:
     async def _carry_out(self, pod: EvictablePod, threshold: Threshold, message: str) -> None:
         """Record it, then end the pod."""
         shadow = shadow_mode.is_on()
-        records = self._records(pod, threshold, message, "shadow mode applies nothing" if shadow else "")
+        records = self._records(pod, threshold, message, shadow_mode.NOTHING_APPLIED if shadow else "")
         try:
             await self._controller.recorder.evicted(records)
         except StateError as error:

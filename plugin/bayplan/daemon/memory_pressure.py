@@ -391,5 +391,5 @@ def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
         0,
         0,
         risk.nodes,
-        "shadow mode applies nothing",
+        shadow_mode.NOTHING_APPLIED,
     )

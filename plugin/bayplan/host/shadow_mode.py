@@ -13,7 +13,7 @@ from typing import Final
 
 from bayplan.errors import HostError
 
-NOT_CHANGED: Final = "left as it is: shadow mode applies nothing"
+NOTHING_APPLIED: Final = "shadow mode applies nothing"
 
 _ON: Final = Event()
 
@@ -44,4 +44,4 @@ def check_off(thing: str) -> None:
         ShadowModeError: it must not be.
     """
     if _ON.is_set():
-        raise ShadowModeError(thing, NOT_CHANGED)
+        raise ShadowModeError(thing, f"left as it is: {NOTHING_APPLIED}")
