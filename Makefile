@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench bench-fit bench-oci e2e-costs proto reference lock clean
+.PHONY: kubelet crio cluster lint format bench bench-fit bench-oci e2e-costs e2e-load proto reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -128,6 +128,10 @@ bench-fit: setup-go ## how well pods fit, beside kubelet's rules and nri-plugins
 
 e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py
+
+MINUTES ?= 10
+e2e-load: setup-e2e ## what becomes of full nodes with relief and without, in virtual machines: MINUTES=10 for each of four rows
+	$(RUN) python tests/e2e/relief_under_load.py --minutes $(MINUTES) $(ARGS)
 
 bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a virtual machine
 	$(RUN) python tests/e2e/start_overhead.py $(ARGS)
