@@ -7,20 +7,26 @@ from pathlib import Path
 
 from goside import compiled
 
+GO = Path(__file__).parent / "helm"
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "packaging" / "helm" / "bayplan"
 MANIFESTS = PROJECT / "packaging" / "kubernetes" / "bayplan.yaml"
 HEADING = "# Rendered from packaging/helm/bayplan with its defaults by `make manifests`.\n"
 
 
-def helm(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-    """What Helm says to *words*.
+def helm_program() -> Path:
+    """Helm. Raises GoSideError: it cannot be built."""
+    return compiled(GO, "helm", package="helm.sh/helm/v4/cmd/helm")
 
-    Raises:
-        GoSideError: it cannot be built.
-    """
-    program = compiled(Path(__file__).parent / "helm", "helm", package="helm.sh/helm/v4/cmd/helm")
-    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+def kubectl_program() -> Path:
+    """kubectl. Raises GoSideError: it cannot be built."""
+    return compiled(GO, "kubectl", package="./kubectl")
+
+
+def helm(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """What Helm says to *words*."""
+    return subprocess.run([helm_program(), *words], capture_output=True, text=True, check=False)
 
 
 def rendered(*flags: str | Path) -> str:

@@ -21,8 +21,8 @@ from support.runtime import FakeRuntime
 from support.workloads import GUARANTEED, make_container, make_pod
 
 BLOCKS = tuple(block for page in PAGES for block in fenced(page))
-PROGRAMS = ("bayplan", "baypland", "bayplan-agent", "make", "systemctl", "journalctl", "apt", "python")
-COMMAND = re.compile(rf"^(?: {{4}}|\$ )(?:\$ )?(?:sudo )?({'|'.join(PROGRAMS)}) [a-z-]")
+PROGRAMS = "bayplan|baypland|bayplan-agent|make|systemctl|journalctl|apt|python|helm|kubectl"
+COMMAND = re.compile(rf"^(?: {{4}}|\$ )(?:\$ )?(?:sudo )?({PROGRAMS}) [a-z-]")
 PATIENCE_S = 600
 POD = """\
 kind: Pod

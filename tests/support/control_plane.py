@@ -122,6 +122,8 @@ class ControlPlane:
             *(f"--advertise-address={GUESTS_VIEW}", "--endpoint-reconciler-type=none"),
             *(f"--tls-cert-file={self.ca}", f"--tls-private-key-file={made}/server.key"),
             *(f"--client-ca-file={self.ca}", f"--token-auth-file={made}/tokens.csv"),
+            # As kubeadm has it; the daemon's pod is privileged.
+            "--allow-privileged=true",
             "--authorization-mode=Node,RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={made}/accounts.key",
