@@ -123,6 +123,9 @@ format: setup ## let ruff format and fix
 bench: setup-go ## what bayplan costs a node, as one table; ARGS="requests --beside 4000": some of it, or more
 	$(RUN) PYTHONPATH=tests python tests/bench/costs.py $(ARGS)
 
+hops: setup ## functions and modules on the way of a creation; ARGS="250 --list": beside others, with their names
+	$(RUN) PYTHONPATH=tests python tests/bench/hops.py $(ARGS)
+
 bench-fit: setup-go ## how well pods fit, beside kubelet's rules and nri-plugins' libmem, as a table
 	$(RUN) PYTHONPATH=tests python tests/bench/replay.py $(ARGS)
 

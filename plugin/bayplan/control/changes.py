@@ -56,8 +56,9 @@ class ChangeLog:
         is given."""
         if not ids and (machine, policy, engine) == (None, None, None):
             return
-        entries = tuple(entries_of(ledger, ids))
-        gone = sorted(set(ids).difference(entry.container_id for entry in entries))
+        entries, gone = tuple(entries_of(ledger, ids)), list[str]()
+        if len(entries) < len(ids):
+            gone = sorted(set(ids).difference(entry.container_id for entry in entries))
         self.position += 1
         self._keep(Change(self.position, entries, tuple(gone), machine, policy, engine))
 

@@ -256,7 +256,7 @@ class Controller:
 
     def _for_runtime(self, updates: Sequence[Update], listed: Collection[str] = ()) -> Sequence[Update]:
         """The *updates* that the runtime can carry out; the others are written to the kernel."""
-        own = updates_over_nri(updates, self.ledger, listed)
+        own = updates_over_nri(updates, self.ledger, listed) if updates else []
         if len(own) < len(updates):
             self._verify_soon()
         return own

@@ -6,6 +6,7 @@ from answering by default at the deadline. Nothing here knows what is decided.
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from time import perf_counter
 from typing import Final, Protocol, TypeVar
 
 from bayplan.control.latency import DurationCounter
@@ -39,12 +40,12 @@ class EngineThread:
 
     async def run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
         """What *decide* returns with *engine* on *machine*."""
-        with self._durations.observed():
-            return await self._run(engine, machine, decide)
-
-    async def _run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
-        if self._in_thread is None or len(machine.nodes) <= FEW_NODES:
-            return decide(engine)
-        if self._engines is None or self._engines[0] is not engine:
-            self._engines = engine, engine.separate_copy()
-        return await self._in_thread(partial(decide, self._engines[1]))
+        begun_s = perf_counter()
+        try:
+            if self._in_thread is None or len(machine.nodes) <= FEW_NODES:
+                return decide(engine)
+            if self._engines is None or self._engines[0] is not engine:
+                self._engines = engine, engine.separate_copy()
+            return await self._in_thread(partial(decide, self._engines[1]))
+        finally:
+            self._durations.observe(perf_counter() - begun_s)

@@ -16,18 +16,21 @@ class KnownContainers(Struct):
     """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
 
     ``oom_score_adj`` maps ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
-    runtime was sent by default, when there was no time for a decision.
+    runtime was sent by default, when there was no time for a decision. ``ids_by_pod``: a pod is known as long
+    as one of its containers is.
     """
 
     pods: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     oom_score_adj: dict[str, int] = field(default_factory=dict)
     defaulted: dict[str, CpuSet] = field(default_factory=dict)
+    ids_by_pod: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, pod: Pod, container: Container) -> None:
         """Remember *container*; a later description may lack what an earlier one had, never the reverse."""
         self.pods[pod.id] = pod
         self.containers[container.id] = container
+        self.ids_by_pod.setdefault(container.pod_id, set()).add(container.id)
         carried = carried_oom_score_adj(container)
         if carried is not None:
             self.oom_score_adj[container.id] = carried
@@ -50,7 +53,12 @@ class KnownContainers(Struct):
         gone = self.containers.pop(container_id, None)
         self.oom_score_adj.pop(container_id, None)
         self.defaulted.pop(container_id, None)
-        if gone is not None and all(other.pod_id != gone.pod_id for other in self.containers.values()):
+        if gone is None:
+            return
+        ids = self.ids_by_pod[gone.pod_id]
+        ids.discard(container_id)
+        if not ids:
+            del self.ids_by_pod[gone.pod_id]
             self.pods.pop(gone.pod_id, None)
 
     def add_recorded(self, entries: Mapping[str, Entry], seen: Collection[str] = ()) -> None:

@@ -1,9 +1,7 @@
 """Counts how long decisions, commits and replies take: a bisection each, as the runtime waits for it."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Mapping
 
 from bayplan.views.durations import BOUNDS_MS, Durations
 
@@ -20,15 +18,6 @@ class DurationCounter:
         duration_ms = seconds * 1000
         self._counts[bisect_left(BOUNDS_MS, duration_ms)] += 1
         self._total_ms += duration_ms
-
-    @contextmanager
-    def observed(self) -> Iterator[None]:
-        """What is done meanwhile is observed, also if it fails."""
-        started_s = perf_counter()
-        try:
-            yield
-        finally:
-            self.observe(perf_counter() - started_s)
 
     def durations(self) -> Durations:
         """The counts at this moment."""

@@ -105,26 +105,23 @@ class Placements:
             StateError: it could not be recorded.
         """
         machine, policy, engine, ledger = transaction.basis
-        base, ability = ledger.without(container.id), self.policy_ability(origin)
+        ability, base = self.policy_ability(origin), ledger.without(container.id)
         annotated = read_annotations(machine, policy, pod, container)
         findings = await self._findings(pod, container, annotated.wishes)
         exact = partial(self.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
-        decision = await self._engine_thread.run(
-            engine,
+        decide = partial(
+            decide_creation,
             machine,
-            lambda engine: decide_creation(
-                machine,
-                policy,
-                engine,
-                base,
-                pod,
-                container,
-                annotated=annotated,
-                ability=ability,
-                findings=findings,
-                exact=exact,
-            ),
+            policy,
+            ledger=base,
+            pod=pod,
+            container=container,
+            annotated=annotated,
+            ability=ability,
+            findings=findings,
+            exact=exact,
         )
+        decision = await self._engine_thread.run(engine, machine, decide)
         decision = self.admitted(pod, decision)
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
@@ -175,13 +172,17 @@ class Placements:
             return self.enter(transaction, pod, container, replied=True)
         old, base = entry.decision, ledger.without(container.id)
         exact = partial(self.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
-        decision = await self._engine_thread.run(
-            engine,
+        decide = partial(
+            decide_change,
             machine,
-            lambda engine: decide_change(
-                machine, policy, engine, base, old, container.resources, resources, exact=exact
-            ),
+            policy,
+            ledger=base,
+            old=old,
+            spec=container.resources,
+            change=resources,
+            exact=exact,
         )
+        decision = await self._engine_thread.run(engine, machine, decide)
         self.kubelet_pods.expect(pod)
         if decision is None:
             return ()
@@ -325,8 +326,11 @@ class Placements:
             The updates that are due: with *replied* for the reply to the NRI runtime, else for the kernel.
         """
         ledger, updates, nodes_due = self._with_updates(ledger, shared, moves, replied=replied)
-        with self.latency.commit.observed():
+        begun_s = time.perf_counter()
+        try:
             await transaction.commit(ledger, decided)
+        finally:
+            self.latency.commit.observe(time.perf_counter() - begun_s)
         self.notifications.sent(updates, nodes_due, replied=replied)
         for one in moves:
             self.decision_log.moved(one)
@@ -360,10 +364,12 @@ class Placements:
         nodes = {move.container_id for move in moves} | self.notifications.nodes_due
         updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
         lost = self.notifications.unreachable(ledger, updates, replied=replied)
-        sent = {one.container_id: one.cpuset_cpus for one in pool if one.container_id in ledger.outside_pool}
-        # The kernel gets them from us. None, so that an update is due also if what was sent last becomes
-        # right again.
-        sent |= {one.container_id: None for one in pool if one.container_id in lost}
+        outside = ledger.outside_pool
+        sent = {one.container_id: one.cpuset_cpus for one in pool if one.container_id in outside}
+        if lost:
+            # The kernel gets them from us. None, so that an update is due also if what was sent last becomes
+            # right again.
+            sent |= {one.container_id: None for one in pool if one.container_id in lost}
         ledger = ledger.with_notified_cpus(sent, shared)
         reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
         return ledger, reply, {key for key in nodes if key in lost}

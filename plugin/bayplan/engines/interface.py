@@ -124,10 +124,8 @@ def exclusive_candidates(machine: Machine, policy: PlacementPolicy, ledger: Ledg
     """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
     and not pinned for another container by somebody else."""
     free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)
-    for entry in ledger.entries.values():
-        pinned = entry.decision.request.pinned_cpus
-        if pinned is not None:
-            free -= pinned
+    for container_id in ledger.pinned_ids:
+        free -= ledger.entries[container_id].decision.request.pinned_cpus or CpuSet()
     return free
 
 

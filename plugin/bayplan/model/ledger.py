@@ -22,11 +22,14 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.ledger_totals import with_booking, with_claim, with_count
+from bayplan.model.ledger_totals import is_short, with_booking, with_claim, with_count, with_id
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
-from bayplan.model.sidecar_scores import ScoreKey, corrected_claim, may_be_sidecar, score_key
+from bayplan.model.sidecar_scores import corrected_claim, may_be_sidecar
 from bayplan.sets import CpuSet, NodeSet
+
+ScoreKey = tuple[str, int]
+"""Pod and oom_score_adj."""
 
 
 class Entry(Struct, frozen=True):
@@ -67,7 +70,8 @@ class Ledger(Struct, frozen=True):
     something else, or of which it is not known. No member of the pool has exclusive CPUs or pinned ones.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
-    see `bayplan.model.sidecar_scores`.
+    see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
+    ``pinned_ids``: those whose CPUs somebody else has chosen.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class Ledger(Struct, frozen=True):
     pool_cpus: CpuSet | None = None
     outside_pool: frozenset[str] = frozenset()
     ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
+    short_ids: frozenset[str] = frozenset()
+    pinned_ids: frozenset[str] = frozenset()
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -108,10 +114,10 @@ class Ledger(Struct, frozen=True):
         pod_id = entry.decision.request.pod_id
         if entry.ended:
             return replace(base, retained={**base.retained, pod_id: entry})
-        if not entry.decision.shares_cpus:
+        if entry.in_pool and not entry.decision.shares_cpus:
             entry = base.with_own_notice(entry)
         base = base.without_retained(pod_id)
-        key = score_key(entry.decision.request)
+        key = _score_key(entry.decision.request)
         if key is None:
             return _added(base, entry)
         order = _in_order(self.ids_by_score.get(key, ()), entry)
@@ -122,7 +128,7 @@ class Ledger(Struct, frozen=True):
         gone = self.entries.get(container_id)
         if gone is None:
             return self
-        left, key = _removed(self, gone), score_key(gone.decision.request)
+        left, key = _removed(self, gone), _score_key(gone.decision.request)
         if key is None:
             return left
         ids = dict(self.ids_by_score)
@@ -134,7 +140,7 @@ class Ledger(Struct, frozen=True):
     def as_if_newest(self, request: Request) -> "Ledger":
         """The ledger on which to decide about *request*, which is to be the newest container of its pod: what
         others claim by the same score, which then proves nothing of them any more, is not claimed in it."""
-        key, ledger = score_key(request), self
+        key, ledger = _score_key(request), self
         newer = [(request, True)]
         for other in self.ids_by_score.get(key, ()) if key is not None else ():
             if may_be_sidecar(ledger.entries[other].decision.request, newer):
@@ -281,10 +287,6 @@ class Ledger(Struct, frozen=True):
             outside_pool=self.outside_pool.union(changed) - joined,
         )
 
-    def members(self) -> Iterable[str]:
-        """The ids of the members of the pool."""
-        return (container_id for container_id, entry in self.entries.items() if entry.in_pool)
-
 
 def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[str]) -> Ledger:
     """The ledger of all that *parts*, which have no container in common, hold, in *order* (container ids)."""
@@ -293,6 +295,7 @@ def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[s
     claimed: dict[NodeSet, Counter[str]] = {}
     bound: Counter[NodeSet] = Counter()
     exclusive_cpus, outside_pool, ids_by_score = CpuSet(), set[str](), dict[ScoreKey, tuple[str, ...]]()
+    short_ids, pinned_ids = set[str](), set[str]()
     for part in parts:
         entries.update(part.entries)
         retained.update(part.retained)
@@ -304,6 +307,8 @@ def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[s
         exclusive_cpus |= part.exclusive_cpus
         outside_pool |= part.outside_pool
         ids_by_score.update(part.ids_by_score)
+        short_ids |= part.short_ids
+        pinned_ids |= part.pinned_ids
     return Ledger(
         {key: entries[key] for key in order if key in entries},
         {node: dict(row) for node, row in booked.items()},
@@ -314,6 +319,8 @@ def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[s
         pool_cpus,
         frozenset(outside_pool),
         ids_by_score,
+        frozenset(short_ids),
+        frozenset(pinned_ids),
     )
 
 
@@ -329,7 +336,16 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         pool_cpus=ledger.pool_cpus,
         outside_pool=ledger.outside_pool if entry.in_pool else ledger.outside_pool | {entry.container_id},
         ids_by_score=ledger.ids_by_score,
+        short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement.claim)),
+        pinned_ids=with_id(
+            ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
+        ),
     )
+
+
+def _score_key(request: Request) -> ScoreKey | None:
+    """The containers that *request* is compared with; None if its score says nothing."""
+    return None if request.score is None else (request.pod_id, request.score)
 
 
 def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
@@ -338,7 +354,8 @@ def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
     requests = [ledger.entries[one].decision.request for one in order]
     for number, request in enumerate(requests):
         others = [(other, index > number) for index, other in enumerate(requests) if index != number]
-        ledger = _claiming(ledger, request.container_id, explained=may_be_sidecar(request, others))
+        explained = bool(others) and may_be_sidecar(request, others)
+        ledger = _claiming(ledger, request.container_id, explained=explained)
     return ledger
 
 
@@ -356,6 +373,7 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
         claimed_bytes=with_claim(
             with_claim(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1
         ),
+        short_ids=with_id(ledger.short_ids, container_id, belongs=is_short(claim)),
     )
 
 
@@ -373,6 +391,8 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         pool_cpus=ledger.pool_cpus,
         outside_pool=ledger.outside_pool - {container_id},
         ids_by_score=ledger.ids_by_score,
+        short_ids=with_id(ledger.short_ids, container_id, belongs=False),
+        pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
     )
 
 

@@ -5,6 +5,8 @@ the members of the shared pool is not among them.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import compress, filterfalse
+from operator import is_not
 
 from bayplan.model.ledger import Entry, Ledger
 
@@ -12,8 +14,12 @@ from bayplan.model.ledger import Entry, Ledger
 def changed_ids(before: Ledger, after: Ledger) -> set[str]:
     """The ids of the containers about which the two say different things."""
     old, new = before.entries, after.entries
-    ids = {key for key, entry in new.items() if (was := old.get(key)) is not entry and was != entry}
-    ids |= old.keys() - new.keys()
+    # In C for all, as most entries are the same objects; then in Python for the few that are not.
+    others = compress(new, map(is_not, new.values(), map(old.get, new)))
+    ids = {key for key in others if old.get(key) != new[key]}
+    ids.update(filterfalse(new.__contains__, old))
+    if after.retained is before.retained:
+        return ids
     forgotten, kept = after.retained_changes(before)
     return ids.union(forgotten, [entry.container_id for entry in kept])
 

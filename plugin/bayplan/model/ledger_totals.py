@@ -1,9 +1,10 @@
-"""The totals of a ledger after a placement came or went. Each is an immutable mapping; a change copies it."""
+"""The totals of a ledger after a placement came or went, and ids of certain containers. Each is immutable; a
+change copies it."""
 
 from collections.abc import Mapping
 from typing import TypeVar
 
-from bayplan.model.decision import Placement
+from bayplan.model.decision import Claim, Placement
 from bayplan.sets import IdSet, NodeSet
 
 Ids = TypeVar("Ids", bound=IdSet)
@@ -49,3 +50,15 @@ def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping
     count = counts.get(ids, 0) + sign
     rest = {one: others for one, others in counts.items() if one != ids}
     return {**rest, ids: count} if count else rest
+
+
+def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozenset[str]:
+    """*ids* with that of the container if it *belongs* there, else without it."""
+    if (container_id in ids) == belongs:
+        return ids
+    return ids | {container_id} if belongs else ids - {container_id}
+
+
+def is_short(claim: Claim | None) -> bool:
+    """Whether not all of *claim* could be promised."""
+    return claim is not None and bool(claim.short_bytes)

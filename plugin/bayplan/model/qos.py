@@ -164,6 +164,14 @@ def milli_from_shares(shares: int) -> int:
     return 0 if shares <= MIN_SHARES else math.ceil(shares * 1000 / 1024)
 
 
+def cpu_request_milli(resources: Resources, qos: QosClass, quota_milli: int | None) -> int:
+    """Thousandths of a CPU requested. Guaranteed means request = limit, and the quota is the exact one of
+    the two; a spec without shares asks for its limit, as the API server defaults a missing request."""
+    if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
+        return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
+    return milli_from_shares(resources.cpu_shares)
+
+
 def shares_from_milli(milli: int) -> int:
     """Kubelet's MilliCPUToShares."""
     return MIN_SHARES if milli == 0 else min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)

@@ -17,11 +17,11 @@ from bayplan.model.qos import (
     MEMORY_HIGH,
     MEMORY_LOW,
     MEMORY_MIN,
+    cpu_request_milli,
     derive_qos,
     has_pod_level_resources,
     is_burstable_score,
     milli_from_quota,
-    milli_from_shares,
     request_from_oom_score_adj,
 )
 from bayplan.model.wishes import Wishes
@@ -61,7 +61,8 @@ def derive_request(
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     limit_bytes = resources.memory_limit_bytes or added_bytes
     pod_level = has_pod_level_resources(qos, source, resources, quota_milli)
-    cpu_milli = _cpu_milli(resources, qos, quota_milli)
+    scored = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
+    cpu_milli = cpu_request_milli(resources, qos, quota_milli)
     memory = _memory_interval(
         resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
     )
@@ -70,7 +71,6 @@ def derive_request(
         guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
         known = Interval(0, limit_bytes or capacity_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
-    scored = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
@@ -112,7 +112,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
             else _up_to(memory, limit_bytes)
         )
     quota_milli = milli_from_quota(merged.cpu_quota_us, merged.cpu_period_us)
-    cpu_milli = _cpu_milli(merged, request.qos, quota_milli)
+    cpu_milli = cpu_request_milli(merged, request.qos, quota_milli)
     was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
     sets_cpus_or_mems = change.cpuset_cpus is not None or change.cpuset_mems is not None
     return replace(
@@ -156,7 +156,7 @@ def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     if resources.memory_limit_bytes is None:
         return None
     quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
-    cpu_milli = _cpu_milli(resources, qos, quota_milli)
+    cpu_milli = cpu_request_milli(resources, qos, quota_milli)
     return PodTotals(resources.memory_limit_bytes, cpu_milli, _hugepages(resources))
 
 
@@ -165,14 +165,6 @@ def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:
     a whole number."""
     whole = qos is QosClass.GUARANTEED and cpu_milli % MILLI == 0
     return cpu_milli // MILLI if whole else 0
-
-
-def _cpu_milli(resources: Resources, qos: QosClass, quota_milli: int | None) -> int:
-    """Thousandths of a CPU requested. Guaranteed means request = limit, and the quota is the exact one of
-    the two; a spec without shares asks for its limit, as the API server defaults a missing request."""
-    if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
-        return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
-    return milli_from_shares(resources.cpu_shares)
 
 
 def _memory_interval(

@@ -18,14 +18,6 @@ from bayplan.model.machine import MEMORY
 BY_SCORE: Final = "oom_score_adj"
 """The source of a memory request that is known from the score."""
 
-ScoreKey = tuple[str, int]
-"""Pod and score."""
-
-
-def score_key(request: Request) -> ScoreKey | None:
-    """The containers that *request* is compared with; None if its score says nothing."""
-    return None if request.score is None else (request.pod_id, request.score)
-
 
 def may_be_sidecar(request: Request, others: Iterable[tuple[Request, bool]]) -> bool:
     """Whether kubelet's rule for sidecars can be why *request* has its score. *others* have the same one in

@@ -40,8 +40,8 @@ _STATES: Final = {
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
 _UNLIMITED_HUGEPAGES: Final = 1 << 63
-_SEVEN_BITS: Final = 0x7F
 """Where runc's "unlimited" begins; kubelet never writes it."""
+_SEVEN_BITS: Final = 0x7F
 
 
 # ---- In ----------------------------------------------------------------------------------------------
@@ -224,14 +224,23 @@ def encoded_updates(updates: Iterable[Update], field: int) -> bytes:
             encoded = _encoded_content(update)
         container_id = update.container_id
         by_id[container_id] = _merged(by_id[container_id], encoded) if container_id in by_id else encoded
-    tag, id_tag = _length_tag(field), _length_tag(pb.ContainerUpdate.CONTAINER_ID_FIELD_NUMBER)
+    heads = dict[tuple[int, int], bytes]()
     parts = list[bytes]()
     for container_id, encoded in by_id.items():
         if encoded:
             key = container_id.encode()
-            message = b"".join((id_tag, _varint(len(key)), key, encoded))
-            parts += (tag, _varint(len(message)), message)
+            lengths = len(key), len(encoded)
+            head = heads.get(lengths)
+            if head is None:
+                head = heads[lengths] = _head(field, *lengths)
+            parts += (head, key, encoded)
     return b"".join(parts)
+
+
+def _head(field: int, id_bytes: int, content_bytes: int) -> bytes:
+    """What comes before the id in an update that is repeated as *field*."""
+    before_id = _length(pb.ContainerUpdate.CONTAINER_ID_FIELD_NUMBER, id_bytes)
+    return _length(field, len(before_id) + id_bytes + content_bytes) + before_id
 
 
 def _encoded_content(update: Update) -> bytes:
@@ -247,9 +256,9 @@ def _merged(first: bytes, second: bytes) -> bytes:
     return message.SerializeToString()
 
 
-def _length_tag(field: int) -> bytes:
-    """The tag of a protobuf field that says its length."""
-    return _varint(field << 3 | 2)
+def _length(field: int, length: int) -> bytes:
+    """What comes before a protobuf field of that *length*."""
+    return _varint(field << 3 | 2) + _varint(length)
 
 
 def _varint(number: int) -> bytes:

@@ -102,8 +102,9 @@ def shared_pool_updates(ledger: Ledger, shared: CpuSet) -> list[Update]:
     Outside of the pool each is compared with its ``notified_cpus``: an update that could not be sent with one
     reply goes out with the next.
     """
-    due = () if ledger.pool_cpus == shared else ledger.members()
-    updates = [Update(container_id, cpuset_cpus=shared) for container_id in due]
+    updates = list[Update]()
+    if ledger.pool_cpus != shared:
+        updates += [Update(key, cpuset_cpus=shared) for key, entry in ledger.entries.items() if entry.in_pool]
     for container_id in sorted(ledger.outside_pool):
         entry = ledger.entries[container_id]
         cpus = cpus_for(entry.decision, shared)

@@ -4,6 +4,7 @@ JSON made from the values themselves, so that a field added with a default can s
 rows. Sets are written in the kernel's list format. Whatever is read is checked against the types.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -12,10 +13,8 @@ from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
 from bayplan.sets import set_to_text, text_to_set
 
-
-def encode(entry: Entry) -> bytes:
-    """*entry* as a JSON document."""
-    return _ENCODER.encode(entry)
+encode: Final[Callable[[Entry], bytes]] = msgspec.json.Encoder(enc_hook=set_to_text).encode
+"""An entry as a JSON document."""
 
 
 def decode_entry(document: object) -> Entry:
@@ -33,5 +32,4 @@ def decode_entry(document: object) -> Entry:
     raise ParseError("recorded entry", repr(document)[:100], f"what was written ({problem})")
 
 
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=set_to_text)
 _DECODER: Final = msgspec.json.Decoder(Entry, dec_hook=text_to_set)

@@ -52,4 +52,5 @@ class Step(Struct, frozen=True):
 
 
 def _row(entry: Entry) -> Row:
-    return entry.container_id, entry.decision.request.name, encode(entry)
+    request = entry.decision.request
+    return request.container_id, request.name, encode(entry)

@@ -1,9 +1,16 @@
 """Durations are counted in the bucket whose bound they do not exceed."""
 
+import asyncio
+
 import pytest
 
+from bayplan.control.engine_thread import EngineThread
 from bayplan.control.latency import DurationCounter
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.model.decision import Decision
 from bayplan.views.durations import BOUNDS_MS, KUBELET_BOUNDS_MS
+from support.controllers import MACHINE
 
 
 @pytest.mark.parametrize(
@@ -19,10 +26,14 @@ def test_each_duration_has_its_bucket(duration_ms: float, bound_ms: float | None
     assert found.total_ms == pytest.approx(duration_ms)
 
 
-def test_what_fails_took_its_time_too() -> None:
+def test_a_decision_that_fails_took_its_time_too() -> None:
     counter = DurationCounter()
-    with pytest.raises(ZeroDivisionError), counter.observed():
+
+    def failing(_: Engine) -> Decision:
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(EngineThread(None, counter).run(ExactEngine(), MACHINE, failing))
     assert sum(counter.durations().counts) == 1
 
 

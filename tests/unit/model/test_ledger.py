@@ -48,14 +48,25 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
     assert Ledger.of(expected.values()) == ledger or sorted(expected) == sorted(ledger.entries)
 
 
+SHORT, PINNED = 2, 3
+
+
 def pod_entry(number: int, pod: int, score: int | None, amount: int, in_pool: bool, ended: bool) -> Entry:
     """An entry of one of a few pods, some with the same score; in the pool, or with a CPU of its own."""
     interval = Interval(0, amount, BY_SCORE, usual_low_bytes=amount)
     request = Request(
-        f"{pod}-{number}", f"p{pod}", "n", QosClass.BURSTABLE, QosSource.CGROUP_PARENT, interval, score=score
+        f"{pod}-{number}",
+        f"p{pod}",
+        "n",
+        QosClass.BURSTABLE,
+        QosSource.CGROUP_PARENT,
+        interval,
+        pinned_cpus=CpuSet([number]) if number == PINNED else None,
+        score=score,
     )
     nodes = NodeSet([number % 2, 2])
-    claim = Claim(nodes, {"memory": amount}) if number else None
+    short = {"memory": 1} if number == SHORT else {}
+    claim = Claim(nodes, {"memory": amount}, short_bytes=short) if number else None
     booked = {} if number else {pod: {"memory": amount}}
     own = CpuSet() if in_pool else CpuSet([10 * pod + number])
     decision = Decision(request, Outcome.PLACED, Placement(nodes, own, booked, claim=claim))
@@ -84,6 +95,28 @@ def test_a_ledger_of_entries_is_what_one_after_the_other_makes_of_it(entries: li
     made = Ledger.of(entries, CpuSet([3]))
     assert made == ledger
     assert list(made.entries) == list(ledger.entries)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())))
+def test_short_and_pinned_containers_are_known_by_id(steps: list[tuple[bool, int, bool, bool]]) -> None:
+    ledger = Ledger()
+    for add, number, short, pinned in steps:
+        one = entry(number, 0, 1)
+        claim = Claim(NodeSet([0]), {"memory": 1}, short_bytes={"memory": 1} if short else {})
+        request = replace(one.decision.request, pinned_cpus=CpuSet([number]) if pinned else None)
+        decision = replace(one.decision, request=request, placement=Placement(claim=claim))
+        if add:
+            ledger = ledger.with_entry(replace(one, decision=decision))
+        elif one.container_id in ledger.entries and short:
+            ledger = ledger.with_claims({one.container_id: replace(claim, short_bytes={})})
+        else:
+            ledger = ledger.without(one.container_id)
+        decisions = {key: one.decision for key, one in ledger.entries.items()}
+        claims = {key: one.placement.claim for key, one in decisions.items()}
+        assert ledger.short_ids == {key for key, one in claims.items() if one is not None and one.short_bytes}
+        assert ledger.pinned_ids == {
+            key for key, one in decisions.items() if one.request.pinned_cpus is not None
+        }
 
 
 ADD, REMOVE, OWN, SEND = "add", "remove", "own", "send"
@@ -118,8 +151,8 @@ def test_the_pool_is_what_each_of_its_members_was_sent(steps: list[tuple[str, in
             sent |= updates
         assert {key: ledger.notified_cpus(one) for key, one in ledger.entries.items()} == sent
         outside = {key for key, one in ledger.entries.items() if not one.in_pool}
-        assert outside == ledger.outside_pool == ledger.entries.keys() - set(ledger.members())
-        assert all(ledger.entries[key].decision.shares_cpus for key in ledger.members())
+        assert outside == ledger.outside_pool
+        assert all(one.decision.shares_cpus for one in ledger.entries.values() if one.in_pool)
     for shared in SHARED:
         wanted = {key: cpus_for(one.decision, shared) for key, one in ledger.entries.items()}
         due = {key for key, cpus in wanted.items() if cpus != sent[key]}

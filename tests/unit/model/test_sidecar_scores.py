@@ -103,6 +103,7 @@ def test_a_change_that_is_none_changes_nothing() -> None:
                 for key, one in expected.items()
             }
         ) - sum(_short(one) for one in ledger.entries.values())
+        assert ledger.short_ids == {key for key, one in ledger.entries.items() if _short(one)}, number
         for one in tuple(ledger.entries.values()):
             assert ledger.with_entry(one).entries == ledger.entries
 

@@ -7,7 +7,7 @@ on the order in which they came, although which node carries what does.
 
 from typing import Final
 
-from bayplan.engines.exact.flow import Trial, crosses
+from bayplan.engines.exact.flow import Flow, Trial, crosses
 from bayplan.engines.exact.resources import Amounts, ResourceFlows
 
 MAX_STEPS: Final = 40_000
@@ -76,19 +76,20 @@ class CountedFlows:
     The one who asks charges the difference of ``steps`` to a `StepBudget`.
     """
 
-    __slots__ = ("_costs", "_crossing_cost", "_trials", "claimed", "flows", "steps")
+    __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "steps")
 
     def __init__(self, flows: ResourceFlows) -> None:
         self.flows, self.claimed, self.steps = flows, flows.claimed_sets(), 0
-        self._costs: dict[str, int] = {}
+        self._asked: dict[str, tuple[Flow, int]] = {}
         self._crossing_cost = 1 + len(self.claimed) // _SETS_A_STEP
         self._trials: dict[str, Trial] = {}
 
     def fits(self, nodes: int, amounts: Amounts) -> bool:
         """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
         for resource, amount_bytes in amounts.items():
-            self.steps += self._cost(resource)
-            if self.flows.flow(resource).room(nodes, amount_bytes) < amount_bytes:
+            flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
+            self.steps += cost
+            if flow.room(nodes, amount_bytes) < amount_bytes:
                 return False
         return True
 
@@ -109,14 +110,12 @@ class CountedFlows:
             self.steps += _STEPS_OF_A_FLOW * len(flow.claimed)
         return found.copy()
 
-    def _cost(self, resource: str) -> int:
-        """What each answer about *resource* costs. Whether one really takes a flow depends on which node
-        carries what, so that all count alike."""
-        cost = self._costs.get(resource)
-        if cost is None:
-            flow = self.flows.flow(resource)
-            cost = 1 + len(flow.claimed) // _SETS_A_STEP
-            if flow.crossings or flow.unmet:
-                cost += _STEPS_OF_A_FLOW + len(flow.claimed) // _SETS_A_STEP_OF_A_FLOW
-            self._costs[resource] = cost
-        return cost
+    def _flow_and_cost(self, resource: str) -> tuple[Flow, int]:
+        """The flow of *resource*, and what each answer about it costs. Whether one really takes a flow
+        depends on which node carries what, so that all count alike."""
+        flow = self.flows.flow(resource)
+        cost = 1 + len(flow.claimed) // _SETS_A_STEP
+        if flow.crossings or flow.unmet:
+            cost += _STEPS_OF_A_FLOW + len(flow.claimed) // _SETS_A_STEP_OF_A_FLOW
+        self._asked[resource] = flow, cost
+        return flow, cost

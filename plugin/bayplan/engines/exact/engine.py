@@ -122,12 +122,10 @@ class ExactEngine:
 
     def completed_claims(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
         """See `Engine.completed_claims`: in the order of the ids."""
-        short = sorted(
-            (key, claim)
-            for key, entry in ledger.entries.items()
-            if (claim := entry.decision.placement.claim) is not None and claim.short_bytes
-        )
-        return completed_claims(self._followed(machine, policy, ledger).copy(), short) if short else {}
+        if not ledger.short_ids:
+            return {}
+        flows = self._followed(machine, policy, ledger).copy()
+        return completed_claims(flows, ledger, sorted(ledger.short_ids))
 
     def converted(
         self,

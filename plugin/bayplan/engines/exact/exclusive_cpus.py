@@ -1,6 +1,6 @@
 """Which CPUs a container gets to itself: near its nodes, those that it has already, whole cores first."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import exclusive_candidates
@@ -46,13 +46,12 @@ class ExclusiveCpus:
             text = f"{self.count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
         there = self._topology.cpus_near(nodes) if nodes else free
-        order = _by_distance(self._machine, nodes)
         for part in (self.own & there, free & there, self.own, free):
             count = self.count - len(taken)
             if not count:
                 break
             if available := part - taken:
-                taken |= _best_cpus(self._machine, available, count, order)
+                taken |= _best_cpus(self._machine, available, count, _by_distance(self._machine, nodes))
         return taken, None
 
     def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
@@ -78,15 +77,15 @@ def _best_cpus(machine: Machine, available: CpuSet, count: int, order: Iterable[
     return CpuSet((*taken, *list(nodeless)[: count - len(taken)]))
 
 
-def _by_distance(machine: Machine, preferred: NodeSet) -> list[int]:
-    """All nodes: the preferred ones by id, then the others by their distance from the preferred ones."""
+def _by_distance(machine: Machine, preferred: NodeSet) -> Iterator[int]:
+    """All nodes: the preferred ones by id, then the others by their distance from the preferred ones, which
+    is worked out when it comes to them."""
 
     def distance(node: int) -> int:
-        if node in preferred:
-            return -1
         return sum(machine.distance(source, node) for source in preferred)
 
-    return sorted(machine.node_ids, key=lambda node: (distance(node), node))
+    yield from preferred & machine.node_ids
+    yield from sorted(machine.node_ids - preferred, key=lambda node: (distance(node), node))
 
 
 def _take_from_node(machine: Machine, free: CpuSet, count: int) -> list[int]:

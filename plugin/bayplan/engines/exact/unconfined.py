@@ -21,9 +21,8 @@ def place_unconfined(flows: ResourceFlows, ledger: Ledger, request: Request) -> 
     """The decision about a container without a set of its own."""
     machine, amounts = flows.machine, claimed_amounts(request)
     nodes = machine.ordinary_nodes
-    placement = Placement(
-        open_mems(machine, request), claim=Claim(nodes, amounts, is_flexible(flows.policy, request))
-    )
+    claim = Claim(nodes, amounts, is_flexible(flows.policy, request))
+    placement = Placement(open_mems(machine, request), claim=claim)
     if not amounts:
         text = f"{request.qos.value}, claims nothing; it may use every ordinary node"
         return Decision(request, Outcome.PLACED, placement, (Reason("nothing-claimed", text),))
@@ -47,11 +46,13 @@ def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placem
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
 
 
-def completed_claims(flows: ResourceFlows, short: Iterable[tuple[str, Claim]]) -> dict[str, Claim]:
-    """Those of the *short* claims for which there is room by now, with what can be promised of the rest.
+def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[str]) -> dict[str, Claim]:
+    """The claims of *short_ids* for which there is room by now, with what can be promised of the rest.
     *flows* are changed."""
     found = {}
-    for container_id, claim in short:
+    for container_id in short_ids:
+        claim = ledger.entries[container_id].decision.placement.claim
+        assert claim is not None
         more = flows.room(claim.nodes.mask, claim.short_bytes)
         if not more:
             continue
