@@ -163,12 +163,6 @@ class Ledger(Struct, frozen=True):
             return left
         return left.with_entry(replace(entry, ended=True))
 
-    def retained_changes(self, before: "Ledger") -> tuple[tuple[str, ...], tuple[Entry, ...]]:
-        """The difference in ``retained``: the ids of the entries to remove, and the entries to record."""
-        old, new = before.retained, self.retained
-        gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
-        return gone, tuple(one for key, one in new.items() if old.get(key) != one)
-
     def without_retained(self, pod_id: str) -> "Ledger":
         """A ledger that retains nothing for that pod."""
         if pod_id not in self.retained:

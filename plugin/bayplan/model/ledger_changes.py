@@ -20,8 +20,15 @@ def changed_ids(before: Ledger, after: Ledger) -> set[str]:
     ids.update(filterfalse(new.__contains__, old))
     if after.retained is before.retained:
         return ids
-    forgotten, kept = after.retained_changes(before)
+    forgotten, kept = retained_changes(before, after)
     return ids.union(forgotten, [entry.container_id for entry in kept])
+
+
+def retained_changes(before: Ledger, after: Ledger) -> tuple[tuple[str, ...], tuple[Entry, ...]]:
+    """The difference in ``retained``: the ids of the entries to remove, and the entries to record."""
+    old, new = before.retained, after.retained
+    gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
+    return gone, tuple(one for key, one in new.items() if old.get(key) != one)
 
 
 def entries_of(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
@@ -116,7 +117,7 @@ def reconcile(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}, shared
     )
     changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
-    forgotten, retained = agreed.retained_changes(ledger)
+    forgotten, retained = retained_changes(ledger, agreed)
     return Reconciliation(
         agreed,
         gone + forgotten,
