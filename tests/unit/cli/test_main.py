@@ -351,6 +351,7 @@ def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]
         "map": ("map", "--svg", str(tmp_path / "\u00e4.svg")),
         "log-level": ("log-level", "\u00e4"),
         "release": ("release", "--state-directory", "\u00e4"),
+        "ping": ("ping",),
         "an error": (*simulate, "--config", str(tmp_path / "\u00e4.yaml")),
     }
 
