@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
+from msgspec.structs import replace
 
-from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.page_relief import PASSING_S, PageRelief
 from bayplan.host.page_moves import PagesMoved
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan, Risk
 from bayplan.quantity import GIB, MIB
@@ -17,11 +19,17 @@ from support.oci_node import OciNode
 
 PATH = "/pods/batch"
 HOLDS = """
-import mmap, sys
-memory = mmap.mmap(-1, 64 << 20)
-memory[:8 << 20] = b"x" * (8 << 20)
+import mmap, os, sys
+size = 8 << 20
+memory = mmap.mmap(-1, 8 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:size] = b"x" * size
 print("touched", flush=True)
-sys.stdin.read()
+for _ in sys.stdin:
+    if not os.fork():
+        memory[:size] = b"y" * size
+        os._exit(0)
+    os.wait()
+    print(memory[:size] == b"x" * size, flush=True)
 """
 NOBODY = 1 << 22
 """Above the highest pid that the kernel gives."""
@@ -52,11 +60,82 @@ def seen(wanted_bytes: int) -> LivePages:
     return LivePages(0, nodes, {"batch": one}, Plan(moves=(PageMove("batch", 0, 0, wanted_bytes),)))
 
 
-def relief(root: Path, pids: list[int]) -> tuple[PageRelief, OciNode]:
+def relief(
+    root: Path, pids: list[int], stopping: Event | None = None, clock_s: Callable[[], float] = time.monotonic
+) -> tuple[PageRelief, OciNode]:
     node = OciNode(root)
     directory = node.make_cgroup(PATH)
     (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
-    return PageRelief(node.hierarchy, GIB), node
+    return PageRelief(node.hierarchy, GIB, clock_s=clock_s, stopping=stopping), node
+
+
+class Meanwhile(Event):
+    """Something happens before each call to the kernel, where relief waits for its rate."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self.happens = happens
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.happens()
+        return super().wait(timeout)
+
+
+def test_a_process_that_forks_while_it_is_moved_keeps_what_it_has(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    holder, kept = holders[0], list[str]()
+
+    def fork() -> None:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        kept.append(holder.stdout.readline())
+
+    made, _ = relief(tmp_path, [holder.pid], Meanwhile(fork))
+    assert made.carry_out(seen(8 * MIB), {"batch": PATH}, step_s=60) == 8 * MIB
+    assert len(kept) > 1
+    assert set(kept) == {"True\n"}
+
+
+def test_a_process_that_ends_while_it_is_moved_does_not_keep_others_from_it(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    first, second = holders
+    calls = list[int]()
+
+    def end() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            first.kill()
+            first.wait()
+
+    made, _ = relief(tmp_path, [first.pid, second.pid], Meanwhile(end))
+    assert made.carry_out(seen(GIB), {"batch": PATH}, step_s=60) >= 8 * MIB
+    (record,) = made.records(all_of_them=True)
+    assert record.obstacle == ""
+    assert made.movable("batch", {0: 64 * MIB}) == {0: 64 * MIB}
+
+
+def test_what_the_kernel_refuses_is_said_and_tried_again_soon(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    """As where its cpuset has just changed: here there is no such node."""
+    now_s = [0.0]
+    made, node = relief(tmp_path, [holders[0].pid], clock_s=lambda: now_s[0])
+    (node.directory(PATH) / "memory.numa_stat").write_text(
+        f"inactive_anon N0={8 * MIB}\nactive_anon N0=0\nunevictable N0=0\n"
+    )
+    look = seen(8 * MIB)
+    refused = replace(look, plan=Plan(moves=(PageMove("batch", 0, 1000, 8 * MIB),)))
+    assert made.carry_out(refused, {"batch": PATH}) == 0
+    (record,) = made.records(all_of_them=True)
+    assert "its pages cannot be moved" in record.obstacle
+    assert made.movable("batch", {0: 8 * MIB}) == {0: 0}
+    now_s[0] += PASSING_S
+    assert made.movable("batch", {0: 8 * MIB}) == {0: 8 * MIB}
+    assert made.carry_out(look, {"batch": PATH}) == 8 * MIB
 
 
 def test_of_several_processes_those_that_ended_are_passed_over(
