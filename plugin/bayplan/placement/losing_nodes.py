@@ -11,6 +11,8 @@ from bayplan.placement.page_placement import LivePages, NodeMemory
 
 LEAD_S: Final = 2.0
 """The next look is a second away at most, and then pages move within half a second."""
+LEAST_S: Final = 1.0
+"""While pages are moved looks follow each other at once: what is lost in so little time may be all of it."""
 
 
 def soon_lost_bytes(
@@ -24,8 +26,6 @@ def soon_lost_bytes(
     most, which is what can be moved meanwhile. *nodes* have what they have now, and are expected to give
     *expected_bytes*. Nodes that lose nothing are left out.
     """
-    if passed_s <= 0:
-        return {}
     arrived: dict[int, int] = {}
     for move in before.plan.moves:
         arrived[move.target] = arrived.get(move.target, 0) + move.amount_bytes
@@ -37,7 +37,7 @@ def soon_lost_bytes(
         spare_before_bytes = was.room_bytes - before.plan.expected_bytes.get(node, 0)
         lost_bytes = spare_before_bytes - spare_bytes - arrived.get(node, 0)
         if lost_bytes > 0:
-            found[node] = min(most_bytes, round(lost_bytes * LEAD_S / passed_s))
+            found[node] = min(most_bytes, round(lost_bytes * LEAD_S / max(passed_s, LEAST_S)))
     return found
 
 
