@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.control.agreement import grounds_of
 from bayplan.control.verify import Verifier
 from bayplan.nri import Identity, Session
 from bayplan.placement.adjustment import cpus_for
@@ -65,7 +66,14 @@ class NriNode:
             self.around = around
             kernel = self.tree.node.hierarchy
             self.cpusets = around.on(kernel)
-            self.verifier = Verifier(kernel, self.cpusets, around.expectations, here)
+            self.verifier = Verifier(
+                kernel,
+                self.cpusets,
+                around.expectations,
+                here,
+                grounds=lambda: grounds_of(around.controller),
+                most_files=1024,
+            )
             endpoint = MemoryEndpoint(self.runtime.accept)
             session = Session(around.controller, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
             running = asyncio.create_task(session.run())

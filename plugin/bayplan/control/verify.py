@@ -7,13 +7,14 @@ is repaired as well, but not reported: its cgroup is just being made.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.control.agreement import Agreement, Grounds
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import OOM_SCORE_ADJ, Expectation, Expected, cgroup_of
 from bayplan.control.threads import InThread
@@ -59,13 +60,23 @@ class Verifier:
     """Finds and repairs drift. ``drift`` is what the last comparison reported."""
 
     def __init__(
-        self, hierarchy: Hierarchy, cpusets: Cpusets, expected: Expected, in_thread: InThread
+        self,
+        hierarchy: Hierarchy,
+        cpusets: Cpusets,
+        expected: Expected,
+        in_thread: InThread,
+        *,
+        grounds: Callable[[], Grounds],
+        most_files: int,
     ) -> None:
+        """*expected* follows from *grounds*; as to *most_files* see `Agreement`."""
         self.drift: tuple[Drift, ...] = ()
         self._hierarchy = hierarchy
         self._cpusets = cpusets
         self._expected = expected
         self._in_thread = in_thread
+        self._grounds = grounds
+        self._agreement = Agreement(hierarchy, most_files)
         # By container: what was expected when it differed, and when it did not; how often which difference
         # was put right.
         self._suspected: dict[str, Update] = {}
@@ -81,7 +92,11 @@ class Verifier:
         """
         if shadow_mode.is_on():
             return ()
-        compared = await self._in_thread(partial(compare, self._hierarchy, self._expected()))
+        grounds = self._grounds()
+        if not at_once and await self._in_thread(partial(self._agreement.lasts, grounds)):
+            return ()
+        expected = self._expected()
+        compared = await self._in_thread(partial(self._compare, expected, None if at_once else grounds))
         differing = tuple(one for one in compared if one.differences)
         due = tuple(one for one in differing if at_once or self._is_in(self._suspected, one))
         drift = tuple(one for one in due if not at_once or self._is_in(self._agreed, one))
@@ -95,6 +110,18 @@ class Verifier:
             await self._in_thread(partial(repair, self._hierarchy, self._cpusets, wanted))
             logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
         return drift
+
+    def _compare(self, expected: list[Expectation], grounds: Grounds | None) -> list[Drift]:
+        """With *grounds* what is compared is watched from now on. What is asked for at once comes with a
+        change, and others may follow."""
+        if grounds is None:
+            self._agreement.forget()
+        else:
+            self._agreement.watch(grounds, expected)
+        compared = compare(self._hierarchy, expected)
+        if any(one.differences for one in compared):
+            self._agreement.forget()
+        return compared
 
     def _is_in(self, seen: Mapping[str, Update], one: Drift) -> bool:
         """Whether the same was expected of the container when it was *seen* so, and it runs."""

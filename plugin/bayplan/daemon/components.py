@@ -28,6 +28,7 @@ from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
 from bayplan.config.settings import Settings
+from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.device_search import DeviceSearch
@@ -48,6 +49,7 @@ from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pressure_signals import PressureSignals
+from bayplan.daemon.process_limits import spare_files
 from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
 from bayplan.engines.interface import Engine
@@ -102,15 +104,14 @@ class Daemon:
         self.pressure_thread = WorkThread("pressure")
         # Nor for pods that are given time to end.
         self.eviction_thread = WorkThread("eviction")
-        others = (
-            *(self.page_thread, self.cpuset_thread, self.decision_thread),
-            *(self.pressure_thread, self.eviction_thread),
-        )
-        self.threads = (self.host_thread, self.device_thread, *others)
+        self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
         starts = Starts(settings.oci_socket)
         starts.clear()
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
-        self.verifier = Verifier(self.hierarchy, self.cpusets, self._expectations, self.host_thread.do)
+        kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
+        self.verifier = Verifier(
+            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files()
+        )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self.recording = None if settings.recording is None else Recording.open(settings.recording)
         self._verify_now = asyncio.Event()

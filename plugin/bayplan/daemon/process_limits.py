@@ -19,19 +19,32 @@ NEEDED_FILES: Final = admin_server.MAX_CLIENTS + agent_server.MAX_CLIENTS + oci_
 """Open files: all clients of the three sockets, and what the daemon opens itself, some 30 at a time."""
 
 
+WATCHED_FILES: Final = 1024
+"""Enough for some 300 containers, which need not be compared every ten seconds (`bayplan.control.agreement`).
+The kernel keeps a page for each."""
+
+
 def raise_file_limit() -> None:
-    """Have as many open files allowed as are needed, if they are not yet.
+    """Have as many open files allowed as are needed and watched, as far as they are not yet.
 
     Raises:
         ConfigError: that is not for us to allow.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= NEEDED_FILES:
+    wanted = NEEDED_FILES + WATCHED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     if hard != resource.RLIM_INFINITY and hard < NEEDED_FILES:
         expected = f"at least {NEEDED_FILES} (LimitNOFILE= of a systemd unit, ulimit -n of a shell)"
         raise ConfigError("limits of this process", (Problem("open files", f"at most {hard}", expected),))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (NEEDED_FILES, hard))
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+def spare_files() -> int:
+    """How many of the files that may be open can be watched."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WATCHED_FILES if soft == resource.RLIM_INFINITY else min(WATCHED_FILES, soft - NEEDED_FILES)
 
 
 def protect(root: Path = Path("/")) -> None:

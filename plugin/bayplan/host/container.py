@@ -23,6 +23,7 @@ from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.host.numa_stat import HeldPages
+from bayplan.host.watched_files import WatchedFiles
 from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, IdSet, NodeSet
@@ -159,6 +160,18 @@ class ContainerCgroup:
             return cpuset.cpus_effective, cpuset.mems_effective
         except AbsentError as error:
             raise self._explained(error) from error
+
+    def watch(self, watched: WatchedFiles, amounts: Iterable[str]) -> None:
+        """Have *watched* what `effective` reads, and of the *amounts* that `read` reads those that there are
+        (attributes of UnifiedFiles)."""
+        cpuset = self._cpusets[-1]
+        for effective in (type(cpuset).cpus_effective.filename, type(cpuset).mems_effective.filename):
+            cpuset.directory.watch(effective, watched)
+        for files in self._memories:
+            for name in amounts:
+                field = getattr(type(files), name, None)
+                if field is not None:
+                    files.directory.watch(field.filename, watched)
 
     def texts(self, names: Iterable[str]) -> Mapping[str, str]:
         """Files of any controller, as they are; those that it does not have are left out."""

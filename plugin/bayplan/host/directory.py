@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from bayplan.host.kernelfs import AbsentError, read_text, refusal, write_text
+from bayplan.host.watched_files import WatchedFiles
 
 
 class Identity(NamedTuple):
@@ -47,6 +48,10 @@ class Directory:
     def read(self, name: bytes) -> str:
         """The text of a file of the cgroup, without white space around it."""
         return read_text(name, dir_fd=self._descriptor, below=self.path).strip()
+
+    def watch(self, name: bytes, watched: WatchedFiles) -> None:
+        """Have a file of the cgroup *watched*."""
+        watched.add(name, dir_fd=self._descriptor)
 
     def write(self, name: bytes, text: str) -> None:
         """Write a file of the cgroup; see `bayplan.host.kernelfs.write_text`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from bayplan.config.settings import Settings
+from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
@@ -85,7 +86,14 @@ class DaemonRun:
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
         )
         self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
-        self.verifier = Verifier(hierarchy, self.cpusets, self.expectations, self.do)
+        self.verifier = Verifier(
+            hierarchy,
+            self.cpusets,
+            self.expectations,
+            self.do,
+            grounds=lambda: grounds_of(controller),
+            most_files=1024,
+        )
         self._queue = RequestQueue(answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:

@@ -1,6 +1,7 @@
 """Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,16 @@ def expectation(name: str, cpus: str, mems: str | None = None) -> Expectation:
     return Expectation(one, "", f"default/p/{name}", CpuSet.parse(cpus), nodes)
 
 
-def verifying(hierarchy: Hierarchy, expected: Expected) -> Verifier:
-    return Verifier(hierarchy, Cpusets(hierarchy, expected, here), expected, here)
+def verifying(
+    hierarchy: Hierarchy, expected: Expected, grounds: Callable[[], tuple[object, ...]] | None = None
+) -> Verifier:
+    cpusets = Cpusets(hierarchy, expected, here)
+    return Verifier(hierarchy, cpusets, expected, here, grounds=grounds or object_of_its_own, most_files=99)
+
+
+def object_of_its_own() -> tuple[object, ...]:
+    """Grounds that are other ones each time."""
+    return (object(),)
 
 
 def written(hierarchy: Hierarchy) -> tuple[str, str]:
@@ -325,3 +334,104 @@ def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy
         asyncio.run(scenario())
         assert (self.directory(hierarchy) / "memory.max").read_text() == str(GIB)
         assert (tmp_path / "proc/42/oom_score_adj").read_text() == "100\n"
+
+
+class Counted:
+    """Expectations, and how often they were asked for: a comparison asks, and nothing else does."""
+
+    def __init__(self, *wanted: Expectation) -> None:
+        self.wanted = list(wanted)
+        self.times = 0
+
+    def __call__(self, *_: object) -> list[Expectation]:
+        self.times += 1
+        return self.wanted
+
+    async def compared(self, verifier: Verifier) -> bool:
+        """Whether the next verification compares."""
+        before = self.times
+        await verifier.verify(at_once=False)
+        return self.times > before
+
+
+LIMITED = Origin(Form.HOOK, Pod("p"), Container("c1", "p"), applied=Adjustment(memory_limit_bytes=GIB))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("cpuset.cpus.effective", "0", "cpus is 0, decided was 0-3"),
+        ("cpuset.mems.effective", "1", "mems is 1, decided was 0-1"),
+        ("memory.oom.group", "0", "memory.oom.group is 0, decided was 1"),
+        ("memory.max", "max", f"memory.max is max, decided was {GIB}"),
+    ],
+)
+def test_what_agreed_is_compared_again_when_it_shows_something_else(
+    hierarchy: Hierarchy, name: str, text: str, found: str
+) -> None:
+    async def scenario() -> None:
+        directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/c1"
+        (directory / "memory.oom.group").write_text("1\n")
+        (directory / "memory.max").write_text(f"{GIB}\n")
+        origin = LIMITED if name == "memory.max" else None
+        one = replace(expectation("c1", "0-3", "0-1"), origin=origin, oom_group=origin is None)
+        expected, grounds = Counted(one), (object(),)
+        verifier = verifying(hierarchy, expected, lambda: grounds)
+        assert await expected.compared(verifier)
+        for _ in range(3):
+            assert not await expected.compared(verifier)
+        (directory / name).write_text(f"{text}\n")
+        assert await expected.compared(verifier)
+        assert [str(drift) for drift in await verifier.verify(at_once=False)] == [f"default/p/c1: {found}"]
+
+    asyncio.run(scenario())
+
+
+def test_what_agreed_is_compared_again_by_other_grounds_or_when_asked_for(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        expected, grounds = Counted(expectation("c1", "0-3")), [(object(),)]
+        verifier = verifying(hierarchy, expected, lambda: grounds[0])
+        assert await expected.compared(verifier)
+        assert not await expected.compared(verifier)
+        grounds[0] = (object(),)
+        assert await expected.compared(verifier)
+        assert not await expected.compared(verifier)
+        before = expected.times
+        await verifier.verify(at_once=True)
+        assert expected.times > before
+        assert await expected.compared(verifier)
+        assert not await expected.compared(verifier)
+
+    asyncio.run(scenario())
+
+
+def test_a_container_that_comes_later_is_compared(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        late = Expectation(Container("late", "q"), "/kubepods/q", "default/q/late", CpuSet([1]), None)
+        expected, grounds = Counted(expectation("c1", "0-3"), late), (object(),)
+        verifier = verifying(hierarchy, expected, lambda: grounds)
+        assert await expected.compared(verifier)
+        assert not await expected.compared(verifier)
+        directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/q"
+        directory.mkdir()
+        # As long as there is its pod, and not the container, it may come.
+        for _ in range(2):
+            assert await expected.compared(verifier)
+        (directory / "late").mkdir()
+        for name, text in FILES.items():
+            (directory / "late" / name).write_text(f"{text}\n")
+        assert await expected.compared(verifier)
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == "default/q/late: cpus is 0-3, decided was 1"
+
+    asyncio.run(scenario())
+
+
+def test_more_files_than_may_be_open_are_compared_each_time(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        expected, grounds = Counted(*(expectation("c1", "0-3") for _ in range(100))), (object(),)
+        verifier = verifying(hierarchy, expected, lambda: grounds)
+        for _ in range(3):
+            assert await expected.compared(verifier)
+
+    asyncio.run(scenario())
