@@ -43,6 +43,7 @@ from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.container_usage import ContainerUsage
+from bayplan.daemon.engine_choice import engine_for, open_recording
 from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
@@ -52,7 +53,6 @@ from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.process_limits import spare_files
 from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
-from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
 from bayplan.host.container import ContainerCgroup
@@ -68,8 +68,6 @@ from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
-from bayplan.recording.engine import RecordedEngine
-from bayplan.recording.recording import Recording
 from bayplan.views.snapshot import Observation, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -113,7 +111,7 @@ class Daemon:
             *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files()
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
-        self.recording = None if settings.recording is None else Recording.open(settings.recording)
+        self.recording = open_recording(settings.recording)
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -135,7 +133,7 @@ class Daemon:
         self.controller = Controller(
             machine,
             policy,
-            self._engine(self.settings),
+            engine_for(self.settings, self.recording),
             recorder,
             cgroup_v2=self.hierarchy.unified,
             write_oom_score_adj=self.write_oom_score_adj,
@@ -262,7 +260,7 @@ class Daemon:
             else:
                 self.settings = settings
                 self.hardware.take_settings(settings)
-                self.controller.take_engine(self._engine(settings))
+                self.controller.take_engine(engine_for(settings, self.recording))
                 self.oci_requests.settings = _oci_request_settings(settings)
                 self.narrowing.bounds = _return_bounds(settings)
                 self.pressure.mode = settings.memory_pressure
@@ -328,10 +326,6 @@ class Daemon:
                 self.controller, lambda: static_managers(self.settings, self.hardware.machine)
             ),
         }
-
-    def _engine(self, settings: Settings) -> Engine:
-        engine = engine_of(settings)
-        return engine if self.recording is None else RecordedEngine(engine, self.recording)
 
     def _remarks(self) -> tuple[str, ...]:
         return remarks_here(self.settings, self.hardware.machine)

@@ -184,3 +184,10 @@ def test_any_terminal_can_be_told_what_is_wrong(tmp_path: Path, encoding: str) -
         written = ended.stderr.decode(encoding.partition(":")[0])
         assert r"\u2603" in written
         assert "Traceback" not in written
+
+
+def test_what_is_switched_off_is_not_loaded() -> None:
+    script = "import sys, bayplan.daemon.app; print('bayplan.recording' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"False\n"
+    )
