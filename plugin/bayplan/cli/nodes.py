@@ -6,7 +6,7 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.status import kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amounts, optional_bytes
+from bayplan.cli.texts import amount_to_type, amounts, optional_bytes
 from bayplan.quantity import MIB, format_bytes
 
 VERB: Final = "nodes"
@@ -40,9 +40,9 @@ _KIND_COLUMNS: Final = (
     Column("TIER", number=True),
     Column("ALSO CALLED"),
     Column("FOR"),
-    Column("NEAREST TO NODES"),
-    Column("READ LATENCY", number=True),
-    Column("READ BANDWIDTH", number=True),
+    Column("NEAREST TO NODES", rank=1),
+    Column("READ LATENCY", number=True, rank=3),
+    Column("READ BANDWIDTH", number=True, rank=2),
 )
 
 
@@ -113,7 +113,7 @@ def _memory_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
                 str(node["id"]) if first else "",
                 name,
                 *(format_bytes(held[f"{key}Bytes"]) for key in ("total", "reserved", "booked")),
-                f"{held['safeBytes'] // MIB}Mi" if first else format_bytes(held["safeBytes"]),
+                amount_to_type(held["safeBytes"]) if first else format_bytes(held["safeBytes"]),
                 *seen,
             )
         )

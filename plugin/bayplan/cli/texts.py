@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bayplan.quantity import format_bytes
+from bayplan.quantity import MIB, format_bytes, format_page_size
 
 
 def duration(seconds: int) -> str:
@@ -38,3 +38,12 @@ def amounts(by_resource: Mapping[str, int], nothing: str = "-") -> str:
 def optional_bytes(amount: int | None) -> str:
     """An amount that may not be known."""
     return "-" if amount is None else format_bytes(amount)
+
+
+def amount_to_type(amount_bytes: int) -> str:
+    """What can be asked for of *amount_bytes*: whole Mi, never rounded up.
+
+    >>> amount_to_type(28 << 30), amount_to_type((28 << 30) - 1), amount_to_type(0)
+    ('28Gi', '28671Mi', '0')
+    """
+    return format_page_size(amount_bytes - amount_bytes % MIB)

@@ -9,8 +9,8 @@ from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.texts import amount_to_type
 from bayplan.errors import ConfigError, Problem
-from bayplan.quantity import MIB
 
 VERB: Final = "what-if"
 HELP: Final = "say what would become of a pod if it came now; nothing is changed"
@@ -113,6 +113,6 @@ def _largest_row(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ..
         *(
             text
             for one in (before["largest"], after["largest"])
-            for text in (f"{one['memoryBytes'] // MIB}Mi", str(one["cpus"]))
+            for text in (amount_to_type(one["memoryBytes"]), str(one["cpus"]))
         ),
     )

@@ -1,6 +1,8 @@
 """What status, refused, history, nodes and top show: rows, columns and commands, not how they are worded."""
 
 import json
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +11,7 @@ from msgspec.structs import replace
 from bayplan.cli import nodes, status
 from bayplan.cli.attention import MOST_OF_A_KIND, attention
 from bayplan.cli.main import main
-from bayplan.cli.table_layout import Block, Table
+from bayplan.cli.table_layout import Block, Table, table_lines
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -27,6 +29,7 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Unmanaged
 from bayplan.views.status import status_view
+from support.crowded import crowded
 from support.machines import container, pod
 from support.snapshots import BURSTABLE, GUARANTEED, make_snapshot
 
@@ -49,6 +52,11 @@ def rows(table: Table) -> list[dict[str, str]]:
     """The rows by the headings of their columns."""
     headings = [column.heading for column in table.columns]
     return [dict(zip(headings, row, strict=True)) for row in table.rows if not isinstance(row, str)]
+
+
+def parts(texts: Iterable[str]) -> set[str]:
+    """What a fold may stand between."""
+    return {part for text in texts for part in re.split(r"[ /,;:=.-]", text)}
 
 
 def asked(daemon: "Daemon", capsys: Capture, *words: str) -> Any:
@@ -243,12 +251,27 @@ def test_a_refusal_is_explained_with_what_each_node_has(daemon: "Daemon", capsys
     assert rooms[1]["short"] == {"bytes": {}, "cpus": 0}
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_columns_are_left_out_before_a_word_is_broken(daemon: "Daemon", capsys: Capture, width: int) -> None:
+    daemon.snapshot = crowded(4, 14)
+    shown = [
+        *nodes.blocks(asked(daemon, capsys, "nodes")),
+        *status.blocks(asked(daemon, capsys, "status")),
+    ]
+    for table in tables(shown):
+        lines = table_lines(table, width, lambda *_, **__: "")
+        assert max(map(len, lines)) <= width
+        cells = [column.heading for column in table.columns]
+        cells += [cell for row in table.rows for cell in ([row] if isinstance(row, str) else row)]
+        assert parts(lines) <= parts(cells)
+
+
 def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsys: Capture) -> None:
     memory, cpus, residents = tables(nodes.blocks(asked(daemon, capsys, "nodes")))
     assert [(row["NODE"], row["RESOURCE"], row["PROMISED"], row["STILL FITS"]) for row in rows(memory)] == [
         ("0", "memory", "1Gi", "1984Mi"),
         ("", "hugepages-2Mi", "4Mi", "60Mi"),
-        ("1", "memory", "0", "4096Mi"),
+        ("1", "memory", "0", "4Gi"),
     ]
     assert rows(cpus)[0] == {
         "NODE": "0",
