@@ -72,7 +72,7 @@ class Look(NamedTuple):
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
     ``looked`` is set at each look. *widen* gives a promise more nodes where moving pages does not suffice,
-    and says whether it did."""
+    and says whether it did; it is told None where nothing is relieved any more."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PressureWatch:
         mode: MemoryPressure,
         relief: PageRelief,
         clock_s: Callable[[], float] = time.monotonic,
-        widen: Callable[[LivePages], Awaitable[bool]] | None = None,
+        widen: Callable[[LivePages | None], Awaitable[bool]] | None = None,
     ) -> None:
         self.mode = mode
         self.relief = relief
@@ -196,7 +196,9 @@ class PressureWatch:
             if moved_bytes:
                 self._counted_at_s = -COUNT_S
         self._record()
-        if seen is not None and self.mode.relieves and self._widen is not None and await self._widen(seen):
+        relieves = self.mode.relieves
+        is_due = seen is not None or not relieves
+        if self._widen is not None and is_due and await self._widen(seen if relieves else None):
             # What it gets by that is not in the latest plan.
             self._counted_at_s, self._kept_seen_bytes = -COUNT_S, {}
         return moved_bytes

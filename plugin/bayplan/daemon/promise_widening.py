@@ -36,15 +36,14 @@ class PromiseWidening:
         self._verify_now = verify_now
         self._narrowing = narrowing
 
-    async def look(self, live: LivePages) -> bool:
-        """Do what follows from *live*; whether a container got another node."""
+    async def look(self, live: LivePages | None) -> bool:
+        """Do what follows from *live*, None where nothing is to be relieved; whether a container got another
+        node."""
         machine, policy, engine, ledger = self._controller.basis
-        if engine.name != _ENGINE:
+        if live is None or engine.name != _ENGINE:
+            self._keep_there(frozenset())
             return False
-        staying = await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine)))
-        released, self._narrowing.staying = self._narrowing.staying - staying, staying
-        if released:
-            self._controller.capacity_freed()
+        self._keep_there(await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine))))
         if not live.plan.unmet_bytes:
             return False
         found = await self._in_thread(partial(widening, machine, policy, ledger, live))
@@ -62,6 +61,11 @@ class PromiseWidening:
                 return False
             self._committed(found)
         return True
+
+    def _keep_there(self, staying: frozenset[str]) -> None:
+        released, self._narrowing.staying = self._narrowing.staying - staying, staying
+        if released:
+            self._controller.capacity_freed()
 
     def _committed(self, move: Move) -> None:
         placements = self._controller.placements

@@ -125,6 +125,23 @@ def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(tmp_pa
     run(scenario)
 
 
+@pytest.mark.parametrize("mode", [MemoryPressure.OBSERVE, MemoryPressure.OFF])
+def test_it_goes_back_where_nothing_is_relieved_any_more(tmp_path: Path, mode: MemoryPressure) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.taken(700 * MIB)
+            await it.look()
+            assert it.nodes == "0-1"
+            it.watch.mode = mode
+            await it.look()
+            assert it.narrowing.staying == frozenset()
+            it.taken(0)
+            assert await it.narrowing.use_freed_memory()
+            assert it.nodes == "0"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("mode", "annotations"),
     [
