@@ -64,8 +64,8 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     ]
     if any(_is_of_note(node["kind"]) for node in nodes):
         shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
-    residents = tuple(row for node in nodes for row in _resident_rows(node))
-    if residents:
+    containers = tuple(row for node in nodes for row in _container_rows(node))
+    if containers:
         columns = (
             _NODE,
             Column("CONTAINER", least=24),
@@ -74,7 +74,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
             Column("EXCLUSIVE CPUS HERE", rank=1),
             Column("DEVICES HERE", rank=2),
         )
-        shown.append(Table(columns, residents))
+        shown.append(Table(columns, containers))
     else:
         shown.append("No container is bound to a node.")
     return [*shown, *kept_for_pods(answer)]
@@ -202,7 +202,7 @@ def _live(nodes: list[dict[str, Any]]) -> Table:
     )
 
 
-def _resident_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
+def _container_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             str(node["id"]),

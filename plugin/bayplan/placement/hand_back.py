@@ -56,7 +56,7 @@ def hand_back(
     kubelets = [entry for entry in ledger.entries.values() if _is_placed_by_kubelet(entry)]
     own = [entry for entry in kubelets if entry.container_id in names]
     problems = [problem for entry in kubelets for problem in _wrong(entry, names)]
-    problems += _strangers(ledger, kubelets)
+    problems += _not_of_kubelet(ledger, kubelets)
     problems += _overlapping(kubelets)
     engine, prepared = KubeletEngine(options), PreparedManagers.of(machine, policy, options)
     booked = engine.converted(machine, policy, Ledger.of(map(_by_itself, own)))
@@ -104,7 +104,7 @@ def _wrong(entry: Entry, names: Names) -> Iterator[Problem]:
         )
 
 
-def _strangers(ledger: Ledger, kubelets: list[Entry]) -> Iterator[Problem]:
+def _not_of_kubelet(ledger: Ledger, kubelets: list[Entry]) -> Iterator[Problem]:
     """The containers with CPUs of their own that kubelet does not know of."""
     known = {entry.container_id for entry in kubelets}
     for entry in ledger.entries.values():
