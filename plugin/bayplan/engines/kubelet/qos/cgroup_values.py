@@ -230,13 +230,6 @@ def swap_behavior(
     return SwapBehavior.LIMITED_SWAP if may_swap else SwapBehavior.NO_SWAP
 
 
-def swap_max_bytes(behavior: SwapBehavior, request_bytes: int, memory_bytes: int, swap_bytes: int) -> int:
-    """memory.swap.max: the container's part of the node's swap is its request's part of the node's memory."""
-    if behavior is SwapBehavior.NO_SWAP:
-        return 0
-    return int(float(request_bytes) / float(memory_bytes) * float(swap_bytes))
-
-
 def _period_us(node: NodeSettings) -> int:
     return node.period_us if node.custom_period else DEFAULT_PERIOD_US
 

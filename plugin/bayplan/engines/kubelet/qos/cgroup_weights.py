@@ -1,4 +1,4 @@
-"""CPU shares and cgroup v2 weights: the two formulas in use, and kubelet's inverses.
+"""CPU shares and cgroup v2 weights: the two formulas in use, and the CPU request that kubelet reports.
 
 Which one applies depends on the writer: kubelet writes pods and QoS classes by the old one, a runtime of
 2025 or later writes containers by the new one, so that one node may show both scales.
@@ -31,11 +31,6 @@ def weight_quadratic(shares: int) -> int:
         return MAX_WEIGHT
     exponent = math.log2(shares)
     return math.ceil(10 ** ((exponent * exponent + 125 * exponent) / 612.0 - 7.0 / 34.0))
-
-
-def shares_from_weight_linear(weight: int) -> int:
-    """Kubelet's own inverse, which fits only the linear formula."""
-    return (weight - 1) * (MAX_SHARES - MIN_SHARES) // (MAX_WEIGHT - 1) + MIN_SHARES
 
 
 def reported_milli(shares: int) -> int:

@@ -17,12 +17,10 @@ from bayplan.engines.kubelet.qos.cgroup_values import (
     pod_values,
     runtime_page_size,
     swap_behavior,
-    swap_max_bytes,
 )
 from bayplan.engines.kubelet.qos.cgroup_weights import (
     MAX_WEIGHT,
     reported_milli,
-    shares_from_weight_linear,
     weight_linear,
     weight_quadratic,
 )
@@ -50,11 +48,6 @@ def test_weights_rise_from_end_to_end():
 )
 def test_weights_of_usual_shares(shares, linear, quadratic):
     assert (weight_linear(shares), weight_quadratic(shares)) == (linear, quadratic)
-
-
-@given(st.integers(1, MAX_WEIGHT))
-def test_linear_inverse_gives_shares_of_about_that_weight(weight):
-    assert weight - 1 <= weight_linear(shares_from_weight_linear(weight)) <= weight
 
 
 @given(st.integers(2, 256_000))
@@ -203,8 +196,3 @@ def test_who_may_not_swap():
         (PodSpec("p", (alone,)), ContainerSpec("c")),
     ):
         assert swap_behavior(SwapBehavior.LIMITED_SWAP, found, container, GATES) is SwapBehavior.NO_SWAP
-
-
-def test_share_of_the_nodes_swap():
-    assert swap_max_bytes(SwapBehavior.LIMITED_SWAP, 16 << 30, 64 << 30, 8 << 30) == 2 << 30
-    assert swap_max_bytes(SwapBehavior.NO_SWAP, 16 << 30, 64 << 30, 8 << 30) == 0
