@@ -131,7 +131,7 @@ def test_what_the_kernel_refuses_is_said_and_tried_again_soon(
     refused = replace(look, plan=Plan(moves=(PageMove("batch", 0, 1000, 8 * MIB),)))
     assert made.carry_out(refused, {"batch": PATH}) == 0
     (record,) = made.records(all_of_them=True)
-    assert "its pages cannot be moved" in record.obstacle
+    assert f"process {holders[0].pid}: " in record.obstacle
     assert made.movable("batch", {0: 8 * MIB}) == {0: 0}
     now_s[0] += PASSING_S
     assert made.movable("batch", {0: 8 * MIB}) == {0: 8 * MIB}
