@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from goside import GoSideError
 
 from support.cluster_agents import TOPOLOGIES, make_node
 from support.console_blocks import commands
-from support.control_plane import ADMIN, POLL_S, ApiRefusalError, ControlPlane, Object
+from support.control_plane import ADMIN, MERGE, POLL_S, ApiRefusalError, ControlPlane, Object
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
 
@@ -100,7 +101,7 @@ class Shell:
 
     def __init__(self, plane: ControlPlane, programs: Path, home: Path) -> None:
         self._environment = {
-            "PATH": f"{programs}:/usr/bin:/bin",
+            "PATH": f"{programs}:{sys.prefix}/bin:/usr/bin:/bin",
             "HOME": str(home),
             "KUBECONFIG": str(plane.kubeconfig("admin", token=ADMIN)),
         }
@@ -225,6 +226,28 @@ def test_an_agent_writes_the_object_of_its_own_node_only(
     control_plane.apply(f"{TOPOLOGIES}/other", topology("other"))
     assert refusal in shell.try_to(f"{agent} delete --raw {TOPOLOGIES}/other")
     shell.run(f"{agent} delete --raw {TOPOLOGIES}/mine")
+    shell.run("helm uninstall bayplan --namespace bayplan && kubectl delete namespace bayplan --force")
+
+
+def test_kubectl_starts_its_plugin_which_finds_the_daemons(control_plane: ControlPlane, shell: Shell) -> None:
+    """No kubelet is behind these pods: each node is named with the reason that kubectl, or its pod, gives."""
+    shell.run("helm install bayplan packaging/helm/bayplan --namespace bayplan --create-namespace")
+    chart = control_plane.ask("GET", f"{DAEMON_SETS}/bayplan")["spec"]["template"]
+    labels, account = chart["metadata"]["labels"], {"serviceAccountName": "bayplan"}
+    for node in ("begins", "runs"):
+        make_node(control_plane, node)
+        spec = {**account, "nodeName": node, "containers": [{"name": "daemon", "image": "daemon"}]}
+        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": node, "labels": labels}, "spec": spec}
+        control_plane.ask("POST", f"{NAMESPACE}/pods", made)
+    running = {"name": "daemon", "image": "", "imageID": "", "ready": True, "restartCount": 0}
+    running["state"] = {"running": {}}
+    status = {"status": {"phase": "Running", "containerStatuses": [running]}}
+    control_plane.ask("PATCH", f"{NAMESPACE}/pods/runs/status", status, MERGE)
+    said = shell.try_to("kubectl bayplan nodes; echo $?").splitlines()
+    assert said[0] == "Node begins: no answer: the pod begins is Pending"
+    assert said[2].startswith("Node runs: no answer: ")
+    assert "kubectl" not in said[2]
+    assert said[-1] == "3"
     shell.run("helm uninstall bayplan --namespace bayplan && kubectl delete namespace bayplan --force")
 
 
