@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench bench-fit bench-oci e2e-costs e2e-load proto reference lock clean
+.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
