@@ -25,7 +25,7 @@ from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
 MOST_TRIED: Final = 16
-"""So many containers are tried, the smallest promises first: each costs a flow for each node."""
+"""So many containers are tried: each costs a flow for each node."""
 LEAST_GAIN_BYTES: Final = 32 * MIB
 """Nobody gets another node for less than this, unless that is all that lacks."""
 
@@ -57,11 +57,11 @@ def widening(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: Li
 
 def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
     """*ledger* after *move*, which says why."""
-    risk = next((one for one in live.plan.risks if move.before <= one.nodes), None)
+    # Where something has no place, something is at risk; of those sets that which the container may lie on.
+    risk = min(live.plan.risks, key=lambda one: not move.before & one.nodes)
     moved = ledger.moved([move])
     entry = moved.entries[move.container_id]
-    text = "memory on its nodes is not to be had" if risk is None else str(risk)
-    reasons = (*entry.decision.reasons, Reason(MEMORY_TAKEN, text))
+    reasons = (*entry.decision.reasons, Reason(MEMORY_TAKEN, str(risk)))
     return moved.with_entry(replace(entry, decision=replace(entry.decision, reasons=reasons)))
 
 
@@ -82,12 +82,15 @@ def must_stay(ledger: Ledger, live: LivePages, kept_bytes: Mapping[int, int]) ->
 
 
 def _movers(flows: ResourceFlows, ledger: Ledger, live: LivePages) -> Iterator[Mover]:
-    """Who lies where memory lacks and may be moved, the smallest promises first."""
-    at_risk = [one.nodes for one in live.plan.risks]
-    movers = (one for one in movers_of(flows, ledger) if one.entry.container_id in live.containers)
-    within = (one for one in movers if any(one.claim.nodes <= nodes for nodes in at_risk))
-    for mover in sorted(within, key=lambda one: (one.size_bytes, one.entry.container_id)):
-        if not stays(mover.entry):
+    """Who may be moved: those that may lie where memory lacks, then those that may make room for these; the
+    smallest promises first."""
+    at_risk = NodeSet(node for one in live.plan.risks for node in one.nodes)
+
+    def order(mover: Mover) -> tuple[bool, int, str]:
+        return not mover.claim.nodes & at_risk, mover.size_bytes, mover.entry.container_id
+
+    for mover in sorted(movers_of(flows, ledger), key=order):
+        if mover.entry.container_id in live.containers and not stays(mover.entry):
             yield mover
 
 
