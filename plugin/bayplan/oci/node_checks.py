@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.config.values import InvalidValueError
-from bayplan.config.yaml_text import parse_yaml
 from bayplan.files import read_text
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
@@ -113,6 +112,8 @@ def _table(path: Path) -> dict[str, Any]:
     text = _read(path)
     if text is None:
         return {}
+    from bayplan.config.yaml_text import parse_yaml  # noqa: PLC0415 - the daemon, which loads this, does without YAML
+
     try:
         content = json.loads(text) if text.lstrip().startswith("{") else parse_yaml(text)
     except (ValueError, RecursionError, InvalidValueError):
