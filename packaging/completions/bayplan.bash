@@ -29,6 +29,7 @@ _bayplan() {
     --config) COMPREPLY=($(compgen -f -- "$word")); return ;;
     --set) COMPREPLY=(); return ;;
     --root) COMPREPLY=($(compgen -f -- "$word")); return ;;
+    --nri-socket) COMPREPLY=($(compgen -f -- "$word")); return ;;
     --kubelet-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
     --only) COMPREPLY=($(compgen -W "cpu memory" -- "$word")); return ;;
     --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -63,7 +64,7 @@ _bayplan() {
     replay) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       COMPREPLY=($(compgen -f -- "$word"))
       ;;
-    doctor) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root --before-start -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
+    doctor) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root --before-start --nri-socket -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;
     ping) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--runtime -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
       ;;

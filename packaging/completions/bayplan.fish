@@ -59,6 +59,7 @@ complete -c bayplan -n '__fish_seen_subcommand_from record-topology' -l root -r 
 complete -c bayplan -n '__fish_seen_subcommand_from replay' -F
 complete -c bayplan -n '__fish_seen_subcommand_from doctor' -l root -r -F -d 'the node'\''s root directory (default: /)'
 complete -c bayplan -n '__fish_seen_subcommand_from doctor' -l before-start -d 'only say what would keep a daemon that is asked over NRI from placing containers'
+complete -c bayplan -n '__fish_seen_subcommand_from doctor' -l nri-socket -r -F -d 'with --before-start: where the runtime serves NRI, if it is not /run/nri/nri.sock'
 complete -c bayplan -n '__fish_seen_subcommand_from ping' -l runtime -d 'fail unless a container runtime is connected, which asks about new containers'
 complete -c bayplan -n '__fish_seen_subcommand_from log-level' -a 'debug info warning error'
 complete -c bayplan -n '__fish_seen_subcommand_from import-state' -l kubelet-directory -r -F -d 'where kubelet keeps its state files (default: /var/lib/kubelet)'

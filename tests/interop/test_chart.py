@@ -93,6 +93,7 @@ def test_the_schema_of_kubernetes_refuses_what_it_does_not_know() -> None:
         ("demon.updateStrategy=OnDelete", "demon"),
         ("daemon.updateStrategy=Recreate", "/daemon/updateStrategy"),
         ("daemon.nriDirectory=run/nri", "/daemon/nriDirectory"),
+        ("daemon.nriDirectory=/var/run/nri", "/daemon/nriDirectory"),
         ("daemon.maxUnavailable=0", "/daemon/maxUnavailable"),
         ("config.topologyManagerPolic=restricted", "/config"),
         ("config.stateDirectory=/elsewhere", "/config"),

@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only say what would keep a daemon that is asked over NRI from placing containers",
     )
+    parser.add_argument(
+        "--nri-socket",
+        type=Path,
+        metavar="PATH",
+        help="with --before-start: where the runtime serves NRI, if it is not /run/nri/nri.sock",
+    )
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -51,7 +57,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.before_start:
         from bayplan.oci.prerequisites import prerequisites  # noqa: PLC0415 - see above
 
-        return prerequisites(arguments.root)
+        return prerequisites(arguments.root, arguments.nri_socket)
     try:
         status = ask(arguments.admin_socket, "status")
         runtime, pid = status["runtime"], status["daemon"]["pid"]

@@ -5,7 +5,7 @@ configured is its operator's business.
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,24 +14,26 @@ from bayplan.oci.doctor import NRI_SOCKETS, Examination, how_to_switch_on, nri_n
 from bayplan.oci.findings import Finding, Level
 from bayplan.oci.node_checks import node_findings
 
-_MISSING: Final = "serves no NRI socket, so that nobody would ask bayplan about containers"
+_FOLLOWS: Final = ", so that nobody would ask bayplan about containers"
 
 
-def prerequisites(root: Path) -> dict[str, Any]:
-    """The examination of the node below *root*, as far as it matters before the start; ready for JSON."""
-    findings = (*_of_runtimes(root), *node_findings(root, None))
+def prerequisites(root: Path, nri_socket: Path | None = None) -> dict[str, Any]:
+    """The examination of the node below *root*, as far as it matters before the start; ready for JSON. Of the
+    node is *nri_socket*, too; None: it is where runtimes have it by default."""
+    sockets = NRI_SOCKETS if nri_socket is None else (str(nri_socket),)
+    findings = (*_of_runtimes(root, sockets), *node_findings(root, None))
     return view_of(Examination(root, None).forms, findings)
 
 
-def _of_runtimes(root: Path) -> Iterator[Finding]:
-    if any(_is_socket(root / path.lstrip("/")) for path in NRI_SOCKETS):
+def _of_runtimes(root: Path, sockets: Sequence[str]) -> Iterator[Finding]:
+    if any(_is_socket(root / path.lstrip("/")) for path in sockets):
         return
     runtimes = [engine for engine in read_container_engines(root) if nri_name(engine)]
     if not runtimes:
         text = f"is not there, and neither containerd nor CRI-O was found below {root}"
-        yield Finding(Level.ERROR, NRI_SOCKETS[-1], text, "bayplan needs one of them, with NRI switched on")
+        yield Finding(Level.ERROR, sockets[-1], text, "bayplan needs one of them, with NRI switched on")
     for engine in runtimes:
-        yield Finding(Level.ERROR, engine.name, _MISSING, _advice(engine))
+        yield Finding(Level.ERROR, engine.name, f"serves no {sockets[-1]}{_FOLLOWS}", _advice(engine))
 
 
 def _advice(engine: ContainerEngine) -> str:

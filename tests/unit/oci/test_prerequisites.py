@@ -62,6 +62,16 @@ def test_a_file_in_the_socket_s_place_serves_nothing(tmp_path: Path) -> None:
     assert "needs one of them, with NRI switched on" in advice(prerequisites(tmp_path))
 
 
+def test_a_socket_elsewhere_is_looked_for_there(tmp_path: Path) -> None:
+    configure(tmp_path, "etc/containerd/config.toml", "version = 3\n")
+    elsewhere = Path("/run/other/nri.sock")
+    with serve(tmp_path):
+        said = prerequisites(tmp_path, elsewhere)
+    assert "serves no /run/other/nri.sock, so" in said["findings"][0]["text"]
+    with serve(tmp_path, "run/other/nri.sock"):
+        assert prerequisites(tmp_path, elsewhere)["health"] == "ok"
+
+
 def test_engines_without_nri_are_not_enough(tmp_path: Path) -> None:
     configure(tmp_path, "etc/docker/daemon.json", "{}")
     assert "needs one of them" in advice(prerequisites(tmp_path))
