@@ -9,9 +9,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE
 from bayplan.printable import printable
@@ -59,9 +59,22 @@ def write_error(text: str) -> None:
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """A parser whose errors keep their exit status where standard error cannot be written.
+    """A parser whose errors keep their exit status where standard error cannot be written, and name what was
+    probably meant. Before Python 3.11.4 argparse ended in a traceback there."""
 
-    Before Python 3.11.4 argparse ended in a traceback there."""
+    def parse_known_args(  # type: ignore[override]  # argparse's overloads are for namespaces of other types
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's, but no argument is left over. A verb's own parser says what its verb has."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from difflib import get_close_matches  # noqa: PLC0415 - only for who mistyped something
+
+            flag = unknown[0].partition("=")[0]
+            near = get_close_matches(flag, self._option_string_actions, n=1) if flag[:1] == "-" else []
+            meant = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {printable(' '.join(unknown))}{meant}")
+        return parsed, unknown
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Raises SystemExit, after *message*."""

@@ -77,14 +77,17 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a file or a key is wrong.
     """
     from bayplan.config.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
+    from bayplan.config.values import unknown_key  # noqa: PLC0415 - as above
     from bayplan.simulate.comparison import simulate  # noqa: PLC0415 - other verbs need no engines
 
     keys: dict[str, list[str]] = {}
     for text in arguments.set:
         key, equals, value = text.partition("=")
-        if not equals or key not in KEYS:
+        if not equals:
             problem = Problem("--set", repr(text), "KEY=VALUE with a key of docs/configuration.md")
             raise ConfigError("command line", (problem,))
+        if key not in KEYS:
+            raise ConfigError("command line", (unknown_key("--set", key, KEYS),))
         keys.setdefault(key, []).append(value)
     said = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys)
     return said if arguments.steps or arguments.output == "json" else _only_refused(said)

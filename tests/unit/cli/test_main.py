@@ -284,6 +284,27 @@ def test_a_mistyped_verb_gets_the_nearest_one(typed: str, meant: str) -> None:
     assert finished.stderr.endswith(f"found '{typed}'; did you mean {meant}?\n")
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--jsn", "status"], "bayplan: error: unrecognized arguments: --jsn; did you mean --json?"),
+        (
+            ["status", "--outcmoe=placed"],
+            "bayplan status: error: unrecognized arguments: --outcmoe=placed; did you mean --outcome?",
+        ),
+        (["status", "web"], "bayplan status: error: unrecognized arguments: web"),
+        (
+            ["simulate", "--topology=x", "--trace=x", "--set=placementStratgy=spread"],
+            "--set.placementStratgy: found an unknown key, expected placementStrategy, perhaps",
+        ),
+    ],
+)
+def test_a_mistyped_flag_or_key_gets_the_nearest_one(typed: list[str], meant: str) -> None:
+    finished = run(*typed)
+    assert finished.returncode == 2
+    assert finished.stderr.endswith(f"{meant}\n")
+
+
 def test_what_is_nothing_like_a_verb_gets_all_of_them() -> None:
     assert f"expected one of {', '.join(VERBS)}" in run("dance").stderr
 
