@@ -51,7 +51,7 @@ class Directory:
 
     def watch(self, name: bytes, watched: WatchedFiles) -> None:
         """Have a file of the cgroup *watched*."""
-        watched.add(name, dir_fd=self._descriptor)
+        watched.add(name, dir_fd=self._descriptor, below=self.path)
 
     def write(self, name: bytes, text: str) -> None:
         """Write a file of the cgroup; see `bayplan.host.kernelfs.write_text`."""

@@ -6,6 +6,7 @@ opened: once that is gone, reading fails.
 """
 
 import os
+from pathlib import Path
 from typing import Final
 
 from bayplan.host.kernelfs import refusal
@@ -23,8 +24,8 @@ class WatchedFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def add(self, path: str | bytes, *, dir_fd: int | None = None) -> None:
-        """Watch the file *path* from now on.
+    def add(self, path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> None:
+        """Watch the file *path* from now on. *below* is the path of the directory *dir_fd*, for messages.
 
         Raises:
             AbsentError: there is no such file.
@@ -38,7 +39,7 @@ class WatchedFiles:
                 os.close(descriptor)
                 raise
         except OSError as error:
-            raise refusal(os.fsdecode(path), "cannot be watched", error) from error
+            raise refusal(str(Path(below) / os.fsdecode(path)), "cannot be watched", error) from error
         self._files.append((descriptor, text))
 
     def are_unchanged(self) -> bool:

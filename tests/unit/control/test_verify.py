@@ -427,6 +427,17 @@ def test_a_container_that_comes_later_is_compared(hierarchy: Hierarchy) -> None:
     asyncio.run(scenario())
 
 
+def test_what_cannot_be_compared_is_tried_each_time(hierarchy: Hierarchy) -> None:
+    async def scenario() -> None:
+        expected, grounds = Counted(expectation("c1", "0-3")), (object(),)
+        verifier = verifying(hierarchy, expected, lambda: grounds)
+        (Path(hierarchy.mounts[CPUSET]) / "kubepods/c1/cpuset.cpus.effective").unlink()
+        for _ in range(3):
+            assert await expected.compared(verifier)
+
+    asyncio.run(scenario())
+
+
 def test_more_files_than_may_be_open_are_compared_each_time(hierarchy: Hierarchy) -> None:
     async def scenario() -> None:
         expected, grounds = Counted(*(expectation("c1", "0-3") for _ in range(100))), (object(),)
