@@ -97,7 +97,8 @@ class Risk(Struct, frozen=True):
         text += (
             f"{', '.join(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
         )
-        return f"{text}; {', '.join(self.occupants)} hold memory there" if self.occupants else text
+        hold = "holds" if len(self.occupants) == 1 else "hold"
+        return f"{text}; {', '.join(self.occupants)} {hold} memory there" if self.occupants else text
 
 
 class Plan(Struct, frozen=True):

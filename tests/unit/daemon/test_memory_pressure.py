@@ -148,7 +148,7 @@ def test_pages_that_took_what_was_promised_are_named_once(tmp_path: Path) -> Non
             assert [str(risk.nodes) for risk in made.risks] == ["0"]
             assert str(made.risks[0]) == (
                 "node 0: 500Mi of what was promised to default/shop-db/db-name is not used yet, and only "
-                "224Mi can be had; default/shop-batch/batch-name hold memory there"
+                "224Mi can be had; default/shop-batch/batch-name holds memory there"
             )
             # To the goal: twice the band of 16 MiB is free beside what is outstanding.
             assert [(move.container_id, move.target, move.amount_bytes) for move in made.moves] == [
