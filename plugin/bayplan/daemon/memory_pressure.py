@@ -134,7 +134,8 @@ class PressureWatch:
         if self.mode is MemoryPressure.OFF:
             return before is not None
         look = Look(self._controller.machine, self._controller.ledger)
-        if before is None or self._problem or self._is_recount_due(look, before):
+        unfinished = self._problem or self.relief.has_unrecorded
+        if before is None or unfinished or self._is_recount_due(look, before):
             return True
         try:
             if all(self._free.read(node) >= least for node, least in self._enough_bytes.items()):

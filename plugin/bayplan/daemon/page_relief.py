@@ -111,6 +111,11 @@ class PageRelief:
                 moved_bytes += self._one(seen, move, cgroup, until_s)
         return moved_bytes
 
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether something was moved that `records` has not said yet."""
+        return bool(self._open)
+
     def records(self, *, all_of_them: bool = False) -> tuple[PageMoveRecord, ...]:
         """What can be recorded by now: what went one way for long enough, or is over."""
         now_s, found = self._clock_s(), []

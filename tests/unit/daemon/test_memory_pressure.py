@@ -264,6 +264,23 @@ def test_a_look_is_due_for_another_ledger_and_after_a_while(tmp_path: Path) -> N
     run(scenario)
 
 
+def test_a_look_is_due_until_what_was_moved_is_recorded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path, RELIEVE) as it:
+            it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
+            while await it.watch.look():
+                continue
+            recorder = it.one.controller.recorder
+            assert not await recorder.page_moves(10, "batch")
+            assert it.watch.is_look_due()
+            it.now_s += 2
+            await it.watch.look()
+            assert len(await recorder.page_moves(10, "batch")) == 1
+            assert not it.watch.is_look_due()
+
+    run(scenario)
+
+
 def test_a_look_is_due_while_nodes_cannot_be_read_or_the_kernel_has_little_left(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
