@@ -53,6 +53,15 @@ def resources(**fields) -> pb.LinuxResources:
     return message
 
 
+def test_ids_of_any_length_share_the_encoding_of_what_is_the_same_for_all():
+    ids = ["a", "b", "c" * 64, "d" * 127, "e" * 128, "é" * 100, "f" * 20_000]
+    updates = [Update(one, cpuset_cpus=CpuSet([0, 2])) for one in ids]
+    written = [
+        (one.container_id, one.linux.resources.cpu.cpus, one.ignore_failure) for one in updates_to(updates)
+    ]
+    assert written == [(one, "0,2", True) for one in ids]
+
+
 @pytest.mark.parametrize("mode", MemoryPolicyMode)
 def test_memory_policies_go_out_by_the_kernels_names(mode):
     setting = MemoryPolicySetting(mode, NodeSet([0, 1, 3]), ("static_nodes", "relative_nodes"))
