@@ -54,6 +54,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     from bayplan.oci.findings import DaemonState  # noqa: PLC0415 - see above
 
     check_kind(arguments.root, stat.S_IFDIR, "the node's root directory")
+    if arguments.nri_socket is not None:
+        place = arguments.root / str(arguments.nri_socket).lstrip("/")
+        check_kind(place, stat.S_IFSOCK, "the runtime's NRI socket")
     if arguments.before_start:
         from bayplan.oci.prerequisites import prerequisites  # noqa: PLC0415 - see above
 
