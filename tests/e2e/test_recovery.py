@@ -4,7 +4,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from testbed.bayplan import CONFIG, STATE_DIRECTORY
+from testbed.bayplan import CONFIG, DATABASE, STATE_DIRECTORY
 from testbed.crictl import Running
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, burstable, guaranteed
@@ -12,6 +12,9 @@ from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TWO_NODES
 
 from bayplan.model.wishes import DECISION_ANNOTATION
+from bayplan.state.schema import VERSION
+
+CURRENT = "SELECT count(*) FROM decisions WHERE current"
 
 
 @on(FOUR_NODES)
@@ -85,6 +88,34 @@ def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
     second = node.launch(guaranteed("second", 1, "100Mi"))
     assert placement(node, second)[0].isdisjoint(before[0][0])
     assert node.view(shared).cpus_allowed.isdisjoint(placement(node, second)[0])
+
+
+@pytest.mark.matrix
+@on(TWO_NODES, "2.1")
+def test_a_rollback_moves_nobody_and_keeps_what_the_later_version_wrote(node: Node) -> None:
+    """A later version wrote the database, then this one is installed again."""
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    exclusive = node.launch(guaranteed("exclusive", 1, "100Mi"))
+    shared = node.launch(best_effort("shared"))
+    before = [placement(node, pod) for pod in (exclusive, shared)]
+    known = [known_of(node, pod) for pod in (exclusive, shared)]
+    node.bayplan.stop()
+    later = VERSION + 1
+    statements = f"PRAGMA user_version = {later}; CREATE TABLE of_later (x);"
+    write = f"import sqlite3; sqlite3.connect({DATABASE!r}).executescript({statements!r})"
+    node.guest.run("python3", "-c", write)
+    position = node.bayplan.log_position()
+    node.bayplan.start()
+    assert "was written by a later bayplan" in node.bayplan.await_synchronized(since=position)
+    assert [placement(node, pod) for pod in (exclusive, shared)] == before
+    assert [known_of(node, pod) for pod in (exclusive, shared)] == known
+    assert node.bayplan.status()["unmanaged"] == []
+    second = node.launch(guaranteed("second", 1, "100Mi"))
+    assert placement(node, second)[0].isdisjoint(before[0][0])
+    node.bayplan.stop()
+    read = f"import sqlite3; print(sqlite3.connect('{DATABASE}.v{later}').execute('{CURRENT}').fetchone())"
+    assert node.guest.run("python3", "-c", read).stdout.strip() == "(2,)"
 
 
 @on(FOUR_NODES)
