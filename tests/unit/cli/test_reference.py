@@ -1,6 +1,7 @@
 """Man pages and completions: as the parsers are now, complete, and, for the shell that is here, at work."""
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_what_is_in_the_tree_is_what_the_parsers_say(path: str) -> None:
     assert (TREE / path).read_text() == FILES[path], "run `make reference`"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if not path.endswith(".8")])
+@pytest.mark.parametrize("path", [path for path in FILES if not path.endswith((".8", "kubectl-bayplan.1"))])
 def test_every_verb_and_every_flag_is_there(path: str) -> None:
     text = FILES[path].replace("\\-", "-")
     assert all(verb in text for verb in VERBS)
@@ -34,6 +35,13 @@ def test_the_daemons_page_has_every_key_and_the_clients_every_exit_status() -> N
     assert all(f"--{key.flag}" in text for key in KEYS.values())
     client = FILES["docs/man/bayplan.1"]
     assert all(f".TP\n.B {status}\n" in client for status in EXIT_STATUSES)
+
+
+def test_every_program_has_a_page_that_is_installed() -> None:
+    project = tomllib.loads((TREE / "pyproject.toml").read_text())
+    pages = {path for path in FILES if path.startswith("docs/man/")}
+    assert {Path(path).stem for path in pages} == project["project"]["scripts"].keys()
+    assert pages <= project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"].keys()
 
 
 def test_the_document_has_every_verb_and_every_exit_status() -> None:

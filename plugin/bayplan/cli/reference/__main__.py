@@ -2,11 +2,13 @@
 source tree."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bayplan import __version__
 from bayplan.agent import command_line as agent
+from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, build_parser
 from bayplan.cli.reference.commands import command_of
 from bayplan.cli.reference.completions import bash, fish, zsh
@@ -22,6 +24,13 @@ _DAEMON_STATUSES: Final = {
     EXIT_UNAVAILABLE: "another one runs already",
 }
 
+_CLUSTER_STATUSES: Final = {
+    0: "all nodes answered",
+    EXIT_FAILURE: "no node knows the name, or the answer could not be written",
+    EXIT_CONFIG: "wrong usage",
+    EXIT_UNAVAILABLE: "a node did not answer, and the others are shown, or none could be asked",
+}
+
 _AGENT_STATUSES: Final = {
     0: "it was asked to end",
     EXIT_FAILURE: "it cannot run here; its log says why",
@@ -35,6 +44,13 @@ def reference() -> dict[str, str]:
     return {
         "docs/man/bayplan.1": man_page(
             bayplan, 1, __version__, EXIT_STATUSES, ["baypland(8)", "bayplan-agent(8)"]
+        ),
+        "docs/man/kubectl-bayplan.1": man_page(
+            replace(command_of(kubectl_bayplan.build_parser()), name="kubectl-bayplan"),
+            1,
+            __version__,
+            _CLUSTER_STATUSES,
+            ["bayplan(1)", "kubectl(1)"],
         ),
         "docs/man/baypland.8": man_page(
             baypland, 8, __version__, _DAEMON_STATUSES, ["bayplan(1)", "bayplan-agent(8)"]
