@@ -7,14 +7,16 @@ to do: they are remembered, so that nobody else is ended for what is to be had b
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from bayplan.control.controller import Controller
+from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.engines.kubelet.eviction.ranking import DiskUse, disk_uses
 from bayplan.engines.kubelet.eviction.thresholds import INODES, PIDS, starved
-from bayplan.errors import BayplanError
+from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writable_layer
 from bayplan.host.eviction_signals import thread_count, working_set_bytes
@@ -58,6 +60,10 @@ class ContainerUsage:
     def running(self, signal: str) -> list[RunningContainer]:
         """What every container uses now of what *signal* is about."""
         containers, ledger = list(self._controller.known.containers.values()), self._controller.ledger
+        # Who has just started may be the one who uses most.
+        for lookup in lookups_of(self._controller):
+            with suppress(HostError):
+                self._watch.memory.find(*lookup)
         resource = starved(signal)
         if resource not in (machine.MEMORY, PIDS):
             self._measure_disks(containers)
@@ -109,7 +115,7 @@ class ContainerUsage:
 
     def _of_cgroup(self, container: Container, read: Callable[[Hierarchy, str], int]) -> int | None:
         try:
-            for path in self._watch.cgroups_of([container.id]):
+            for path in self._watch.memory.cgroups_of([container.id]):
                 return read(self._hierarchy, path)
         except BayplanError:
             return None  # It is gone, or not to be known.
@@ -139,7 +145,7 @@ class ContainerUsage:
         return {(use, path): disk_usage(path, until_s, clock_s=self._clock_s) for use, path in places}
 
     def _writable_layer(self, container: Container) -> Path | None:
-        for path in self._watch.cgroups_of([container.id]):
+        for path in self._watch.memory.cgroups_of([container.id]):
             try:
                 with ContainerCgroup(self._hierarchy, dict.fromkeys((CPUSET, MEMORY), path)) as cgroup:
                     pids = cgroup.processes()

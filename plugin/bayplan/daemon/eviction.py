@@ -223,7 +223,7 @@ class EvictionManager:
         container_ids = [one.container.id for one in pod.containers]
         if pod.resource in ON_DISK:
             self._usage.ended(pod.name, container_ids)
-        cgroups = self._watch.cgroups_of(container_ids)
+        cgroups = self._watch.memory.cgroups_of(container_ids)
         grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
         try:
             left = await self._in_thread(partial(self._end, self._hierarchy, cgroups, grace_s))

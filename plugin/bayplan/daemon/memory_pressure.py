@@ -11,7 +11,7 @@ each page against the cpuset of that moment.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -97,7 +97,8 @@ class PressureWatch:
         self._in_thread = in_thread
         self._clock_s = clock_s
         self._widen = widen
-        self._memory = ContainerMemory(hierarchy)
+        self.memory = ContainerMemory(hierarchy)
+        """What containers hold, and where their cgroups are."""
         self._free = FreeMemory(hierarchy.root)
         self._watermarks: Mapping[int, Watermarks] = {}
         self._watermarks_at_s = -WATERMARKS_S
@@ -175,10 +176,6 @@ class PressureWatch:
             return False
         return all(move.source != node for move in self.latest.plan.moves)
 
-    def cgroups_of(self, container_ids: Iterable[str]) -> list[str]:
-        """The cgroups of those of them that have been found, below their mount."""
-        return [path for one in container_ids if (path := self._memory.cgroups.get(one)) is not None]
-
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""
         self.relief.stopping.set()
@@ -192,7 +189,7 @@ class PressureWatch:
         if seen is not None and self.mode.relieves and not shadow_mode.is_on():
             plan = seen.plan
             if plan.moves or plan.reclaim_bytes:
-                cgroups = {**self._memory.cgroups, **{path: path for path in seen.outside}}
+                cgroups = {**self.memory.cgroups, **{path: path for path in seen.outside}}
                 moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, STEP_S))
             if moved_bytes:
                 self._counted_at_s = -COUNT_S
@@ -285,11 +282,11 @@ class PressureWatch:
     ) -> LivePages:
         """Who holds what on *nodes* now, and what follows. Blocks."""
         machine = look.machine
-        self._memory.keep(one.container_id for one in lookups)
+        self.memory.keep(one.container_id for one in lookups)
         containers = self._containers(look, lookups)
         # As long as somebody's cgroup is not known, a slice may have a container in it.
         all_known = look.ledger.entries.keys() <= containers.keys()
-        outside = self._memory.outside() if all_known else {}
+        outside = self.memory.outside() if all_known else {}
         services = {
             path: outside_pages(
                 machine, path, mems, held.unreclaimable_bytes, held.of_processes_bytes, held.of_files_bytes
@@ -346,7 +343,7 @@ class PressureWatch:
             if entry is None:
                 continue
             try:
-                held = self._memory.read(*one)
+                held = self.memory.read(*one)
             except AbsentError:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
             movable_bytes = self.relief.movable(one.container_id, held.of_processes_bytes)

@@ -139,14 +139,18 @@ class ContainerMemory:
         kept = set(container_ids)
         self.cgroups = {key: path for key, path in self.cgroups.items() if key in kept}
 
-    def read(
+    def cgroups_of(self, container_ids: Iterable[str]) -> list[str]:
+        """The cgroups of those of them that have been found, below their mount."""
+        return [path for one in container_ids if (path := self.cgroups.get(one)) is not None]
+
+    def find(
         self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
-    ) -> HeldPages:
-        """What a container holds, found by what its runtime says, or by its *cgroups* where these are known.
+    ) -> str:
+        """The cgroup of a container, by what its runtime says, or by its *cgroups* where these are known.
 
         Raises:
             AbsentError: it has no cgroup (yet, or any more).
-            HostError: its file is missing or garbled.
+            HostError: the cgroup cannot be used.
         """
         path = self.cgroups.get(container_id)
         if path is None:
@@ -156,6 +160,14 @@ class ContainerMemory:
                 else ContainerCgroup.find(self._hierarchy, cgroups_path, cgroup_parent, container_id)
             ) as cgroup:
                 path = self.cgroups[container_id] = cgroup.path
+        return path
+
+    def read(
+        self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
+    ) -> HeldPages:
+        """What a container holds; the arguments and errors of `find`, and HostError where its file is missing
+        or garbled."""
+        path = self.find(container_id, cgroups_path, cgroup_parent, cgroups)
         try:
             return read_held(self._hierarchy, path)
         except AbsentError as error:

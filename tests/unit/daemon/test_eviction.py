@@ -433,6 +433,25 @@ def test_who_has_most_processes_goes_where_they_run_out(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_who_has_just_started_goes_if_it_has_most(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (PIDS,)
+            running_threads(it, 100)
+            for name, threads in (("modest", 3), ("forks", 700)):
+                owner, one = outside(name)
+                await it.create(owner, one, {0: MIB})
+                (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
+                if name == "modest":
+                    assert await it.look() == []
+            running_threads(it, 900)
+            evicted = await it.manager.look()
+            assert evicted is not None
+            assert evicted.pod.name == "forks"
+
+    run(scenario)
+
+
 def test_processes_and_disks_of_a_node_with_a_kubelet_are_left_to_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with around(tmp_path) as it:
