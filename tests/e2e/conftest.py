@@ -22,7 +22,8 @@ FAILED = pytest.StashKey[bool]()
 SCENARIO_LIMIT_S = 1200
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
 BY_NAME_ONLY = frozenset(
-    f"test_{name}.py" for name in ("agent", "real_kubelet", "kubelet_eviction", "crio", "crio_faults")
+    f"test_{name}.py"
+    for name in ("agent", "cluster", "real_kubelet", "kubelet_eviction", "crio", "crio_faults")
 )
 
 

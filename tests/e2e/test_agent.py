@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from testbed.agent import GROUP, LOG, SERVICE, start_agent
 from testbed.bayplan import POLL_S
 from testbed.channel import LIMIT_S
 from testbed.kubelet import NODE_NAME, ROOT, Kubelet, kubelet_disk
@@ -15,9 +16,6 @@ from testbed.oci import WORKLOAD_IMAGE
 from testbed.pods import MIB
 from testbed.topology import TWO_NODES
 
-SERVICE = "bayplan-agent"
-LOG = "/var/log/bayplan-agent.log"
-GROUP = "adm"
 CA = "/run/kubelet.crt"
 PODS_API = f"{ROOT}/pods-api"
 OTHERS_MAY_CONNECT = f"chmod o+x {ROOT} {PODS_API} && chmod o+rw {PODS_API}/pods-api.sock"
@@ -83,14 +81,6 @@ def node(machine: Node) -> Iterator[Node]:
             machine.guest.signal(service, signal.SIGKILL)
 
 
-def start_agent(node: Node, flags: tuple[str, ...]) -> None:
-    """As a user without any privileges, in the socket's group."""
-    user = ("setpriv", "--reuid=nobody", "--regid=nogroup", f"--groups={GROUP}", "--bounding-set=-all")
-    argv = (*user, "/opt/bayplan/bin/bayplan-agent", "--pod-resources-socket=none", "--listen=none")
-    argv = (*argv, "--log-format=json")
-    node.guest.start(SERVICE, *argv, *flags, log=LOG)
-
-
 def requests(node: Node) -> dict[str, Mapping[str, Any]]:
     """What bayplan shows of memory requests, by pod and container."""
     return {
@@ -126,7 +116,7 @@ def test_requests_are_exact_whoever_dies(node: Node, way: str) -> None:
     kubelet.start(config)
     wait = f"until {permit}; do sleep 0.2; done"
     node.guest.run("sh", "-c", wait, limit_s=LIMIT_S)
-    start_agent(node, flags)
+    start_agent(node.guest, *flags)
     node.guest.run("sh", "-c", f"until grep -qs 'following' {LOG}; do sleep 0.2; done", limit_s=LIMIT_S)
 
     kubelet.put("mixed", MIXED)
@@ -152,7 +142,7 @@ def test_requests_are_exact_whoever_dies(node: Node, way: str) -> None:
     node.bayplan.start_again()
     node.bayplan.await_synchronized()
     assert is_exact(requests(node), EXACT)
-    start_agent(node, flags)
+    start_agent(node.guest, *flags)
     kubelet.start_again()
     node.guest.run("sh", "-c", wait, limit_s=LIMIT_S)
     kubelet.put("late", LATE)

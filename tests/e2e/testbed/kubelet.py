@@ -1,4 +1,4 @@
-"""kubelet itself in the guest, without an API server: pods come from manifests, all else is read from it.
+"""kubelet itself in the guest: its pods come from manifests, or from an API server that it has joined.
 
 Stand-alone kubelet admits, places and runs static pods by its own managers. It has no network plugin here, so
 pods are on the host's network.
@@ -23,6 +23,7 @@ from testbed.oci import WORKLOAD_IMAGE
 SERVICE = "kubelet"
 PROGRAM = "/opt/kubelet/bin/kubelet"
 CONFIG = "/etc/kubernetes/kubelet.yaml"
+KUBECONFIG = "/etc/kubernetes/kubelet.kubeconfig"
 MANIFESTS = "/etc/kubernetes/manifests"
 ROOT = "/var/lib/kubelet"
 LOG = "/var/log/kubelet.log"
@@ -97,15 +98,21 @@ def kubelet_disk() -> Path:
 
 
 class Kubelet:
-    """One kubelet in a guest with containerd."""
+    """One kubelet in a guest with containerd. With the text of a `kubeconfig` it is the node `name` of that
+    cluster.
+    """
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, name: str = NODE_NAME, kubeconfig: str = "") -> None:
         self.guest = guest
+        self.name = name
+        self._kubeconfig = kubeconfig
 
     def start(self, config: Mapping[str, object]) -> None:
         """Start it without any state, under *config* and SURROUNDINGS; returns once it serves."""
         self.guest.run("sh", "-c", f"rm -rf {ROOT} {MANIFESTS}; mkdir -p {ROOT} {MANIFESTS}")
         self.configure(config)
+        if self._kubeconfig:
+            self.guest.write(KUBECONFIG, self._kubeconfig, mode=0o600)
         self.start_again()
         asking = f"until grep -qs policyName {ROOT}/memory_manager_state; do sleep 0.2; done"
         self.guest.run("sh", "-c", asking, limit_s=LIMIT_S)
@@ -121,7 +128,9 @@ class Kubelet:
 
     def start_again(self) -> None:
         """Start it with the state and the file of the last time; does not wait until it serves."""
-        words = (f"--config={CONFIG}", f"--hostname-override={NODE_NAME}", f"--root-dir={ROOT}", "--v=2")
+        words = (f"--config={CONFIG}", f"--hostname-override={self.name}", f"--root-dir={ROOT}", "--v=2")
+        if self._kubeconfig:
+            words = (*words, f"--kubeconfig={KUBECONFIG}")
         self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
 
     def stop(self) -> None:

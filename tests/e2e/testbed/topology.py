@@ -61,7 +61,8 @@ class Topology:
 
     A node has whole sockets, `sockets_per_node`, or a socket has several nodes, `nodes_per_socket`. The last
     `removable_cpus` of the last node, whole sockets, are devices of their own (see `removable`), for
-    Guest.monitor's device_del and device_add, and `spare_memory_mib` is room for more memory.
+    Guest.monitor's device_del and device_add, and `spare_memory_mib` is room for more memory. With `network`
+    there is a card, eth0, behind which 10.0.2.2 is this machine's loopback.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Topology:
     hmat: tuple[Path, ...] = ()
     kernel_args: tuple[str, ...] = field(default=())
     devices: tuple[PciDevice, ...] = ()
+    network: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.nodes)
@@ -195,6 +197,13 @@ class Topology:
     def _device_args(self) -> list[str]:
         """One expander bridge per node with devices: its ACPI _PXM tells the kernel the node of all below."""
         args = []
+        if self.network:
+            args += [
+                "-netdev",
+                "user,id=outside",
+                "-device",
+                "virtio-net-pci,netdev=outside,bus=pcie.0,romfile=",
+            ]
         for place, node in enumerate(sorted({device.node for device in self.devices}), 1):
             bridge = f"pxb-pcie,id=bridge{node},bus=pcie.0,numa_node={node},bus_nr={32 * place}"
             args += ["-device", bridge]
@@ -220,6 +229,7 @@ class Topology:
 
 
 TWO_NODES = Topology("two-nodes", (NumaNode(2, 1024), NumaNode(2, 1024)))
+CLUSTER_NODE = Topology("cluster-node", TWO_NODES.nodes, network=True)
 FOUR_NODES = Topology(
     "four-nodes",
     (NumaNode(2, 1024, hugepages_2mi=32),) * 4,

@@ -1,9 +1,9 @@
 """The node's NodeResourceTopology object (`topology.node.k8s.io/v1alpha2`), by which schedulers know its
 room. Pure.
 
-What is available on a node is what one more container could still be promised there alone, as `bayplan nodes`
-says it. A promise on several nodes counts on one of them only as far as it cannot be kept on the others, so
-that the sum over the nodes may be more than what is left of them together.
+What is available on a node is what one more container could still be promised there alone, as `bayplan
+what-if` says it. A promise on several nodes counts on one of them only as far as it cannot be kept on the
+others, so that the sum over the nodes may be more than what is left of them together.
 """
 
 from collections.abc import Iterator

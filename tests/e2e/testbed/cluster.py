@@ -1,0 +1,92 @@
+"""A node of a cluster: kubelet, containerd, baypland and bayplan-agent in a guest, joined to a control plane
+that runs on this machine.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from support.control_plane import GUESTS_VIEW, ControlPlane
+from testbed.agent import GROUP, start_agent
+from testbed.channel import LIMIT_S
+from testbed.errors import GuestError
+from testbed.guest import Guest
+from testbed.kubelet import Kubelet
+from testbed.node import Node
+from testbed.oci import WORKLOAD_IMAGE
+
+PODS = "/api/v1/namespaces/default/pods"
+POLL_S = 0.5
+# What QEMU's user-mode network expects of its only guest.
+NETWORK = """modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 &&
+ip route add default via 10.0.2.2"""
+# kubelet calls a node ready that has a network; the pods here use that of the node.
+CNI = '{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}'
+CNI_FILE = "/etc/cni/net.d/10-none.conflist"
+
+
+def join(node: Node, plane: ControlPlane, name: str, token: str, *flags: str) -> Kubelet:
+    """Have a node become `name` of a cluster, with baypland under these flags, and the agent with the token
+    of a service account; returns once the API server calls it ready."""
+    guest = node.guest
+    guest.run("sh", "-c", NETWORK)
+    guest.write(CNI_FILE, CNI)
+    node.bayplan.start("--agent-group", GROUP, *flags)
+    node.bayplan.await_synchronized()
+    kubelet = Kubelet(guest, name, plane.kubeconfig(f"{name}-kubelet", GUESTS_VIEW, token=name).read_text())
+    kubelet.start({})
+    follow(guest, plane, name, token)
+    await_object(plane, f"/api/v1/nodes/{name}", is_ready)
+    return kubelet
+
+
+def follow(guest: Guest, plane: ControlPlane, name: str, token: str) -> None:
+    """Start the agent, which knows of pods from the API server alone."""
+    path = "/run/agent.kubeconfig"
+    guest.write(path, plane.kubeconfig(f"{name}-agent", GUESTS_VIEW, token=token).read_text())
+    start_agent(guest, "--kubelet-pods-socket=none", f"--kubeconfig={path}", f"--node-name={name}")
+
+
+def is_ready(node: Mapping[str, Any]) -> bool:
+    """Whether a node, or a pod, is ready."""
+    return any(
+        one["type"] == "Ready" and one["status"] == "True" for one in node["status"].get("conditions", ())
+    )
+
+
+def await_object(
+    plane: ControlPlane,
+    path: str,
+    condition: Callable[[Mapping[str, Any]], bool],
+    limit_s: float = LIMIT_S,
+) -> Mapping[str, Any]:
+    """Wait until an object is there and is as wanted; what it is then."""
+    deadline = time.monotonic() + limit_s
+    while (found := plane.find(path)) is None or not condition(found):
+        if time.monotonic() > deadline:
+            raise GuestError(f"{path} did not come to be as wanted within {limit_s:g} s: {found}")
+        time.sleep(POLL_S)
+    return found
+
+
+def pod(name: str, resources: Mapping[str, Mapping[str, str]], **spec: object) -> dict[str, Any]:
+    """A pod with one container, main, that does nothing."""
+    container = {
+        "name": "main",
+        "image": WORKLOAD_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/bin/workload", "pause"],
+        "resources": resources,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+            **spec,
+        },
+    }
