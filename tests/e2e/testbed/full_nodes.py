@@ -9,15 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed.crictl import Running
-from testbed.memory_load import MemoryWatch, install, kills, let_go, said, using, varying
+from testbed.memory_load import (
+    MemoryWatch,
+    install,
+    keep_cpu_lists_small,
+    kills,
+    let_go,
+    said,
+    using,
+    varying,
+)
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, burstable, guaranteed
 from testbed.topology import SPLIT_SOCKETS, UNEQUAL, Topology
 
 POLL_S = 5.0
-# From Linux 6.7 on CPUs keep up to an eighth of a node in lists of their own, of which nobody else gets any
-# before somebody is killed: here that would be as much as is left free.
-CPU_LISTS = "vm.percpu_pagelist_high_fraction"
 PAGE_BYTES = 4096
 RATE_MIB = 2
 
@@ -60,7 +66,7 @@ def measured(node: Node, load: Load, mode: str, seconds: float) -> Measured:
     """Have all of it run with this `memoryPressure`, until *seconds* passed and everybody has used what is
     theirs, or somebody within its claim is killed."""
     install(node)
-    node.guest.run("sysctl", f"{CPU_LISTS}=64")
+    keep_cpu_lists_small(node)
     node.bayplan.start(
         *("--memory-pressure", mode),
         *("--measured-reservation", "true"),
@@ -76,7 +82,6 @@ def measured(node: Node, load: Load, mode: str, seconds: float) -> Measured:
             time.monotonic() < until_s or not _all_used(node, owners, webs, load)
         ):
             time.sleep(POLL_S)
-    node.guest.run("sysctl", f"{CPU_LISTS}=0")
     counters, killed = node.bayplan.status()["counters"], _killed_within_claims(node, before)
     return Measured(
         watch.seconds,

@@ -275,6 +275,8 @@ HOT_PLUG = Topology(
     spare_memory_mib=512,
     kernel_args=("memhp_default_state=online",),
 )
+# Node 1 has only the memory that is plugged in.
+DIMM_NODE = Topology("dimm-node", (NumaNode(2, 1024), NumaNode(2, 0)), spare_memory_mib=512)
 WITH_DEVICES = Topology(
     "with-devices",
     (NumaNode(2, 512),) * 4,

@@ -1,0 +1,167 @@
+"""What changes while pages are moved: cpusets, processes that fork and end, pools of huge pages, nodes."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from testbed.crowded_nodes import (
+    CALM_LIMIT_S,
+    FILLED,
+    POLL_S,
+    all_keep,
+    await_calm,
+    await_moving,
+    crowded,
+    grow,
+    owner,
+    owners_grow,
+    pages_moved,
+    put,
+    web,
+)
+from testbed.memory_load import keep_cpu_lists_small, kills
+from testbed.node import Node
+from testbed.pods import MIB, best_effort
+from testbed.scenario import on
+from testbed.topology import DIMM_NODE, SPLIT_SOCKETS
+
+pytestmark = pytest.mark.matrix
+
+# Children write to some of the pages that they share with it, and end, again and again.
+FORK = f"""{FILLED}
+print("filled", flush=True)
+while True:
+    child = os.fork()
+    if not child:
+        for at in range(0, size, 16 * mmap.PAGESIZE):
+            memory[at] = 1
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+FORK_LOG = "/run/fork.log"
+SLOWLY = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi")
+POOL = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB"
+DIMM_MIB = 512
+
+
+def await_that(condition: Callable[[], object], what: str, *, limit_s: float = CALM_LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(POLL_S)
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_processes_that_change_their_cpuset_fork_or_end_while_they_are_moved(node: Node) -> None:
+    node.bayplan.start(*SLOWLY)
+    node.bayplan.await_synchronized()
+    owners, others = crowded(node)
+    moved, _, ends = others
+    cgroup = f"/sys/fs/cgroup{node.view(moved).cgroup}"
+    node.guest.start("fork", "python3", "-c", FORK, cgroup, "1", str(16 * MIB), log=FORK_LOG)
+    try:
+        node.guest.await_text(FORK_LOG, "filled")
+        await_moving(node, moved, 1)
+        node.guest.write(f"{cgroup}/cpuset.mems", "1\n")
+        await_that(
+            lambda: any("Permission denied" in one["obstacle"] for one in pages_moved(node, moved)),
+            "nothing was refused",
+        )
+        # Once it is set it cannot be emptied as long as somebody is in it.
+        node.guest.write(f"{cgroup}/cpuset.mems", "0-3\n")
+        await_moving(node, moved, 1)
+        node.crictl.stop(ends.container_id)
+    finally:
+        node.guest.signal("fork", signal.SIGKILL)
+    await_calm(node)
+    owners_grow(node, owners)
+    all_keep(node, others[:2], (220, 220))
+    assert "Traceback" not in node.bayplan.log()
+
+
+@contextmanager
+def huge_pages(node: Node, count: int) -> Iterator[None]:
+    """So many huge pages of 2 MiB on node 1."""
+    reserve(node, count)
+    try:
+        yield
+    finally:
+        node.guest.write(f"{POOL}/nr_hugepages", "0\n")
+
+
+def reserve(node: Node, count: int) -> None:
+    node.guest.run("sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches; echo 1 >/proc/sys/vm/compact_memory")
+    # The kernel takes what it finds in one piece, and finds more the next time.
+    for _ in range(10):
+        node.guest.write(f"{POOL}/nr_hugepages", f"{count}\n")
+    assert node.kernel.hugepages_of_nodes()[1] == count
+
+
+def allocatable_bytes(node: Node) -> int:
+    """Of huge pages of 2 MiB, on node 1."""
+    return int(node.bayplan.nodes()["nodes"][1]["resources"]["hugepages-2Mi"]["allocatableBytes"])
+
+
+def relieved_bytes(node: Node) -> int:
+    return int(node.bayplan.status()["counters"].get("relieved_bytes", 0))
+
+
+@on(SPLIT_SOCKETS, "2.1")
+def test_promised_memory_is_free_beside_huge_pages_and_they_stay(node: Node) -> None:
+    before = len(kills(node))
+    with huge_pages(node, 16):
+        node.bayplan.start("--memory-pressure", "relieve")
+        node.bayplan.await_synchronized()
+        huge = best_effort("huge")
+        (container,) = huge.containers
+        huge_owner = node.launch(huge.with_containers(container.touching("24Mi", hugepages="2Mi")))
+        node.crictl.await_log(huge_owner, "touched")
+        grow(node, huge_owner, 40)
+        owners, others = crowded(node)
+        await_calm(node)
+        # A pool that grows takes what was free for others.
+        relieved = relieved_bytes(node)
+        reserve(node, 32)
+        await_that(lambda: relieved_bytes(node) > relieved + 16 * MIB, "nobody made room for the pool")
+        await_calm(node)
+        await_that(lambda: allocatable_bytes(node) == 64 * MIB, "the larger pool was not seen")
+        owners_grow(node, owners)
+        all_keep(node, others)
+        assert node.guest.read(f"{POOL}/free_hugepages").strip() == str(32 - 12)
+        assert len(kills(node)) == before
+
+
+@on(DIMM_NODE, "2.1")
+def test_a_node_whose_memory_goes_while_pages_are_moved_there_and_comes_back(node: Node) -> None:
+    monitor, before = node.guest.monitor, len(kills(node))
+    keep_cpu_lists_small(node)
+
+    def add() -> None:
+        monitor("device_add", driver="pc-dimm", id="dimm", memdev="dimm-memory", node=1)
+        await_that(lambda: node.kernel.memory_of_nodes().get(1) == DIMM_MIB * MIB, "it is not added")
+
+    # What lies there can be moved elsewhere: else it would stay for good.
+    node.guest.write("/sys/devices/system/memory/auto_online_blocks", "online_movable\n")
+    monitor("object-add", **{"qom-type": "memory-backend-ram", "id": "dimm-memory", "size": DIMM_MIB * MIB})
+    add()
+    node.bayplan.start(*SLOWLY)
+    node.bayplan.await_synchronized()
+    owners = {0: owner(node, 0, 400)}
+    others = [web(node, 1), node.launch(best_effort("batch").touching("100Mi"))]
+    for running in (*owners.values(), *others):
+        node.crictl.await_log(running, "touched")
+    put(node, [(other, 0) for other in others])
+    await_moving(node, others[1], 0)
+
+    monitor("device_del", id="dimm")
+    await_that(lambda: not node.kernel.memory_of_nodes().get(1), "it is not removed")
+    node.await_node(1, lambda found: not found["memTotalBytes"])
+    all_keep(node, others, (220, 100))
+    add()
+    await_calm(node)
+    owners_grow(node, owners, 380)
+    all_keep(node, others, (220, 100))
+    assert len(kills(node)) == before
+    assert "Traceback" not in node.bayplan.log()
