@@ -136,7 +136,7 @@ MINUTES ?= 10
 e2e-load: setup-e2e ## what becomes of full nodes with relief and without, in virtual machines: MINUTES=10 for each of four rows
 	$(RUN) python tests/e2e/relief_under_load.py --minutes $(MINUTES) $(ARGS)
 
-bench-oci: setup-e2e ## what hook, precreate and wrapper add to a start, in a virtual machine
+bench-oci: setup-e2e ## what hook, precreate, wrapper and NRI add to a start, in virtual machines
 	$(RUN) python tests/e2e/start_overhead.py $(ARGS)
 
 proto: setup ## generate plugin/bayplan/_proto from proto/

@@ -3,15 +3,16 @@
 python tests/e2e/start_overhead.py [--starts N]
 
 In one virtual machine, in one run and by turns: `runc create` (and crun's) without bayplan, with the hook,
-after precreate and by the wrapper; medians. Creation is all that a form has a part in. A guest without KVM is
-emulated and slower all over, by the factor that the yardstick shows: a bare start of Python takes 7 ms on a
-common server.
+after precreate and by the wrapper; then, in another one, `crictl create` on containerd without bayplan and
+with it over NRI; medians. Creation is all that a form has a part in. A guest without KVM is emulated and
+slower all over, by the factor that the yardstick shows: a bare start of Python takes 7 ms on a common server.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import time
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +21,7 @@ from testbed.errors import TestBedError
 from testbed.forms import FORMS, HOOKS_DIR, LIBEXEC, PROGRAMS, WRAPPER
 from testbed.node import Node
 from testbed.podman import IMAGE_ROOT
+from testbed.pods import burstable
 from testbed.topology import TWO_NODES
 
 BARE_MS = 7.0
@@ -27,6 +29,9 @@ WITHOUT = "without"
 YARDSTICK = "python3 -IS -c pass"
 BUNDLE = "/var/lib/start-overhead"
 LIMIT_S = 600
+CONTAINERD = "2.1"
+NRI = "NRI"
+TURNS = 4
 # Runs in the guest, so that the way to it is not measured; does what an engine does around the runtime.
 MEASURE = """
 import json, secrets, subprocess, sys, time
@@ -77,6 +82,9 @@ def main(argv: list[str]) -> int:
             console.print(table(f"{runtime}, {how}, median of {starts}", measure(node, runtime, starts)))
         counters = node.bayplan.status()["counters"]
         console.print(f"the daemon counted {counters}", soft_wrap=True)
+        node.shut_down()
+        node = Node(TWO_NODES, CONTAINERD)
+        console.print(nri_table(how, measure_nri(node, starts)))
     except TestBedError as error:
         sys.stderr.write(f"start_overhead: {error}\n")
         return 1
@@ -114,6 +122,39 @@ def measure(node: Node, runtime: str, starts: int) -> dict[str, list[float]]:
     said = node.guest.run("python3", "-c", MEASURE, stdin=json.dumps(request).encode(), limit_s=LIMIT_S)
     found: dict[str, list[float]] = json.loads(said.stdout)
     return found
+
+
+def measure_nri(node: Node, starts: int) -> dict[str, list[float]]:
+    """Milliseconds of creations by crictl, without the daemon and with it."""
+    pod = burstable("bench", node_memory_bytes=node.kernel.memory_total_bytes(), memory="50Mi")
+    sandbox_id = node.crictl.run_sandbox(pod)
+    found: dict[str, list[float]] = {WITHOUT: [], NRI: []}
+    for _ in range(TURNS):
+        for form, times in found.items():
+            if form == NRI:
+                since = node.bayplan.log_position()
+                node.bayplan.start()
+                node.bayplan.await_synchronized(since=since)
+            # The first one of a turn finds everything cold.
+            for number in range(starts // TURNS + 1):
+                started = time.perf_counter()
+                container_id = node.crictl.create(sandbox_id, pod, pod.containers[0])
+                if number:
+                    times.append((time.perf_counter() - started) * 1000)
+                node.crictl.remove(container_id)
+            if form == NRI:
+                node.bayplan.stop()
+    return found
+
+
+def nri_table(how: str, found: dict[str, list[float]]) -> Table:
+    without, over_nri = (statistics.median(found[form]) for form in (WITHOUT, NRI))
+    shown = Table(title=f"crictl create, containerd {CONTAINERD}, {how}, median of {len(found[NRI])}")
+    for heading in ("without, ms", "with bayplan, ms", "more, ms", "more, %"):
+        shown.add_column(heading, justify="right")
+    more = over_nri - without
+    shown.add_row(f"{without:.0f}", f"{over_nri:.0f}", f"{more:.0f}", f"{more / without * 100:.1f}")
+    return shown
 
 
 def table(title: str, found: dict[str, list[float]]) -> Table:
