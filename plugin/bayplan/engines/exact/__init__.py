@@ -62,6 +62,7 @@ claiming        what a request claims, on which nodes, on how many, and how firm
 budget          the steps of a decision, and questions that are charged for
 shares          how much of each node is taken, for the strategy `spread`
 criteria        what a set is wanted for, and by what sets are compared
+crossings       which claimed sets a set of nodes crosses, and every set of a branch
 bounds          when a branch of the search ends
 branching       branch and bound over sets of one width
 search          the best set that fits, from narrow to wide

@@ -4,7 +4,7 @@ An attempt has candidate nodes and the sets of them that the policy allows. Wher
 refusal says what could never fit, or else which smallest set of nodes is short (the minimum cut).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nlargest
 from itertools import islice
@@ -23,7 +23,7 @@ from bayplan.engines.exact.claiming import (
 )
 from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.resources import Amounts, ResourceFlows, shortage
+from bayplan.engines.exact.resources import Amounts, Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request, Shortage
 from bayplan.model.ledger import Ledger
@@ -93,7 +93,7 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     set that lacks least, among the widest ones, within which all the others are."""
     candidates, question, lacking = attempt.candidates, attempt.question, None
     reasons = [Reason("no-room", _what_and_where(attempt, request))]
-    most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed))))
+    most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed.sets))))
     many = islice(attempt.targets(widest_first=True), _MAX_SETS_OF_A_REFUSAL)
     targets = nlargest(most, many, key=partial(_likelihood, question))
     never = _too_large(question, attempt.area) if candidates.nodes else ""
@@ -104,11 +104,8 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     elif not targets:
         reasons.append(_cpus_or_devices(question, attempt.area))
     else:
-        lacking = max(
-            (found for nodes in targets if (found := _lacking(question, ledger, nodes, question.amounts))),
-            key=lambda one: (one.capacity_bytes >= one.asked_bytes, one.capacity_bytes - one.promised_bytes),
-            default=None,
-        )
+        cut = _least_short(question, targets)
+        lacking = None if cut is None else _shortage(question, ledger, cut)
     if lacking is not None:
         reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
@@ -127,14 +124,34 @@ def _likelihood(question: Question, nodes: int) -> tuple[bool, int]:
     return could, sum(rooms.get(node, 0) for node in bits(nodes))
 
 
+def _least_short(question: Question, targets: Iterable[int]) -> Cut | None:
+    """Of the minimum cuts of *targets* the one that could hold the request if it were empty, and of these the
+    one with the most left; the first of equal ones. A target whose bound says that it is no better is not
+    asked for its cut, which takes a flow."""
+    flows, amounts = question.flows, question.amounts
+    best, most = None, (False, 0)
+    for nodes in targets:
+        if best is not None and (True, max(flows.bound(nodes, amounts).values())) <= most:
+            continue
+        cut = flows.cut(nodes, amounts)
+        if cut is None:
+            continue
+        flow, mask = flows.flow(cut.resource), cut.nodes.mask
+        capacity_bytes = flow.capacity_of(mask)
+        left = capacity_bytes >= amounts[cut.resource], capacity_bytes - flow.claimed_within(mask)
+        if best is None or left > most:
+            best, most = cut, left
+    return best
+
+
 def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     """Why preferred nodes were not taken."""
     why = attempt.candidates.why
     if not attempt.candidates.nodes:
         return Reason("wish-not-granted", f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
-    lacking = _lacking(question, ledger, attempt.area.allowed, question.amounts)
-    text = lacking.sentence() if lacking else "no set of them will do"
+    cut = question.flows.cut(attempt.area.allowed, question.amounts)
+    text = _shortage(question, ledger, cut).sentence() if cut else "no set of them will do"
     return Reason("wish-not-granted", f"{why}: {text}")
 
 
@@ -152,9 +169,8 @@ def _what_and_where(attempt: Attempt, request: Request) -> str:
     return f"asks for {asked}{allowed} and {attempt.candidates.why}"
 
 
-def _lacking(question: Question, ledger: Ledger, nodes: int, amounts: Amounts) -> Shortage | None:
-    cut = question.flows.cut(nodes, amounts)
-    return None if cut is None else shortage(question.flows, ledger, cut, amounts[cut.resource])
+def _shortage(question: Question, ledger: Ledger, cut: Cut) -> Shortage:
+    return shortage(question.flows, ledger, cut, question.amounts[cut.resource])
 
 
 def chosen(nodes: NodeSet) -> Reason:

@@ -1,19 +1,20 @@
-"""The bounds by which a branch of the search ends: room and CPUs, crossed sets, distances.
+"""The bounds by which a branch of the search ends: room and CPUs, distances; `crossings` has that of crossed
+sets.
 
 Each bound holds for every set of a branch, however it is completed: a node never adds more than its bound
-(`Demand`, `Supply`), no fewer sets are crossed (`Crossings`), and no set is nearer (`NearestNodes`).
+(`Demand`, `Supply`), and no set is nearer (`NearestNodes`).
 Example: 10 GiB are asked for on 3 nodes, and the one that is included has 4. If no two of the others add more
 than 5 together, then nothing that contains the first node will do, whichever they are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, compress
 from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.exact.flow import Trial, bits
+from bayplan.engines.exact.flow import Trial
 
 _MOST_KINDS: Final = 64
 """Each node is compared with so many kinds of nodes at most; to miss that two are alike only costs time."""
@@ -90,67 +91,6 @@ class Supply(Struct, frozen=True):
         if most[-1] >= least:
             return nodes
         return [node for node, add in zip(nodes, adds, strict=True) if add >= least]
-
-
-# Crossed sets.
-
-
-class CrossableSets:
-    """The claimed sets that some set of *width* nodes of *allowed* could cross, each with a number.
-    ``sets_of`` has for each node a bit for each of these sets that it is in; ``start`` is where no node is
-    included or excluded yet."""
-
-    __slots__ = ("sets_of", "start")
-
-    def __init__(self, claimed: Iterable[int], allowed: int, width: int) -> None:
-        # No subset of the allowed nodes crosses a set that contains all of them, or has one node.
-        crossable = [
-            nodes for nodes in claimed if nodes & (nodes - 1) and allowed & ~nodes and allowed & nodes
-        ]
-        self.sets_of = {
-            node: sum(1 << number for number, nodes in enumerate(crossable) if nodes & node)
-            for node in bits(allowed)
-        }
-        around = sum(1 << n for n, nodes in enumerate(crossable) if (nodes & allowed).bit_count() >= width)
-        leaves = sum(
-            1 << n for n, nodes in enumerate(crossable) if nodes & ~allowed or nodes.bit_count() > width
-        )
-        self.start = Crossings(0, around, leaves)
-
-
-class Crossings(Struct, frozen=True):
-    """The state of each crossable set in a branch, a bit for each set in each of three masks.
-
-    ``touched``: it has an included node. ``around``: it contains all included nodes, and could still contain
-    the whole choice. ``leaves``: it has a node that will not be chosen, so that it cannot lie within the
-    choice. A set is crossed whatever is chosen if it is touched, not around, and leaves. No set ever leaves
-    that state as nodes are included or excluded.
-    """
-
-    touched: int
-    around: int
-    leaves: int
-
-    @property
-    def crossed(self) -> int:
-        """How many sets are crossed whatever is chosen."""
-        return (self.touched & ~self.around & self.leaves).bit_count()
-
-    def crossed_with(self, sets: int) -> int:
-        """How many are crossed whatever is chosen beside a node that is in *sets*."""
-        return ((self.touched | sets) & ~(self.around & sets) & self.leaves).bit_count()
-
-    def begun_with(self, sets: int) -> int:
-        """How many sets have to be chosen as a whole, or are crossed, with a node that is in *sets*."""
-        return ((self.touched | sets) & ~(self.around & sets)).bit_count()
-
-    def including(self, sets: int) -> "Crossings":
-        """With a node included that is in *sets*."""
-        return Crossings(self.touched | sets, self.around & sets, self.leaves)
-
-    def excluding(self, sets: int) -> "Crossings":
-        """With a node excluded that is in *sets*."""
-        return Crossings(self.touched, self.around, self.leaves | sets)
 
 
 # Distances. They depend on the machine alone, so that they are worked out once for a set of allowed nodes.

@@ -17,8 +17,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.exact.bounds import CrossableSets, Crossings, Demand, Supply
+from bayplan.engines.exact.bounds import Demand, Supply
 from bayplan.engines.exact.criteria import Question, overlapping_sets
+from bayplan.engines.exact.crossings import Crossings
 from bayplan.engines.exact.flow import bits
 
 Limit = tuple[int, int]
@@ -54,7 +55,8 @@ class Branching:
         self.budget, self.pairs = question.budget, question.topology.pairs
         self.nearest_nodes = question.topology.nearest_nodes(allowed, width)
         self.demands = _demands_of(question)
-        self.crossable = CrossableSets(question.counted.claimed, allowed, width)
+        by_node = question.counted.claimed.by_node
+        self.sets_of = {node: by_node.get(node, 0) for node in bits(allowed)}
         self.limit: Limit | None = None
 
     def any_set(self, *, at_all: bool = False) -> int:
@@ -68,7 +70,7 @@ class Branching:
         self.limit = limit
         self.budget.begin_proof()
         for nodes in self._leaves():
-            self.budget.take(len(self.question.counted.claimed) // _SETS_A_STEP)
+            self.budget.take(len(self.question.counted.claimed.sets) // _SETS_A_STEP)
             found = overlapping_sets(self.question, nodes), self.question.topology.distance(nodes)
             if found < self.limit:
                 self.limit = found
@@ -100,10 +102,10 @@ class Branching:
     def _root(self) -> _Branch | None:
         """All sets there are."""
         supplies = tuple(map(Supply.none, self.demands))
-        crossings, sets_of = self.crossable.start, self.crossable.sets_of
+        crossings = self.question.counted.claimed.undecided(self.allowed, self.width)
         for node in bits(self.core):
             supplies = tuple(supply.with_node(node) for supply in supplies)
-            crossings = crossings.including(sets_of[node])
+            crossings = crossings.including(self.sets_of[node])
         # Ties are broken by this order, so that equal nodes are tried with the roomiest first.
         rest = sorted(
             bits(self.allowed & ~self.core),
@@ -120,7 +122,7 @@ class Branching:
             if branch.position:
                 before = branch.rest[branch.position - 1]
                 branch.excluded |= before
-                branch.crossings = branch.crossings.excluding(self.crossable.sets_of[before])
+                branch.crossings = branch.crossings.excluding(self.sets_of[before])
             rest = branch.rest[branch.position :]
             branch.position += 1
             if self._better_twins[rest[0]] & branch.excluded:
@@ -141,7 +143,7 @@ class Branching:
         supplies = tuple([supply.with_node(node) for supply in branch.supplies])
         self.budget.take(sum([supply.steps for supply in supplies]))
         near = {other: branch.near[other] + row[other] for other in rest}
-        crossings = branch.crossings.including(self.crossable.sets_of[node])
+        crossings = branch.crossings.including(self.sets_of[node])
         distance = branch.distance + branch.near[node]
         return self._pruned(
             _Branch(branch.included | node, missing, supplies, rest, near, distance, crossings)
@@ -204,7 +206,7 @@ class Branching:
                     rest,
                     key=lambda node: -sum([min(1.0, most.get(node, 0) / lack) for lack, most in lacking]),
                 )
-        nearest, sets_of = self.nearest_nodes.nearest, self.crossable.sets_of
+        nearest, sets_of = self.nearest_nodes.nearest, self.sets_of
         far = {node: 2 * near[node] + nearest[node][branch.missing - 1] for node in rest}
         if self.limit is None or not self.limit[0]:
             return sorted(rest, key=far.__getitem__)
@@ -230,7 +232,7 @@ class Branching:
         alike: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
         for node in bits(self.allowed):
             close = sum(1 << n for n, nodes in enumerate(self.question.required_hints) if nodes & node)
-            kind = self.nearest_nodes.representative[node], self.crossable.sets_of[node], close
+            kind = self.nearest_nodes.representative[node], self.sets_of[node], close
             alike.setdefault(kind, []).append(([-have.get(node, 0) for have in haves], node))
         found = {}
         for rows in alike.values():

@@ -7,7 +7,8 @@ on the order in which they came, although which node carries what does.
 
 from typing import Final
 
-from bayplan.engines.exact.flow import Flow, Trial, crosses
+from bayplan.engines.exact.crossings import ClaimedSets
+from bayplan.engines.exact.flow import Flow, Trial
 from bayplan.engines.exact.resources import Amounts, ResourceFlows
 
 MAX_STEPS: Final = 40_000
@@ -79,9 +80,9 @@ class CountedFlows:
     __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "steps")
 
     def __init__(self, flows: ResourceFlows) -> None:
-        self.flows, self.claimed, self.steps = flows, flows.claimed_sets(), 0
+        self.flows, self.claimed, self.steps = flows, ClaimedSets(flows.claimed_sets()), 0
         self._asked: dict[str, tuple[Flow, int]] = {}
-        self._crossing_cost = 1 + len(self.claimed) // _SETS_A_STEP
+        self._crossing_cost = 1 + len(self.claimed.sets) // _SETS_A_STEP
         self._trials: dict[str, Trial] = {}
 
     def fits(self, nodes: int, amounts: Amounts) -> bool:
@@ -98,7 +99,7 @@ class CountedFlows:
         if not nodes & (nodes - 1):
             return 0  # a single node lies within every set that it shares a node with
         self.steps += self._crossing_cost
-        return sum([crosses(nodes, other) for other in self.claimed])
+        return self.claimed.crossed(nodes)
 
     def trial(self, resource: str) -> Trial:
         """What nodes have room for that are added one by one, from loads that are rebuilt in a fixed order,

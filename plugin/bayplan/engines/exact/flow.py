@@ -68,13 +68,16 @@ class Loads:
             How much of it could be carried: all that fits.
         """
         left = amount - self._take_free(nodes, amount)
+        roomy = self._roomy() if left else 0
         while left:
-            path, most = self._path(nodes)
+            path, most = self._path(nodes, roomy)
             if not path:
                 break
             part = min(left, most)
             self._own(path)
             self.free[path[0]] -= part
+            if not self.free[path[0]]:
+                roomy ^= path[0]
             # From the end with something free, so that each node has room before it gets something.
             for node, previous in pairwise(path):
                 self.steps += _STEPS_OF_A_MOVE + len(self.carried[previous]) // _LOADS_A_STEP
@@ -97,51 +100,56 @@ class Loads:
                 left -= part
         return amount - left
 
-    def _path(self, nodes: int) -> tuple[list[int], int]:
-        """A shortest path from a node with something free back to one of *nodes*, and how much can move along
+    def _roomy(self) -> int:
+        """All nodes with something free."""
+        return sum([node for node, left in self.free.items() if left])
+
+    def _path(self, nodes: int, roomy: int) -> tuple[list[int], int]:
+        """A shortest path from one of the *roomy* nodes back to one of *nodes*, and how much can move along
         it at most; empty if there is none."""
-        before, node = self._reached(nodes)
+        groups, node = self._reached(nodes, roomy)
         if not node:
             return [], 0
         most, path = self.free[node], [node]
-        while previous := before[node]:
-            movable = sum([load for claimant, load in self.carried[previous].items() if claimant & node])
-            most, node = min(most, movable), previous
-            path.append(node)
+        for group, previous in reversed(groups):
+            if previous and group & node:
+                movable = sum([load for claimant, load in self.carried[previous].items() if claimant & node])
+                most, node = min(most, movable), previous
+                path.append(node)
         return path, most
 
     def reached(self, nodes: int) -> int:
         """All nodes that something on *nodes* could make others move to."""
-        return sum(self._reached(nodes)[0])
+        return sum([group for group, _ in self._reached(nodes, self._roomy())[0]])
 
-    def _reached(self, nodes: int) -> tuple[dict[int, int], int]:
+    def _reached(self, nodes: int, roomy: int) -> tuple[list[tuple[int, int]], int]:
         """Breadth-first from *nodes*: from a node to every node of a set that it carries a load of.
 
         Returns:
-            For each node that was reached the node before it, 0 for the first ones; and the first of the
-            others with something free, 0 if there is none.
+            What was reached, as disjoint sets in the order of the search, each with the node before it: 0 for
+            *nodes* themselves. And the first of the *roomy* nodes, with which the search ends; 0 if there is
+            none.
         """
-        free, onward, carried = self.free, self.onward, self.carried
-        before = dict.fromkeys(bits(nodes), 0)
-        queue, unseen, found = list(before), ~nodes, 0
-        for node in queue:
-            ways = onward.get(node)
-            if ways is None:
-                ways = onward[node] = reduce(or_, carried.get(node, ()), 0)
-            ways &= unseen
-            unseen ^= ways
-            while ways:
-                other = ways & -ways
-                ways ^= other
-                before[other] = node
-                if free.get(other):
-                    found = other
-                    break
-                queue.append(other)
-            if found:
-                break
-        self.steps += _STEPS_OF_A_SEARCH + len(before) // _NODES_A_STEP
-        return before, found
+        carried, onward = self.carried, self.onward
+        groups, reached, found = [(nodes, 0)], nodes, 0
+        for group, _ in groups:
+            waiting = group
+            while waiting and not found:
+                node = waiting & -waiting
+                waiting ^= node
+                ways = onward.get(node)
+                if ways is None:
+                    ways = onward[node] = reduce(or_, carried.get(node, ()), 0)
+                ways &= ~reached
+                if not ways:
+                    continue
+                if free := ways & roomy:
+                    found = free & -free
+                    ways &= 2 * found - 1
+                reached |= ways
+                groups.append((ways, node))
+        self.steps += _STEPS_OF_A_SEARCH + reached.bit_count() // _NODES_A_STEP
+        return groups, found
 
     def _own(self, nodes: Iterable[int]) -> None:
         if self.owned is None:
@@ -230,7 +238,7 @@ class Flow(Loads):
         if difference_bytes > 0:
             self.carry(nodes, difference_bytes)
         else:
-            self._release(nodes, -difference_bytes)
+            self.release(nodes, -difference_bytes)
 
     def room(self, nodes: int, wanted_bytes: int) -> int:
         """How much of *wanted_bytes* could be claimed on *nodes*, beside everything that is claimed."""
@@ -240,14 +248,22 @@ class Flow(Loads):
         if sum([free.get(node, 0) for node in bits(nodes)]) >= wanted_bytes:
             return wanted_bytes
         if not self.unmet:
-            bound = min(wanted_bytes, self.capacity_of(nodes) - self.claimed_within(nodes))
-            for watched, left in self.slack.items():
-                if left < bound and nodes & ~watched == 0:
-                    bound = left
+            bound = self.bound(nodes, wanted_bytes)
             # Where all sets are nested or disjoint, the slack of the sets around decides alone.
             if bound <= 0 or not (self.crossings or self.crossed(nodes)):
                 return max(0, bound)
         return self.trial().push(nodes, wanted_bytes)
+
+    def bound(self, nodes: int, wanted_bytes: int) -> int:
+        """What `room` is at most: what is left of *nodes*, or of a claimed set around them. No flow is needed
+        to know it, and mostly it is all there is."""
+        if self.unmet:
+            return wanted_bytes  # what is unmet within a set takes nothing from its other nodes
+        bound = min(wanted_bytes, self.capacity_of(nodes) - self.claimed_within(nodes))
+        for watched, left in self.slack.items():
+            if left < bound and nodes & ~watched == 0:
+                bound = left
+        return bound
 
     def trial(self) -> "Trial":
         """What else could be carried, to try out."""
@@ -261,15 +277,14 @@ class Flow(Loads):
         return Trial(loads)
 
     def cut(self, nodes: int, wanted_bytes: int) -> int:
-        """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out.
+        """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out; 0 if nothing does.
 
         It is the same for every maximum flow: the nodes that can be reached from *nodes* once all that fits
         was added. Everything that loads them is claimed within them. Where claims are unmet already it
         depends on which they are: then the loads are taken as they are in a fixed order.
         """
         trial = self.rebuilt() if self.unmet else self.trial()
-        trial.push(nodes, wanted_bytes)
-        return trial.reached(nodes)
+        return 0 if trial.push(nodes, wanted_bytes) == wanted_bytes else trial.reached(nodes)
 
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""
@@ -291,14 +306,19 @@ class Flow(Loads):
         if nodes not in self.capacity:
             del self.slack[nodes]
 
-    def carry(self, nodes: int, amount: int) -> None:
-        """Carry *amount* more for the set *nodes*, and note what they cannot. By itself, for a flow that is
-        only asked what its nodes carry: what is claimed and what is left of each set does not follow."""
+    def carry(self, nodes: int, amount: int) -> bool:
+        """Carry *amount* more for the set *nodes*, and note what they cannot; whether they can carry all.
+
+        By itself, as `release`, for a flow that is only asked what its nodes carry: what is claimed and what
+        is left of each set does not follow.
+        """
         missing = amount - self.push(nodes, amount)
         if missing:
             self.unmet[nodes] = self.unmet.get(nodes, 0) + missing
+        return not missing
 
-    def _release(self, nodes: int, amount: int) -> None:
+    def release(self, nodes: int, amount: int) -> None:
+        """Carry *amount* less for the set *nodes*, and what is unmet on what becomes free."""
         missing = self.unmet.pop(nodes, 0)
         if missing > amount:
             self.unmet[nodes] = missing - amount

@@ -86,9 +86,10 @@ class RoomSearch:
 
         Empty if no moves help, or if that took too many steps to find out.
         """
-        lacking = without(amounts, self.flows.room(nodes, amounts))
-        if _too_small(self.movers, lacking):
-            return {}
+        for most in (self.flows.bound, self.flows.room):
+            lacking = without(amounts, most(nodes, amounts))
+            if _too_small(self.movers, lacking):
+                return {}
         chosen = self._fewest(self._in_the_way(nodes, amounts), nodes, amounts, lacking)
         if not chosen or len(chosen) > MAX_MOVES:
             return {}
@@ -155,16 +156,11 @@ class RoomSearch:
         if not self._take(len(movers)):
             return False
         trial = self.flows.copy()
-        moved = [
-            (mover.claim, replace(mover.claim, nodes=sets[mover.entry.container_id])) for mover in movers
-        ]
-        for before, _ in moved:
-            trial.change(before, -1)
-        for _, after in moved:
-            if not trial.fits(after.nodes.mask, after.amounts_bytes):
-                return False
-            trial.change(after)
-        return trial.fits(nodes, amounts)
+        for mover in movers:
+            trial.release(mover.claim)
+        return all(
+            trial.carry(sets[mover.entry.container_id].mask, mover.claim.amounts_bytes) for mover in movers
+        ) and trial.carry(nodes, amounts)
 
     def _wider_sets(self, mover: Mover) -> list[NodeSet]:
         """One node more, without crossing a set with promises, the nearest first."""

@@ -83,6 +83,10 @@ class ResourceFlows:
         rooms = {resource: self.flow(resource).room(nodes, amount) for resource, amount in amounts.items()}
         return {resource: amount for resource, amount in rooms.items() if amount}
 
+    def bound(self, nodes: int, amounts: Amounts) -> dict[str, int]:
+        """What `room` is at most, without a flow."""
+        return {resource: self.flow(resource).bound(nodes, amount) for resource, amount in amounts.items()}
+
     def rooms_by_node(self, resource: str) -> dict[int, int]:
         """For each node alone an upper bound of what could still be claimed on it, exact where all sets are
         nested or disjoint and nothing is unmet."""
@@ -101,9 +105,9 @@ class ResourceFlows:
     def cut(self, nodes: int, amounts: Amounts) -> Cut | None:
         """What keeps *amounts* out of *nodes*; None if nothing does."""
         for resource, amount_bytes in amounts.items():
-            flow = self.flow(resource)
-            if flow.room(nodes, amount_bytes) < amount_bytes:
-                return Cut(resource, NodeSet.of_mask(flow.cut(nodes, amount_bytes)))
+            cut = self.flow(resource).cut(nodes, amount_bytes)
+            if cut:
+                return Cut(resource, NodeSet.of_mask(cut))
         return None
 
     def copy(self) -> "ResourceFlows":
@@ -125,6 +129,16 @@ class ResourceFlows:
         """Add (or with -1 remove) *claim*. For copies only: the totals of a ledger do not follow."""
         for resource, amount_bytes in claim.amounts_bytes.items():
             self.flow(resource).change(claim.nodes.mask, sign * amount_bytes)
+
+    def carry(self, nodes: int, amounts: Amounts) -> bool:
+        """Carry *amounts* more for the set *nodes*; whether they can carry all. For copies that are only
+        asked this: no claims and no totals follow."""
+        return all(self.flow(resource).carry(nodes, amount) for resource, amount in amounts.items())
+
+    def release(self, claim: Claim) -> None:
+        """Carry *claim* no more. For copies that are only asked to `carry` others."""
+        for resource, amount_bytes in claim.amounts_bytes.items():
+            self.flow(resource).release(claim.nodes.mask, amount_bytes)
 
     def check(self, claim: Claim) -> None:
         """Hold the sets around *claim* against Hall's condition, independently of the flow.

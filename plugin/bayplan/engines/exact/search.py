@@ -154,7 +154,7 @@ class _Search:
 
     def _clean_around(self, area: Area) -> list[int]:
         """The sets that cross none, around the best that were found: with everything that these cross."""
-        claimed, found = self.question.counted.claimed, set()
+        claimed, found = self.question.counted.claimed.sets, set()
         for _, _, nodes in sorted(self.fitting)[:_FEW_CROSSING]:
             wide, before = nodes, 0
             while wide != before:
