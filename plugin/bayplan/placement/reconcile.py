@@ -15,6 +15,7 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
+from bayplan.model.ledger_totals import with_booking
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
@@ -99,17 +100,24 @@ def reconcile(
     known = {key: entry for key, entry in recorded.items() if key in observed} | recovered
     if recovered:
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
-    unlisted = [entry for key, entry in recorded.items() if key not in known and key not in gone]
+    elsewhere = recorded.keys() - known.keys() - set(gone)
+    unlisted = [entry for key, entry in recorded.items() if key in elsewhere]
     compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
-    agreed = Ledger.of([*unlisted, *(entry for entry, _ in compared)])
+    entries = [*unlisted, *(entry for entry, _ in compared)]
+    agreed = Ledger.of(entries)
     if recovered:
         # They may have been written while another engine decided.
         agreed = engine.converted(machine, policy, agreed)
-    agreed, found = _with_adopted(machine, policy, engine, agreed, pods, observed, cpusets)
+        entries = list(agreed.entries.values())
+    found = _adopted(machine, policy, engine, agreed, pods, observed, cpusets)
+    if found:
+        candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
+        agreed = Ledger.of([*entries, *found])
+        pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
+        members = _members(pools, candidates)
+        if members:
+            agreed = Ledger.of([*entries, *found, *members])
     agreed = _with_retained(ledger, gone, agreed, pods)
-    candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
-    pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
-    agreed = _sharing(pools, agreed, candidates)
     repairs = [repair for _, repair in compared if repair is not None]
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
     updates = merged(repairs, shared_pool_updates(agreed, shared))
@@ -128,7 +136,7 @@ def reconcile(
     )
 
 
-def _with_adopted(
+def _adopted(
     machine: Machine,
     policy: PlacementPolicy,
     engine: Engine,
@@ -136,9 +144,12 @@ def _with_adopted(
     pods: Mapping[str, Pod],
     observed: Mapping[str, Container],
     cpusets: Mapping[CpuSet | None, int],
-) -> tuple[Ledger, list[Entry]]:
-    """*ledger* with an entry for each of the *observed* containers that it does not have, and these entries.
-    Those with a cpuset come first, so that CPUs that may be theirs alone are not given to anybody else."""
+) -> list[Entry]:
+    """An entry for each of the *observed* containers that *ledger* does not have.
+
+    None of them is entered in *ledger* meanwhile, which would copy all others: what one has matters for the
+    next one by its booked bytes only, because *cpusets* are of all containers.
+    """
     found = []
     unknown = sorted(observed.keys() - ledger.entries.keys())
     for container_id in sorted(unknown, key=lambda key: not observed[key].resources.cpuset_cpus):
@@ -147,20 +158,23 @@ def _with_adopted(
         own = container.resources.cpuset_cpus
         others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
         entry = adopt(machine, policy, engine, ledger, pod, container, others)
-        ledger = ledger.with_entry(entry)
+        ledger = replace(ledger, booked_bytes=with_booking(ledger.booked_bytes, entry.decision.placement, 1))
         found.append(entry)
-    return ledger, found
+    return found
 
 
 def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: Mapping[str, Pod]) -> Ledger:
     """*agreed* with the room that pods without a container keep: *before* is the ledger with the containers
     that are *gone*."""
-    for container_id in gone:
-        before = before.after_end_of(container_id)
-    inhabited = {entry.decision.request.pod_id for entry in agreed.entries.values()}
-    for pod_id, last in sorted(before.retained.items()):
-        if pod_id in pods and pod_id not in inhabited:
-            agreed = agreed.with_entry(last)
+    vacant = pods.keys() - {entry.decision.request.pod_id for entry in agreed.entries.values()}
+    retained = dict(before.retained)
+    last = {before.entries[container_id].decision.request.pod_id: container_id for container_id in gone}
+    for pod_id in vacant & last.keys():
+        entry = before.entries[last[pod_id]]
+        if entry.decision.placement.affinity is not None:
+            retained.update(Ledger.of([entry]).after_end_of(entry.container_id).retained)
+    for pod_id in sorted(vacant & retained.keys()):
+        agreed = agreed.with_entry(retained[pod_id])
     return agreed
 
 
@@ -233,11 +247,12 @@ def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) ->
     return replace(entry, decision=decision, notified_cpus=resources.cpuset_cpus), repair
 
 
-def _sharing(pools: Collection[CpuSet], ledger: Ledger, found: Collection[Entry]) -> Ledger:
-    """*ledger* with those *found* that run on one of the shared *pools* as members of it, not as pinned."""
+def _members(pools: Collection[CpuSet], found: Collection[Entry]) -> list[Entry]:
+    """Those *found* that run on one of the shared *pools*, as members of it, not as pinned."""
+    members = []
     for entry in found:
         request = entry.decision.request
         if request.pinned_cpus in pools:
             decision = replace(entry.decision, request=replace(request, pinned_cpus=None))
-            ledger = ledger.with_entry(replace(entry, decision=decision))
-    return ledger
+            members.append(replace(entry, decision=decision))
+    return members
