@@ -77,7 +77,6 @@ class PodFacts(Struct, frozen=True):
     qos: QosClass
     containers: Annotated[tuple[ContainerFacts, ...], Meta(max_length=MAX_CONTAINERS)]
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
-    priority_class: Annotated[str, Meta(max_length=253)] = ""
     pod_level: ContainerResources | None = None
     resized: bool = False
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61yplan/_proto/pods/core.proto\x12\x12k8s.io.api.core.v1\"\x1a\n\x08Quantity\x12\x0e\n\x06string\x18\x01 \x01(\t\"N\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x03\"\xc2\x02\n\x14ResourceRequirements\x12\x44\n\x06limits\x18\x01 \x03(\x0b\x32\x34.k8s.io.api.core.v1.ResourceRequirements.LimitsEntry\x12H\n\x08requests\x18\x02 \x03(\x0b\x32\x36.k8s.io.api.core.v1.ResourceRequirements.RequestsEntry\x1aK\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\x1aM\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\"m\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12;\n\tresources\x18\x08 \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirements\x12\x15\n\rrestartPolicy\x18\x18 \x01(\t\"\xef\x01\n\x07PodSpec\x12\x31\n\ncontainers\x18\x02 \x03(\x0b\x32\x1d.k8s.io.api.core.v1.Container\x12\x35\n\x0einitContainers\x18\x14 \x03(\x0b\x32\x1d.k8s.io.api.core.v1.Container\x12\x19\n\x11priorityClassName\x18\x18 \x01(\t\x12\x15\n\x08priority\x18\x19 \x01(\x05H\x00\x88\x01\x01\x12;\n\tresources\x18( \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirementsB\x0b\n\t_priority\"\x8e\x02\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12W\n\x12\x61llocatedResources\x18\n \x03(\x0b\x32;.k8s.io.api.core.v1.ContainerStatus.AllocatedResourcesEntry\x12;\n\tresources\x18\x0b \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirements\x1aW\n\x17\x41llocatedResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\"\xa1\x01\n\tPodStatus\x12>\n\x11\x63ontainerStatuses\x18\x08 \x03(\x0b\x32#.k8s.io.api.core.v1.ContainerStatus\x12\x10\n\x08qosClass\x18\t \x01(\t\x12\x42\n\x15initContainerStatuses\x18\n \x03(\x0b\x32#.k8s.io.api.core.v1.ContainerStatus\"\x91\x01\n\x03Pod\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.k8s.io.api.core.v1.ObjectMeta\x12)\n\x04spec\x18\x02 \x01(\x0b\x32\x1b.k8s.io.api.core.v1.PodSpec\x12-\n\x06status\x18\x03 \x01(\x0b\x32\x1d.k8s.io.api.core.v1.PodStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62\x61yplan/_proto/pods/core.proto\x12\x12k8s.io.api.core.v1\"\x1a\n\x08Quantity\x12\x0e\n\x06string\x18\x01 \x01(\t\"N\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x03\"\xc2\x02\n\x14ResourceRequirements\x12\x44\n\x06limits\x18\x01 \x03(\x0b\x32\x34.k8s.io.api.core.v1.ResourceRequirements.LimitsEntry\x12H\n\x08requests\x18\x02 \x03(\x0b\x32\x36.k8s.io.api.core.v1.ResourceRequirements.RequestsEntry\x1aK\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\x1aM\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\"m\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12;\n\tresources\x18\x08 \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirements\x12\x15\n\rrestartPolicy\x18\x18 \x01(\t\"\xd4\x01\n\x07PodSpec\x12\x31\n\ncontainers\x18\x02 \x03(\x0b\x32\x1d.k8s.io.api.core.v1.Container\x12\x35\n\x0einitContainers\x18\x14 \x03(\x0b\x32\x1d.k8s.io.api.core.v1.Container\x12\x15\n\x08priority\x18\x19 \x01(\x05H\x00\x88\x01\x01\x12;\n\tresources\x18( \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirementsB\x0b\n\t_priority\"\x8e\x02\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12W\n\x12\x61llocatedResources\x18\n \x03(\x0b\x32;.k8s.io.api.core.v1.ContainerStatus.AllocatedResourcesEntry\x12;\n\tresources\x18\x0b \x01(\x0b\x32(.k8s.io.api.core.v1.ResourceRequirements\x1aW\n\x17\x41llocatedResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.k8s.io.api.core.v1.Quantity:\x02\x38\x01\"\xa1\x01\n\tPodStatus\x12>\n\x11\x63ontainerStatuses\x18\x08 \x03(\x0b\x32#.k8s.io.api.core.v1.ContainerStatus\x12\x10\n\x08qosClass\x18\t \x01(\t\x12\x42\n\x15initContainerStatuses\x18\n \x03(\x0b\x32#.k8s.io.api.core.v1.ContainerStatus\"\x91\x01\n\x03Pod\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.k8s.io.api.core.v1.ObjectMeta\x12)\n\x04spec\x18\x02 \x01(\x0b\x32\x1b.k8s.io.api.core.v1.PodSpec\x12-\n\x06status\x18\x03 \x01(\x0b\x32\x1d.k8s.io.api.core.v1.PodStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,13 +50,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTAINER']._serialized_start=487
   _globals['_CONTAINER']._serialized_end=596
   _globals['_PODSPEC']._serialized_start=599
-  _globals['_PODSPEC']._serialized_end=838
-  _globals['_CONTAINERSTATUS']._serialized_start=841
-  _globals['_CONTAINERSTATUS']._serialized_end=1111
-  _globals['_CONTAINERSTATUS_ALLOCATEDRESOURCESENTRY']._serialized_start=1024
-  _globals['_CONTAINERSTATUS_ALLOCATEDRESOURCESENTRY']._serialized_end=1111
-  _globals['_PODSTATUS']._serialized_start=1114
-  _globals['_PODSTATUS']._serialized_end=1275
-  _globals['_POD']._serialized_start=1278
-  _globals['_POD']._serialized_end=1423
+  _globals['_PODSPEC']._serialized_end=811
+  _globals['_CONTAINERSTATUS']._serialized_start=814
+  _globals['_CONTAINERSTATUS']._serialized_end=1084
+  _globals['_CONTAINERSTATUS_ALLOCATEDRESOURCESENTRY']._serialized_start=997
+  _globals['_CONTAINERSTATUS_ALLOCATEDRESOURCESENTRY']._serialized_end=1084
+  _globals['_PODSTATUS']._serialized_start=1087
+  _globals['_PODSTATUS']._serialized_end=1248
+  _globals['_POD']._serialized_start=1251
+  _globals['_POD']._serialized_end=1396
 # @@protoc_insertion_point(module_scope)

@@ -166,10 +166,8 @@ class PodSpec(_message.Message):
 
     CONTAINERS_FIELD_NUMBER: _builtins.int
     INITCONTAINERS_FIELD_NUMBER: _builtins.int
-    PRIORITYCLASSNAME_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
-    priorityClassName: _builtins.str
     priority: _builtins.int
     @_builtins.property
     def containers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Container]: ...
@@ -182,13 +180,12 @@ class PodSpec(_message.Message):
         *,
         containers: _abc.Iterable[Global___Container] | None = ...,
         initContainers: _abc.Iterable[Global___Container] | None = ...,
-        priorityClassName: _builtins.str = ...,
         priority: _builtins.int | None = ...,
         resources: Global___ResourceRequirements | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "containers", b"containers", "initContainers", b"initContainers", "priority", b"priority", "priorityClassName", b"priorityClassName", "resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "containers", b"containers", "initContainers", b"initContainers", "priority", b"priority", "resources", b"resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015

@@ -103,7 +103,6 @@ def pod_facts(pod: pb.Pod) -> PodFacts:
         _qos_class(pod.status.qosClass, containers, pod_level),
         containers,
         pod.spec.priority if pod.spec.HasField("priority") else None,
-        pod.spec.priorityClassName,
         pod_level,
         pod.metadata.generation > _FIRST_GENERATION,
     )

@@ -39,12 +39,7 @@ def test_protobuf_and_json_say_the_same() -> None:
 def test_a_burstable_pod_with_init_container_and_sidecar() -> None:
     pod = PODS["burstable"]
     assert (pod.uid, pod.namespace, pod.name) == ("uid-burstable", "default", "burstable")
-    assert (pod.qos, pod.priority, pod.priority_class, pod.resized) == (
-        QosClass.BURSTABLE,
-        1000,
-        "high",
-        False,
-    )
+    assert (pod.qos, pod.priority, pod.resized) == (QosClass.BURSTABLE, 1000, False)
     kinds = {one.name: one.kind for one in pod.containers}
     assert kinds == {
         "setup": ContainerKind.INIT,
