@@ -147,7 +147,7 @@ reference: setup ## make man pages, completions, docs/metrics.md and the picture
 	$(RUN) python -m bayplan.views.metrics.reference >docs/metrics.md
 
 manifests: setup-go ## render packaging/kubernetes from the Helm chart (builds Helm, once)
-	$(RUN) python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
+	$(RUN) PYTHONPATH=tests python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
 	mv packaging/kubernetes/bayplan.yaml.new packaging/kubernetes/bayplan.yaml
 
 # Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from goside import compiled
 
+from support.chart_manifests import CHART, chart_files, with_heading
+
 GO = Path(__file__).parent / "helm"
-PROJECT = Path(__file__).parents[2]
-CHART = PROJECT / "packaging" / "helm" / "bayplan"
-MANIFESTS = PROJECT / "packaging" / "kubernetes" / "bayplan.yaml"
-HEADING = "# Rendered from packaging/helm/bayplan with its defaults by `make manifests`.\n"
 
 
 def helm_program() -> Path:
@@ -38,7 +36,7 @@ def rendered(*flags: str | Path) -> str:
 
 def manifests() -> str:
     """What `kubectl apply` needs: with the namespace, which Helm itself expects to be there."""
-    return HEADING + rendered("--set=namespace.create=true")
+    return with_heading(rendered("--set=namespace.create=true"), chart_files())
 
 
 if __name__ == "__main__":

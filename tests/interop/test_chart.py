@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from chart import CHART, HEADING, MANIFESTS, PROJECT, helm, manifests, rendered
+from chart import helm, manifests, rendered
 from goside import GoSideError, go_program
 
 from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
 from bayplan.errors import BayplanError
+from support.chart_manifests import CHART, MANIFESTS, PROJECT
 from support.kubernetes_schema import Schema
 
 pytestmark = [pytest.mark.interop, pytest.mark.matrix]
@@ -62,7 +63,7 @@ def test_helm_has_nothing_to_say() -> None:
 
 
 def test_the_manifests_are_those_of_the_chart() -> None:
-    assert MANIFESTS.read_text() == manifests(), f"run `make manifests`; {HEADING}"
+    assert MANIFESTS.read_text() == manifests(), "run `make manifests`"
 
 
 @pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart import PROJECT, helm_program, kubectl_program, rendered
+from chart import helm_program, kubectl_program, rendered
 from goside import GoSideError
 
+from support.chart_manifests import PROJECT
 from support.cluster_agents import TOPOLOGIES, make_node
 from support.console_blocks import commands
 from support.control_plane import ADMIN, MERGE, POLL_S, ApiRefusalError, ControlPlane, Object

@@ -1,5 +1,6 @@
 """The manifests of packaging/kubernetes, rendered from the Helm chart, beside what they repeat: the systemd
-units, the image, the documented rights. tests/interop/test_chart.py renders them."""
+units, the image, the documented rights; and whether the chart is still the one that they were rendered from.
+tests/interop/test_chart.py renders them."""
 
 import json
 import re
@@ -16,14 +17,11 @@ from bayplan.agent.command_line import ClusterTask, build_parser
 from bayplan.config import flags
 from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
-from support.console_blocks import PROJECT
+from support.chart_manifests import CHART, MANIFESTS, PROJECT, chart_files, with_heading
 
 Object = dict[str, Any]
 
-CHART = PROJECT / "packaging" / "helm" / "bayplan"
-OBJECTS: list[Object] = list(
-    yaml.safe_load_all((PROJECT / "packaging/kubernetes/bayplan.yaml").read_text(encoding="utf-8"))
-)
+OBJECTS: list[Object] = list(yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8")))
 OF_THE_CHART = {
     *("nriSocket", "ociSocket", "ociDeadline", "ociUndecided", "crioSocket"),
     *("stateDirectory", "adminSocket", "agentSocket", "agentGroup", "logFormat"),
@@ -48,6 +46,21 @@ def container(pod: Object, kind: str = "containers") -> Object:
 
 
 DAEMON, AGENT = pod_of("bayplan"), pod_of("bayplan-agent")
+
+
+def test_they_were_rendered_from_this_chart() -> None:
+    kept = MANIFESTS.read_text(encoding="utf-8")
+    _, _, rendered = kept.partition("\n")
+    assert kept == with_heading(rendered, chart_files()), "chart or manifests were changed: `make manifests`"
+
+
+def test_the_digest_follows_every_file_of_the_chart() -> None:
+    files = chart_files()
+    assert {"Chart.yaml", "values.yaml", "values.schema.json", "templates/daemon.yaml"} <= files.keys()
+    changed = [files | {name: content + b" "} for name, content in files.items()]
+    without = [{name: files[name] for name in files if name != one} for one in files]
+    texts = [with_heading("", one) for one in (files, *changed, *without)]
+    assert len(set(texts)) == len(texts)
 
 
 def test_chart_image_and_project_have_one_version() -> None:
