@@ -5,6 +5,8 @@ order of all others. Both ends read with the types given here, so that a message
 whole. Fields are added with a default, never renamed; an unknown field is passed over.
 """
 
+import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -15,6 +17,7 @@ from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION
 from bayplan.errors import ParseError
 from bayplan.model.decision import Decision
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.pod_facts import PodFacts
@@ -34,12 +37,14 @@ MAX_DAEMON_MESSAGE_BYTES: Final = 64 << 20
 
 class Subscribe(Struct, frozen=True, tag="Subscribe", tag_field="kind"):
     """The agent's first message. *epoch* and *position* are where it was before it lost its connection; with
-    an empty epoch everything is sent. ``agent`` is its version, for the log."""
+    an empty epoch everything is sent. ``agent`` is its version, for the log; *evicts*: it can have pods
+    evicted by the API server."""
 
     api_version: str = API_VERSION
     agent: str = __version__
     epoch: str = ""
     position: int = 0
+    evicts: bool = False
 
 
 class PodKnown(Struct, frozen=True, tag="PodKnown", tag_field="kind"):
@@ -52,6 +57,22 @@ class PodGone(Struct, frozen=True, tag="PodGone", tag_field="kind"):
     """The agent: kubelet does not have this pod any more."""
 
     uid: str
+
+
+class EvictionOutcome(enum.Enum):
+    """What the API server says of an eviction: done, or not now (a PodDisruptionBudget), or not at all."""
+
+    ACCEPTED = "accepted"
+    LATER = "later"
+    REFUSED = "refused"
+
+
+class EvictionAnswer(Struct, frozen=True, tag="EvictionAnswer", tag_field="kind"):
+    """The agent: what became of an `EvictPod`, and why it was not accepted."""
+
+    uid: str
+    outcome: EvictionOutcome
+    problem: str = ""
 
 
 class Welcome(Struct, frozen=True, tag="Welcome", tag_field="kind"):
@@ -86,6 +107,15 @@ class Refused(Struct, frozen=True, tag="Refused", tag_field="kind"):
     decision: Decision
 
 
+class Evicted(Struct, frozen=True, tag="Evicted", tag_field="kind"):
+    """The daemon: a pod is evicted, of which *record* is about one container; *annotations* are those of
+    kubelet's event. Its *position* is one in the same row."""
+
+    position: int
+    record: EvictionRecord
+    annotations: Mapping[str, str] = {}
+
+
 class UpToDate(Struct, frozen=True, tag="UpToDate", tag_field="kind"):
     """The daemon: everything up to *position* was sent. What comes later is new."""
 
@@ -114,14 +144,26 @@ class Unusable(Struct, frozen=True, tag="Unusable", tag_field="kind"):
     problem: str
 
 
+class EvictPod(Struct, frozen=True, tag="EvictPod", tag_field="kind"):
+    """The daemon: have this pod evicted by the API server, and answer at once. It was decided, is recorded,
+    and is carried out in another way if no answer comes."""
+
+    uid: str
+    namespace: str
+    name: str
+    grace_s: int
+
+
 class Failed(Struct, frozen=True, tag="Failed", tag_field="kind"):
     """The daemon's last message: why it ends the connection."""
 
     message: str
 
 
-FromAgent: TypeAlias = Subscribe | PodKnown | PodGone
-FromDaemon: TypeAlias = Welcome | Change | Refused | UpToDate | Observed | PodWanted | Unusable | Failed
+FromAgent: TypeAlias = Subscribe | PodKnown | PodGone | EvictionAnswer
+FromDaemon: TypeAlias = (
+    Welcome | Change | Refused | Evicted | UpToDate | Observed | PodWanted | Unusable | EvictPod | Failed
+)
 
 
 def encode(message: FromAgent | FromDaemon) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
+from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
@@ -30,6 +33,7 @@ from support.cluster_agents import (
 )
 from support.control_plane import MERGE, ControlPlane, Object, agent_rules
 from support.controllers import Controlled, begun, controlled
+from support.coroutines import PATIENCE_S
 from support.kubelet_pods import sandbox
 from support.machines import container, pod
 
@@ -289,6 +293,57 @@ async def test_two_agents_for_one_node_say_the_same(
     assert len(told(plane, made)) == 1
 
 
+async def test_pods_are_evicted_as_their_disruption_budgets_allow_and_told_so(
+    tmp_path: Path, control_plane: ControlPlane, token: str, node_name: str
+) -> None:
+    plane, socket, tasks = control_plane, tmp_path / "a.sock", "--cluster-tasks=pods,events,evictions"
+    made = burstable(plane, node_name, "evicted", "101Mi")
+    path, meta = f"{PODS}/evicted", made["metadata"]
+    # The API server heeds no budget of pods that do not run.
+    plane.ask("PATCH", f"{path}/status", {"status": {"phase": "Running"}}, MERGE)
+    plane.ask("PATCH", path, {"metadata": {"labels": {"app": "web"}}}, MERGE)
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"}}
+    plane.ask("POST", budgets, {**budget, "spec": spec})
+    meant = EvictPod(meta["uid"], "default", "evicted", 1)
+    async with (
+        controlled(tmp_path / "state", on=MACHINE) as one,
+        serving(one, socket) as server,
+        agent(socket, plane.kubeconfig("agent", token=token), node_name, tasks) as running,
+    ):
+        await until(lambda: running.said("following the daemon"))
+        kept = await server.evict(meant, PATIENCE_S)
+        assert kept is not None
+        assert kept.outcome is EvictionOutcome.LATER
+        assert "disruption budget" in kept.problem
+        plane.ask("DELETE", f"{budgets}/web")
+        other = await server.evict(replace(meant, uid="another"), PATIENCE_S)
+        assert other is not None
+        assert other.outcome is EvictionOutcome.REFUSED
+        assert "deletionTimestamp" not in plane.ask("GET", path)["metadata"]
+
+        record = EvictionRecord(
+            time.time_ns() // 1000,
+            "x",
+            "default/evicted/main",
+            "node0.memory.available",
+            QosClass.BURSTABLE,
+            *(GIB, MIB, GIB, 101 * MIB, 0),
+            "Node 0 is full. ",
+        )
+        accepted = await server.evict(meant, PATIENCE_S)
+        assert accepted == EvictionAnswer(meta["uid"], EvictionOutcome.ACCEPTED)
+        one.controller.changes.evicted(record, {"starved_resource": "memory"})
+        (event,) = await until(lambda: told(plane, made))
+        assert not running.warnings
+    deleted = plane.ask("GET", path)
+    assert deleted["metadata"]["deletionGracePeriodSeconds"] == 1
+    assert [one["reason"] for one in deleted["status"]["conditions"]] == ["EvictionByEvictionAPI"]
+    assert (event["reason"], event["metadata"]["annotations"]) == ("Evicted", {"starved_resource": "memory"})
+    plane.ask("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
 async def test_a_client_certificate_is_who_asks_and_a_wrong_token_is_one_line(
     tmp_path: Path, control_plane: ControlPlane, node_name: str
 ) -> None:
@@ -322,8 +377,8 @@ async def test_nothing_is_denied_and_every_right_is_used(
     made = burstable(plane, node_name, "refused", "1Gi")
     async with (
         controlled(tmp_path / "state", ONE_NODE, on=MACHINE) as one,
-        serving(one, socket),
-        agent(socket, kubeconfig, node_name) as running,
+        serving(one, socket) as server,
+        agent(socket, kubeconfig, node_name, "--cluster-tasks=topology,pods,events,evictions") as running,
     ):
         await until(lambda: published(plane, node_name, one) and watching(plane, user, node_name))
         await refuse(one, made, "x0")
@@ -331,6 +386,9 @@ async def test_nothing_is_denied_and_every_right_is_used(
         for number in range(1, 4):
             await refuse(one, made, f"x{number}")
         await until(lambda: [each.get("series", {}).get("count") for each in told(plane, made)] == [4])
+        answer = await server.evict(EvictPod(made["metadata"]["uid"], "default", "refused", 1), PATIENCE_S)
+        assert answer is not None
+        assert answer.outcome is EvictionOutcome.ACCEPTED
         assert not running.warnings
         async with agent(socket, kubeconfig, node_name, "--remove-topology") as removing:
             assert await removing.process.wait() == 0
@@ -345,7 +403,10 @@ async def test_nothing_is_denied_and_every_right_is_used(
     audited = plane.audited(user)
     assert {each["annotations"]["authorization.k8s.io/decision"] for each in audited} == {"allow"}
     targets = [(each["objectRef"], each["verb"]) for each in audited if "objectRef" in each]
-    used = {(target.get("apiGroup", ""), target["resource"], verb) for target, verb in targets}
+    used = {
+        (one.get("apiGroup", ""), "/".join(filter(None, (one["resource"], one.get("subresource")))), verb)
+        for one, verb in targets
+    }
     granted = {
         (group, resource, verb)
         for rule in agent_rules()

@@ -109,10 +109,15 @@ def test_wrong_values_are_named(assignment: str, said: str) -> None:
     assert said in finished.stderr
 
 
-@pytest.mark.parametrize("task", ["topology", "pods", "events"])
+@pytest.mark.parametrize("task", ["topology", "pods", "events", "evictions"])
 def test_an_agent_has_the_rights_of_its_tasks_alone(task: str) -> None:
     (role,) = (one for one in objects(f"agent.clusterTasks={{{task}}}") if one["kind"] == "ClusterRole")
-    expected = {"topology": {"nodes", "noderesourcetopologies"}, "pods": {"pods"}, "events": {"events"}}
+    expected = {
+        "topology": {"nodes", "noderesourcetopologies"},
+        "pods": {"pods"},
+        "events": {"events"},
+        "evictions": {"pods/eviction"},
+    }
     assert {name for rule in role["rules"] for name in rule["resources"]} == expected[task]
 
 

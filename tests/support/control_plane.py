@@ -47,9 +47,11 @@ _DOCUMENTED: Final = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 
 
 def agent_rules() -> list[Object]:
-    """The rules of the agent's role, as docs/kubernetes.md has them."""
-    (role,) = re.findall(r"\n\n((?:    apiVersion: rbac.*\n)(?:    .*\n)+)", _DOCUMENTED.read_text())
-    rules: list[Object] = yaml.safe_load(role)["rules"]
+    """The rules of the agent's role for all of its tasks, as docs/kubernetes.md has them."""
+    page = _DOCUMENTED.read_text()
+    (role,) = re.findall(r"\n\n((?:    apiVersion: rbac.*\n)(?:    .*\n)+)", page)
+    (for_evictions,) = re.findall(r"\n\n(      - \{apiGroups: .*\n)", page)
+    rules: list[Object] = yaml.safe_load(role)["rules"] + yaml.safe_load(for_evictions)
     return rules
 
 

@@ -35,7 +35,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
-    (methods and beginnings of paths), ``crd_versions``, ``hangs``."""
+    (methods and beginnings of paths), ``crd_versions``, ``hangs``, and ``budgets``, names of pods that a
+    PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {
@@ -45,6 +46,7 @@ class FakeApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.crd_versions = ("v1alpha2",)
         self.hangs = False
+        self.budgets: set[str] = set()
         self.changed = threading.Condition()
         self.port = 0
         self._managers: dict[str, str] = {}
@@ -114,6 +116,8 @@ class FakeApiServer:
             if method == "GET" and path == PODS:
                 pods = [one for name, one in self.objects.items() if name.startswith(f"{PODS}/")]
                 return {"kind": "PodList", "metadata": self._metadata({}), "items": pods}
+            if path.endswith("/eviction") and body["metadata"]["name"] in self.budgets:
+                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Cannot evict pod: its disruption budget")
             if method == "POST":
                 return self._create(f"{path}/{body['metadata']['name']}", body)
             if method == "PATCH" and "fieldManager" in query:

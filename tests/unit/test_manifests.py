@@ -132,7 +132,7 @@ def test_both_programs_understand_their_flags(tmp_path: Path) -> None:
     places = (settings.nri_socket, settings.admin_socket, settings.agent_socket)
     assert {str(path.parent) for path in places} | {str(settings.state_directory)} <= mounts
     agent = build_parser().parse_args(container(AGENT)["args"])
-    assert agent.cluster_tasks == frozenset(ClusterTask)
+    assert agent.cluster_tasks == frozenset(ClusterTask) - {ClusterTask.EVICTIONS}
     assert str(agent.daemon_socket.parent) in {one["mountPath"] for one in container(AGENT)["volumeMounts"]}
 
 

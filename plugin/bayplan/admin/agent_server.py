@@ -2,7 +2,8 @@
 
 The messages: `bayplan.agent_protocol`. Nothing waits for an agent. What is sent is taken from the change log
 when the client has room for it, so that a slow one costs no memory: it is disconnected and may resume. What a
-client says is bounded in size, and in how fast it is read.
+client says is bounded in size, and in how fast it is read. Of evictions an agent is asked to carry out what
+was decided here, and what it answers counts only for that.
 """
 
 import asyncio
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from bayplan.admin.rate import Allowance
 from bayplan.admin_protocol import API_VERSION
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
     Change,
+    EvictionAnswer,
+    EvictPod,
     Failed,
     FromDaemon,
     Observed,
@@ -57,6 +60,8 @@ MESSAGES_AT_ONCE: Final = 1000
 """A node has some hundreds of pods, and an agent that has just started says what it knows of all of them."""
 BYTES_PER_S: Final = 1 << 20
 BYTES_AT_ONCE: Final = 16 << 20
+
+Answer: TypeAlias = asyncio.Future[EvictionAnswer | None]
 
 _ENTRIES_AT_ONCE: Final = 50
 """In one message of what holds: a tenth of a millisecond of the loop that a runtime waits for."""
@@ -106,8 +111,24 @@ class AgentServer(SocketServer):
     def say(self, note: PodWanted | Unusable) -> None:
         """Send *note* to every agent that is connected. It is not repeated to one that comes later."""
         for agent in self._agents:
-            agent.notes.append(note)
-            agent.due.set()
+            agent.say(note)
+
+    async def evict(self, asked: EvictPod, limit_s: float) -> EvictionAnswer | None:
+        """Have an agent carry out an eviction; its answer, or None if there is none within *limit_s*, or no
+        agent that can."""
+        agent = next((one for one in self._agents if one.evicts), None)
+        if agent is None:
+            return None
+        answer: Answer = asyncio.get_running_loop().create_future()
+        agent.answers[asked.uid] = answer
+        agent.say(asked)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del agent.answers[asked.uid]
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -143,17 +164,18 @@ class AgentServer(SocketServer):
             raise _EndedError(f"api_version: found {first.api_version!r}, expected {API_VERSION!r}")
         if len(self._agents) >= MAX_AGENTS:
             raise _EndedError(f"{MAX_AGENTS} agents are connected already")
-        agent = _Agent()
+        agent = _Agent(first.evicts)
         self._agents.add(agent)
         self._changes.listeners.add(agent.due.set)
         logger.info("an agent connected", extra={"pid": peer.pid, "version": first.agent})
         try:
-            await until_one_ends(self._receive(reader), self._follow(writer, agent, first))
+            await until_one_ends(self._receive(reader, agent), self._follow(writer, agent, first))
         finally:
             self._changes.listeners.discard(agent.due.set)
             self._agents.discard(agent)
+            agent.left()
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, agent: "_Agent") -> None:
         """Take what the client says, no faster than it may."""
         now_s = asyncio.get_running_loop().time
         messages = Allowance(MESSAGES_PER_S, MESSAGES_AT_ONCE)
@@ -165,6 +187,8 @@ class AgentServer(SocketServer):
                     self._pods.known(pod)
                 case PodGone(uid):
                     self._pods.gone(uid)
+                case EvictionAnswer() as answer:
+                    agent.answered(answer)
                 case Subscribe():
                     raise _EndedError("Subscribe may be sent only once")
             await asyncio.sleep(max(messages.wait_s(1, now_s()), volume.wait_s(len(line), now_s())))
@@ -219,12 +243,30 @@ class AgentServer(SocketServer):
 
 
 class _Agent:
-    """A client that follows. ``due``: there may be something to send; ``notes`` are kept for it alone."""
+    """A client that follows. ``due``: there may be something to send; ``notes`` are kept for it alone.
+    ``answers`` are waited for, by the pod's uid; None if it left. *evicts*: see `Subscribe`."""
 
-    def __init__(self) -> None:
+    def __init__(self, evicts: bool) -> None:
+        self.evicts = evicts
         self.due = asyncio.Event()
-        self.notes: deque[PodWanted | Unusable] = deque(maxlen=_MAX_NOTES)
+        self.notes: deque[PodWanted | Unusable | EvictPod] = deque(maxlen=_MAX_NOTES)
+        self.answers: dict[str, Answer] = {}
         self.observed_s = float("-inf")
+
+    def say(self, note: PodWanted | Unusable | EvictPod) -> None:
+        self.notes.append(note)
+        self.due.set()
+
+    def answered(self, answer: EvictionAnswer) -> None:
+        """Hand it to who asked; nobody may have, or not any more."""
+        waiting = self.answers.get(answer.uid)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def left(self) -> None:
+        for waiting in self.answers.values():
+            if not waiting.done():
+                waiting.set_result(None)
 
 
 def everything(basis: Basis, refusals: tuple[Refused, ...], position: int) -> Iterator[FromDaemon]:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.events import EventRecorder
+from bayplan.agent.cluster.evictions import TIMEOUT_S as EVICTION_TIMEOUT_S
+from bayplan.agent.cluster.evictions import PodEvictions
 from bayplan.agent.cluster.kubeconfig import api_server
 from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.cluster.publisher import TopologyPublisher
@@ -73,13 +75,16 @@ def _cluster(
     """What is done at the API server, if there is one; raises ConfigError."""
     if settings.kubeconfig is None:
         return
-    api, node_name = Api(api_server(settings.kubeconfig)), settings.node_name
+    server, node_name = api_server(settings.kubeconfig), settings.node_name
+    api = Api(server)
     if ClusterTask.PODS in settings.cluster_tasks:
         yield ApiPodWatch(api, node_name, link, lambda: any(source.in_sync for source in kubelet))
     if ClusterTask.TOPOLOGY in settings.cluster_tasks:
         yield TopologyPublisher(api, mirror, node_name)
     if ClusterTask.EVENTS in settings.cluster_tasks:
         yield EventRecorder(api, mirror, node_name, link.pod_named)
+    if ClusterTask.EVICTIONS in settings.cluster_tasks:
+        yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
 
 
 def _services(settings: AgentSettings, mirror: Mirror) -> Iterator[Service]:

@@ -49,6 +49,7 @@ class ClusterTask(enum.Enum):
     TOPOLOGY = "topology"
     PODS = "pods"
     EVENTS = "events"
+    EVICTIONS = "evictions"
 
 
 class AgentSettings(Struct, frozen=True):
@@ -70,7 +71,7 @@ class AgentSettings(Struct, frozen=True):
     container_metrics: int = 100
     kubeconfig: Path | None = None
     node_name: str = ""
-    cluster_tasks: frozenset[ClusterTask] = frozenset(ClusterTask)
+    cluster_tasks: frozenset[ClusterTask] = frozenset(ClusterTask) - {ClusterTask.EVICTIONS}
     remove_topology: bool = False
     log_level: str = "info"
     log_format: str = "auto"
@@ -205,7 +206,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TASK,...",
         default=default.cluster_tasks,
         help="what is done there: topology publishes a NodeResourceTopology object, pods learns what pods "
-        "request where kubelet does not say, events tells pods what was decided (default: all three)",
+        "request where kubelet does not say, events tells pods what was decided, evictions has pods evicted "
+        "there that the daemon decides to evict (default: all but the last)",
     )
     cluster.add_argument(
         "--remove-topology",

@@ -8,6 +8,7 @@ latest of each pod.
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ from typing import Final
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,
+    EvictionAnswer,
+    EvictPod,
     Failed,
     PodGone,
     PodKnown,
@@ -37,7 +40,8 @@ TIMEOUT_S: Final = 30.0
 
 class DaemonLink:
     """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
-    about, ``unusable`` counts what the daemon did not believe.
+    about, ``evict`` for each that is to be evicted, if somebody can do that; ``unusable`` counts what the
+    daemon did not believe.
     """
 
     def __init__(
@@ -52,10 +56,12 @@ class DaemonLink:
         self._path = path
         self._mirror = mirror
         self.wanted = wanted
+        self.evict: Callable[[EvictPod], None] | None = None
         self._backoff = backoff or Backoff(random.random, limit_s=5.0)
         self._timeout_s = timeout_s
         self._pods: dict[str, PodFacts] = {}
         self._unsaid: dict[str, PodKnown | PodGone] = {}
+        self._answers: deque[EvictionAnswer] = deque()
         self._to_say = asyncio.Event()
 
     def know(self, pod: PodFacts) -> None:
@@ -75,6 +81,12 @@ class DaemonLink:
             self.forget(uid)
         for pod in pods.values():
             self.know(pod)
+
+    def answer(self, answer: EvictionAnswer) -> None:
+        """Tell the daemon what became of an eviction. One that was asked for over an earlier connection is
+        over for it."""
+        self._answers.append(answer)
+        self._to_say.set()
 
     def pod_named(self, namespace: str, name: str) -> PodFacts | None:
         """What is known of that pod."""
@@ -98,7 +110,9 @@ class DaemonLink:
     async def _follow(self) -> None:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_DAEMON_MESSAGE_BYTES)
         try:
-            writer.write(encode(Subscribe(epoch=self._mirror.epoch, position=self._mirror.position)))
+            mirror, evicts = self._mirror, self.evict is not None
+            writer.write(encode(Subscribe(epoch=mirror.epoch, position=mirror.position, evicts=evicts)))
+            self._answers.clear()
             self._unsaid = {uid: PodKnown(pod) for uid, pod in self._pods.items()}
             self._to_say.set()
             saying = asyncio.create_task(self._say_all(writer))
@@ -122,6 +136,8 @@ class DaemonLink:
                     logger.info("following the daemon", extra={"position": self._mirror.position})
                 case PodWanted():
                     self.wanted(message)
+                case EvictPod() if self.evict is not None:
+                    self.evict(message)
                 case Unusable(uid, container, problem):
                     self.unusable += 1
                     fields = {"pod_uid": uid, "container": container, "problem": problem}
@@ -137,6 +153,9 @@ class DaemonLink:
         while True:
             await self._to_say.wait()
             self._to_say.clear()
+            while self._answers:
+                writer.write(encode(self._answers.popleft()))
+                await writer.drain()
             while self._unsaid:
                 uid = next(iter(self._unsaid))
                 writer.write(encode(self._unsaid.pop(uid)))

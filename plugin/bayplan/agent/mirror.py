@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from bayplan.agent_protocol import Change, FromDaemon, Observed, Refused, UpToDate, Welcome
+from bayplan.agent_protocol import Change, Evicted, FromDaemon, Observed, Refused, UpToDate, Welcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.ledger_changes import with_changes
 from bayplan.model.machine import Machine
@@ -21,6 +21,7 @@ from bayplan.views.snapshot import Observation, Snapshot
 
 MAX_REFUSALS: Final = 1000
 """The latest; some hundred bytes each."""
+MAX_EVICTIONS: Final = 100
 
 
 class _State(Struct):
@@ -45,7 +46,8 @@ class _State(Struct):
 class Mirror:
     """See the module. ``epoch`` and ``position`` are where the daemon may resume.
 
-    ``revision`` rises with everything that is new; ``refusals`` are the latest ones, the oldest first.
+    ``revision`` rises with everything that is new; ``refusals`` and ``evictions`` are the latest ones, the
+    oldest first, the latter since the agent's start.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,7 @@ class Mirror:
         self.connected = False
         self.revision = 0
         self.refusals: deque[Refused] = deque(maxlen=MAX_REFUSALS)
+        self.evictions: deque[Evicted] = deque(maxlen=MAX_EVICTIONS)
         self._current = _State()
         self._next: _State | None = None
         """What is being sent in place of all that was known; nobody sees a half of it."""
@@ -116,6 +119,10 @@ class Mirror:
             case Refused():
                 self.refusals.append(message)
                 self._current.position = message.position
+                self._publish()
+            case Evicted():
+                self.evictions.append(message)
+                (self._next or self._current).position = message.position
                 self._publish()
             case Observed(observation):
                 self._observation = observation

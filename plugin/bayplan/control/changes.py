@@ -1,5 +1,5 @@
-"""Everything that became different of what decisions depend on, in order, with the refusals: for those who
-follow it from outside (`bayplan.admin.agent_server`).
+"""Everything that became different of what decisions depend on, in order, with refusals and evictions: for
+those who follow it from outside (`bayplan.admin.agent_server`).
 
 Only the latest changes are kept, within a bound. Who has fallen behind further than that starts again from
 what holds now. Invariant: whoever applies all changes after a position to what held there has what holds now.
@@ -8,12 +8,13 @@ what holds now. Invariant: whoever applies all changes after a position to what 
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, TypeAlias
 
-from bayplan.agent_protocol import Change, Refused
+from bayplan.agent_protocol import Change, Evicted, Refused
 from bayplan.model.decision import Decision
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.ledger_changes import entries_of
 from bayplan.model.machine import Machine
@@ -25,7 +26,7 @@ MAX_KEPT: Final = 8192
 MAX_REFUSALS: Final = 100
 """So many refusals are part of what holds now."""
 
-Item: TypeAlias = Change | Refused
+Item: TypeAlias = Change | Refused | Evicted
 
 
 class ChangeLog:
@@ -68,6 +69,11 @@ class ChangeLog:
         refusal = Refused(self.position, time.time_ns() // 1000, decision)
         self.refusals.append(refusal)
         self._keep(refusal)
+
+    def evicted(self, record: EvictionRecord, annotations: Mapping[str, str]) -> None:
+        """A pod is evicted; see `Evicted`."""
+        self.position += 1
+        self._keep(Evicted(self.position, record, annotations))
 
     def since(self, position: int) -> list[Item] | None:
         """The changes after *position*; None if they are not all kept any more, or it is none of ours."""

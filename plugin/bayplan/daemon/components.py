@@ -49,6 +49,7 @@ from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.pod_end import PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.process_limits import spare_files
 from bayplan.daemon.promise_widening import PromiseWidening
@@ -184,8 +185,10 @@ class Daemon:
             transition_ns=lambda: self.settings.eviction_transition_ns,
         )
         usage = ContainerUsage(self.controller, self.hierarchy, self.pressure, image_fs=disks.separate)
+        in_thread = self.eviction_thread.do
+        pod_end = PodEnd(self.hierarchy, in_thread)
         self.eviction = EvictionManager(
-            self.controller, self.hierarchy, self.eviction_thread.do, self.pressure, signals, usage
+            self.controller, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
         )
         self.controller.placements.admitted = self.eviction.admitted
         self.stale_entries = StaleEntries(
@@ -310,6 +313,7 @@ class Daemon:
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_believed = lambda *found: server.say(Unusable(*found))
+        self.eviction.pod_end.ask_agent = server.evict
         return server
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:

@@ -4,29 +4,28 @@ One pod at a time, in kubelet's order, of those whom `bayplan.placement.eviction
 relieved first: nobody is evicted for it as long as pages can go elsewhere. Nobody is for a disk while what
 ended pods left there would do. Where a kubelet runs pods, the machine's own signals are kubelet's to act on,
 and nobody is evicted here while one of them on memory is met; a single node's are ours. Each eviction is
-recorded before it is carried out.
-
-The runtime cannot be asked: what NRI has for it no runtime carries out, and CRI takes gRPC. The processes are
-ended through their cgroups, and the runtime reports the end as it does every other one.
+recorded before it is carried out (`bayplan.daemon.pod_end`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from bayplan.agent_protocol import EvictionOutcome
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.pod_end import HARD_GRACE_S, SOFT_GRACE_S, PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.engines.kubelet.eviction.node_signals import node_of
 from bayplan.engines.kubelet.eviction.pressure import wanted
 from bayplan.engines.kubelet.eviction.rules import (
+    EvictionNote,
     NodeCondition,
     conditions,
     eviction_note,
@@ -34,11 +33,10 @@ from bayplan.engines.kubelet.eviction.rules import (
 )
 from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, Threshold, starved
 from bayplan.engines.kubelet.pod import FeatureGates
-from bayplan.errors import BayplanError, StateError
+from bayplan.errors import StateError
 from bayplan.host import shadow_mode
 from bayplan.host.eviction_signals import has_kubelet
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.process_end import end_processes
 from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.machine import MEMORY
@@ -56,17 +54,13 @@ SETTLE_NS: Final = 10_000_000_000
 """After an eviction, until the next one may follow: what was ended has to be seen in the numbers first."""
 RELIEF_NS: Final = 60_000_000_000
 """So long pages are moved off a node, before somebody is ended although there are more to be moved."""
-HARD_GRACE_S: Final = 1.0
-"""kubelet's own for hard thresholds."""
-SOFT_GRACE_S: Final = 30.0
-"""Kubernetes' default of terminationGracePeriodSeconds; nobody tells the pod's own."""
+BUDGET_NS: Final = 60_000_000_000
+"""So long a pod that a PodDisruptionBudget keeps from a soft threshold is left alone."""
 MOST_NAMED: Final = 3
 ON_DISK: Final = (EPHEMERAL_STORAGE, INODES)
 
 EVICTED: Final = "evicted"
 """Code of the reason that a container of an evicted pod is refused."""
-
-EndProcesses = Callable[[Hierarchy, Sequence[str], float], str]
 
 
 class EvictionManager:
@@ -80,20 +74,22 @@ class EvictionManager:
         watch: PressureWatch,
         signals: PressureSignals,
         usage: ContainerUsage,
-        end: EndProcesses = end_processes,
+        pod_end: PodEnd,
     ) -> None:
         self.signals = signals
+        self.pod_end = pod_end
         self._controller = controller
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._watch = watch
         self._usage = usage
-        self._end = end
         self._not_before_ns = 0
         self._obstacle = ""
         self._evicted: dict[str, tuple[NodeCondition, str]] = {}
         """For each evicted pod, by `_key`, the node's condition that it went for, and kubelet's message."""
         self._chosen_in_shadow: dict[str, NodeCondition] = {}
+        self._kept_until_ns: dict[str, int] = {}
+        """By the pod's id, those that a disruption budget keeps."""
 
     async def follow(self, pause_s: float = LOOK_S, far_pause_s: float = FAR_LOOK_S) -> None:
         """Look for ever, until cancelled: after *pause_s*, or where no threshold is near when the nodes are
@@ -181,9 +177,10 @@ class EvictionManager:
                 )
                 return None
         running = await self._in_thread(partial(self._usage.running, signal))
-        offered = {
-            key: pod for key, pod in controller.known.pods.items() if key not in self._chosen_in_shadow
-        }
+        now_ns = self.signals.clock_ns()
+        self._kept_until_ns = {key: until for key, until in self._kept_until_ns.items() if now_ns < until}
+        passed_over = self._chosen_in_shadow.keys() | self._kept_until_ns.keys()
+        offered = {key: pod for key, pod in controller.known.pods.items() if key not in passed_over}
         pods, kept = candidates(running, offered, controller.placements.kubelet_pods.get, resource)
         chosen = victim(pods, node_of(signal), lacking)
         if chosen is None:
@@ -200,39 +197,50 @@ class EvictionManager:
             pod_usage_bytes=chosen.used,
             shortage=(threshold.value.of(seen.capacity), seen.available),
         )
-        await self._carry_out(chosen, threshold, note.message)
-        return chosen
+        return chosen if await self._carry_out(chosen, threshold, note) else None
 
-    async def _carry_out(self, pod: EvictablePod, threshold: Threshold, message: str) -> None:
-        """Record it, then end the pod."""
+    async def _carry_out(self, pod: EvictablePod, threshold: Threshold, note: EvictionNote) -> bool:
+        """Record it, then end the pod; False if a disruption budget keeps it."""
         shadow = shadow_mode.is_on()
-        records = self._records(pod, threshold, message, shadow_mode.NOTHING_APPLIED if shadow else "")
-        try:
-            await self._controller.recorder.evicted(records)
-        except StateError as error:
-            logger.error("an eviction is not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
+        records = self._records(pod, threshold, note.message, shadow_mode.NOTHING_APPLIED if shadow else "")
+        await self._record(records)
+        self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
+        grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
+        answer = None if shadow else await self.pod_end.ask_api_server(pod.pod, grace_s)
+        # As kubelet's evictions, those for a hard threshold heed no budget.
+        if answer is not None and answer.outcome is EvictionOutcome.LATER and not threshold.hard:
+            await self._record(self._records(pod, threshold, note.message, answer.problem))
+            self._obstacle = f"{pod.name} is not evicted for {threshold.signal}: {answer.problem}"
+            self._kept_until_ns[pod.pod.id] = self.signals.clock_ns() + BUDGET_NS
+            return False
         self._controller.counters[eviction_counter(threshold.signal, pod.qos.value)] += 1
         extra = {"pod": pod.name, "signal": threshold.signal, "record": str(records[0])}
         logger.warning("pod is evicted", extra=extra)
-        self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
         (condition,) = conditions([threshold])
         if shadow:
             self._chosen_in_shadow[pod.pod.id] = condition
-            return
-        self._evicted[_key(pod.pod)] = condition, message
+            return True
+        self._controller.changes.evicted(records[0], note.annotations)
+        self._evicted[_key(pod.pod)] = condition, note.message
         container_ids = [one.container.id for one in pod.containers]
         if pod.resource in ON_DISK:
             self._usage.ended(pod.name, container_ids)
         cgroups = self._watch.memory.cgroups_of(container_ids)
-        grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
-        try:
-            left = await self._in_thread(partial(self._end, self._hierarchy, cgroups, grace_s))
-        except BayplanError as error:
-            left = str(error)
+        deleted = answer is not None and answer.outcome is EvictionOutcome.ACCEPTED
+        if deleted:
+            self._controller.counters["evicted_by_api_server"] += 1
+        left = await self.pod_end.end(cgroups, grace_s, deleted=deleted)
         self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
         if left:
             self._controller.counters["evictions_failed"] += 1
             logger.error("an evicted pod has not ended", extra={"pod": pod.name, "problem": left})
+        return True
+
+    async def _record(self, records: list[EvictionRecord]) -> None:
+        try:
+            await self._controller.recorder.evicted(records)
+        except StateError as error:
+            logger.error("an eviction is not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
 
     def _records(
         self, pod: EvictablePod, threshold: Threshold, message: str, obstacle: str

@@ -1,4 +1,5 @@
-"""Ends all processes of some cgroups: SIGTERM, time to end by themselves, then SIGKILL for all at once.
+"""Ends all processes of some cgroups: SIGTERM, time to end by themselves, then SIGKILL for all at once. Or
+waits until somebody else has ended them.
 
 A process is told through a pidfd, opened before it was seen to be in the cgroup, so that no successor of its
 id is meant. cgroup v2 kills a whole cgroup itself from Linux 5.14 on, however fast it forks. Blocks.
@@ -25,6 +26,26 @@ KILLED_S: Final = 10.0
 _KILL: Final = "cgroup.kill"
 
 
+def wait_for_end(
+    hierarchy: Hierarchy,
+    cgroups: Sequence[str],
+    limit_s: float,
+    clock_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> bool:
+    """Whether nobody is in *cgroups* any more within *limit_s*.
+
+    Raises:
+        HostError: they cannot be listed.
+    """
+    end_s = clock_s() + limit_s
+    while running := any(_pids(hierarchy, path) for path in cgroups):
+        if clock_s() >= end_s:
+            break
+        pause(LOOK_S)
+    return not running
+
+
 def end_processes(
     hierarchy: Hierarchy,
     cgroups: Sequence[str],
@@ -39,26 +60,17 @@ def end_processes(
         ShadowModeError: nobody is ended.
         HostError: they cannot be listed, or not be killed.
     """
-
-    def until_gone(seconds: float) -> bool:
-        end_s = clock_s() + seconds
-        while running := any(_pids(hierarchy, path) for path in cgroups):
-            if clock_s() >= end_s:
-                break
-            pause(LOOK_S)
-        return not running
-
     for path in cgroups:
         shadow_mode.check_off(path)
         if (reason := hierarchy.why_protected(path)) is not None:
             raise HostError(path, f"nobody there is ended: {reason}")
     for path in cgroups:
         _signal(hierarchy, path, signal.SIGTERM)
-    if until_gone(grace_s):
+    if wait_for_end(hierarchy, cgroups, grace_s, clock_s, pause):
         return ""
     for path in cgroups:
         _kill(hierarchy, path)
-    if until_gone(KILLED_S):
+    if wait_for_end(hierarchy, cgroups, KILLED_S, clock_s, pause):
         return ""
     left = [pid for path in cgroups for pid in _pids(hierarchy, path)]
     return f"processes {', '.join(map(str, left))} were killed and are still there after {KILLED_S:g} s"

@@ -18,6 +18,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "decisions_degraded": "a container was placed, but not as well as it asked",
     "decisions_placed": "a container was placed as it asked",
     "decisions_refused": "a container was refused",
+    "evicted_by_api_server": "a pod that was evicted was deleted by the API server",
     "evictions_failed": "a container of a pod that was evicted has not ended",
     "drifted": "a cgroup had other values than decided, twice in a row",
     "found_containers": "a container was found that had been created without bayplan",

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.snapshot_source import snapshot_of
+from bayplan.agent_protocol import Evicted, EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.eviction import RELIEF_NS, EvictionManager
+from bayplan.daemon.eviction import BUDGET_NS, RELIEF_NS, EvictionManager
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
+from bayplan.daemon.pod_end import KUBELET_S, PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation
 from bayplan.engines.kubelet.eviction.thresholds import Threshold, ThresholdValue
@@ -75,6 +77,12 @@ class Around:
     disk_available_bytes: int = GIB
     left: str = ""
     """What stays of who is ended."""
+    answers: list[EvictionAnswer | None] = field(default_factory=list)
+    """What the API server says, one after the other; then there is no agent."""
+    asked: list[EvictPod] = field(default_factory=list)
+    kubelet_ends: bool = True
+    """Whether kubelet ends what the API server deletes."""
+    waited: list[float] = field(default_factory=list)
     manager: EvictionManager = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,8 +102,15 @@ class Around:
             self.one.controller, hierarchy, self.watch, image_fs=False, clock_s=lambda: self.now_s
         )
         self.manager = EvictionManager(
-            self.one.controller, hierarchy, here, self.watch, signals, usage, self.end
+            self.one.controller,
+            hierarchy,
+            here,
+            self.watch,
+            signals,
+            usage,
+            PodEnd(hierarchy, here, self.end, self.wait),
         )
+        self.manager.pod_end.ask_agent = self.ask_agent
 
     def signals(self, hierarchy: Hierarchy, disks: FileSystems) -> dict[str, Observation]:
         """What the files say, but of disks what the scenario says."""
@@ -105,10 +120,27 @@ class Around:
 
     def end(self, _: Hierarchy, cgroups: Sequence[str], grace_s: float) -> str:
         self.ended.append((list(cgroups), grace_s))
-        for path in () if self.left else cgroups:
+        if not self.left:
+            self.gone(cgroups)
+        return self.left
+
+    async def ask_agent(self, asked: EvictPod, _: float) -> EvictionAnswer | None:
+        if not self.answers:
+            return None
+        self.asked.append(asked)
+        return self.answers.pop(0)
+
+    def wait(self, _: Hierarchy, cgroups: Sequence[str], limit_s: float) -> bool:
+        self.waited.append(limit_s)
+        if self.kubelet_ends:
+            self.gone(cgroups)
+        return self.kubelet_ends
+
+    def gone(self, cgroups: Sequence[str]) -> None:
+        """The processes have ended."""
+        for path in cgroups:
             self.hold(path, {})
             (self.live.node.directory(path) / "cgroup.procs").write_text("")
-        return self.left
 
     def hold(self, path: str, amounts: dict[int, int]) -> None:
         self.live.hold(path, amounts)
@@ -383,6 +415,101 @@ def test_who_does_not_end_is_said(tmp_path: Path) -> None:
             await it.create(*LARGE, {0: 900 * MIB})
             assert await it.look(6) == ["large"]
             assert it.one.controller.counters["evictions_failed"] == 1
+
+    run(scenario)
+
+
+def answer(outcome: EvictionOutcome, problem: str = "") -> EvictionAnswer:
+    return EvictionAnswer(LARGE[0].uid, outcome, problem)
+
+
+ACCEPTED = answer(EvictionOutcome.ACCEPTED)
+NOT_NOW = answer(EvictionOutcome.LATER, "it would violate the pod's disruption budget")
+
+
+def test_the_api_server_deletes_the_pod_and_kubelet_ends_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.answers = [ACCEPTED]
+            await it.create(*LARGE, {0: 900 * MIB})
+            controller = it.one.controller
+            position = controller.changes.position
+            assert await it.look(6) == ["large"]
+            owner, one = LARGE
+            assert it.asked == [EvictPod(owner.uid, owner.namespace, owner.name, 1)]
+            assert (it.waited, it.ended) == ([1 + KUBELET_S], [])
+            assert controller.counters["evicted_by_api_server"] == 1
+            # For the event on the pod.
+            (told,) = controller.changes.since(position) or ()
+            assert isinstance(told, Evicted)
+            assert told.record.container_id == one.id
+            assert told.annotations["starved_resource"] == "memory"
+
+    run(scenario)
+
+
+def test_what_kubelet_does_not_end_is_ended_here(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            # Or an agent that only says so.
+            it.answers, it.kubelet_ends = [ACCEPTED], False
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(6) == ["large"]
+            assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refused", [answer(EvictionOutcome.REFUSED, "403: forbidden"), NOT_NOW])
+def test_a_hard_threshold_does_not_wait_for_an_api_server_that_refuses(
+    tmp_path: Path, refused: EvictionAnswer
+) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.answers = [refused]
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(6) == ["large"]
+            assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
+            assert it.one.controller.counters["evicted_by_api_server"] == 0
+            # Once, whatever the API server says.
+            assert len(it.asked) == 1
+
+    run(scenario)
+
+
+def test_for_a_soft_threshold_a_disruption_budget_is_heeded_and_the_next_one_goes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (SOFT,)
+            it.answers = [NOT_NOW]
+            await it.create(*LARGE, {0: 500 * MIB})
+            await it.create(*SMALL, {0: 400 * MIB})
+            assert await it.look(16) == []
+            (_, why) = [one for one in it.manager.problems() if "node0" in one]
+            assert "large" in why
+            assert NOT_NOW.problem in why
+            records = await it.one.controller.recorder.evictions(10, "large")
+            assert [one.obstacle for one in records] == [NOT_NOW.problem, ""]
+            assert it.one.controller.counters["evicted:node0.memory.available:BestEffort"] == 0
+            # It may still run.
+            owner, one = LARGE
+            await it.one.controller.create_container(owner, replace(one, id="large-2"))
+            assert await it.look(6) == ["small"]
+            assert it.ended == [([SMALL[1].cgroups_path], 30.0)]
+
+    run(scenario)
+
+
+def test_who_is_kept_by_a_budget_is_asked_about_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with around(tmp_path) as it:
+            it.thresholds = (SOFT,)
+            it.answers = [NOT_NOW, ACCEPTED]
+            await it.create(*LARGE, {0: 900 * MIB})
+            assert await it.look(16 + BUDGET_NS // S // 2 - 1) == []
+            assert len(it.asked) == 1
+            assert await it.look() == ["large"]
+            assert it.waited == [30 + KUBELET_S]
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""Events on pods (events.k8s.io/v1) about what happened to their containers.
+"""Events on pods (events.k8s.io/v1) about what happened to them and their containers.
 
 Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted, and
 five requests a second in all. What the API server cannot take now is told later, as far as the latest
@@ -41,6 +41,7 @@ _ACTIONS: Final = {
     happenings.REFUSED: "CreateContainer",
     happenings.DEGRADED: "CreateContainer",
     happenings.MOVED: "MoveContainer",
+    happenings.EVICTED: "EvictPod",
 }
 
 
@@ -85,7 +86,8 @@ class EventRecorder:
         """Whether the API server took nothing since it did not answer."""
         self._ledger: Ledger | None = None
         self._refused: Collection[tuple[int, str]] = ()
-        """What is known already: the ledger, and the refusals by their moment and container."""
+        """What is known already: the ledger, and refusals and evictions by their moment and container."""
+        self._evicted: Collection[tuple[int, str]] = ()
 
     async def run(self) -> None:
         """Tell until cancelled."""
@@ -103,13 +105,17 @@ class EventRecorder:
     def _compare(self, ledger: Ledger) -> None:
         """Notice what is new since the last time; the first time nothing is."""
         refusals = {(one.at_us, one.decision.request.container_id): one for one in self._mirror.refusals}
+        evictions = {(one.record.at_us, one.record.container_id): one for one in self._mirror.evictions}
         if self._ledger is not None:
             for key, one in refusals.items():
                 if key not in self._refused:
                     self._notice(one.at_us, *happenings.refused(one.decision))
+            for key, eviction in evictions.items():
+                if key not in self._evicted:
+                    self._notice(eviction.record.at_us, *happenings.evicted(eviction))
             if self._ledger is not ledger:
                 self._notice(time.time_ns() // _NS_PER_US, *happenings.between(self._ledger, ledger))
-        self._ledger, self._refused = ledger, refusals.keys()
+        self._ledger, self._refused, self._evicted = ledger, refusals.keys(), evictions.keys()
 
     def _notice(self, at_us: int, *happened: Happening) -> None:
         for one in happened:
@@ -203,11 +209,11 @@ class EventRecorder:
         pod = self._pod_named(one.namespace, one.pod)
         regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": one.namespace, "name": one.pod}
         if pod is not None:
-            regarding |= {"uid": pod.uid, "fieldPath": _field_path(pod, one.container)}
+            regarding |= {"uid": pod.uid} | _field_path(pod, one.container)
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"namespace": one.namespace, "name": series.name},
+            "metadata": {"namespace": one.namespace, "name": series.name} | _annotations(one),
             "eventTime": _micro_time(series.first_us),
             "reportingController": _CONTROLLER,
             "reportingInstance": self._node_name,
@@ -224,10 +230,16 @@ def _repeated(series: _Series) -> Object:
     return {"series": {"count": series.count, "lastObservedTime": _micro_time(series.last_us)}}
 
 
-def _field_path(pod: PodFacts, container: str) -> str:
+def _annotations(one: Happening) -> Object:
+    return {"annotations": dict(one.annotations)} if one.annotations else {}
+
+
+def _field_path(pod: PodFacts, container: str) -> Object:
+    if not container:
+        return {}
     known = pod.container(container)
     init = known is not None and known.kind is not ContainerKind.MAIN
-    return f"spec.{'initContainers' if init else 'containers'}{{{container}}}"
+    return {"fieldPath": f"spec.{'initContainers' if init else 'containers'}{{{container}}}"}
 
 
 def _micro_time(at_us: int) -> str:

@@ -1,10 +1,12 @@
-"""What is told on pods: containers that were refused, placed less well than asked, or moved. Pure."""
+"""What is told on pods: containers that were refused, placed less well than asked, or moved, and that the pod
+is evicted. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from bayplan.agent_protocol import Evicted
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import MOVED_OVER, Decision, Outcome
 from bayplan.model.ledger import Ledger
@@ -13,22 +15,33 @@ from bayplan.model.sentences import summary
 REFUSED: Final = "PlacementRefused"
 DEGRADED: Final = "PlacementDegraded"
 MOVED: Final = "PlacementMoved"
+EVICTED: Final = "Evicted"
+"""kubelet's own word."""
 
 
 class Happening(Struct, frozen=True):
-    """What happened to the container *container* of a pod: *reason* is a word for programs, *note* the
-    sentence that `bayplan explain` has for it."""
+    """What happened to the container *container* of a pod, or to all of the pod if that is empty: *reason* is
+    a word for programs, *note* the sentence that `bayplan explain` has for it."""
 
     namespace: str
     pod: str
     container: str
     reason: str
     note: str
+    annotations: Mapping[str, str] = {}
 
 
 def refused(decision: Decision) -> Iterator[Happening]:
     """A container was refused by *decision*."""
     yield from _of(decision, REFUSED, summary(decision))
+
+
+def evicted(message: Evicted) -> Iterator[Happening]:
+    """A pod is evicted, in kubelet's words."""
+    parts = parts_in_pod(message.record.name)
+    if parts is not None:
+        namespace, pod, _ = parts
+        yield Happening(namespace, pod, "", EVICTED, message.record.message.strip(), message.annotations)
 
 
 def between(before: Ledger, after: Ledger) -> Iterator[Happening]:

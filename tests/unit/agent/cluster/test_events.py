@@ -12,9 +12,10 @@ from bayplan.agent.cluster.events import EventRecorder
 from bayplan.agent.cluster.happenings import refused
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
 from bayplan.agent.mirror import Mirror
-from bayplan.agent_protocol import Change, Refused
+from bayplan.agent_protocol import Change, Evicted, Refused
 from bayplan.backoff import Backoff
-from bayplan.model.decision import MOVED_OVER, Decision, Outcome, Reason
+from bayplan.model.decision import MOVED_OVER, Decision, Outcome, QosClass, Reason
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Entry
 from bayplan.model.sentences import summary
 from support.conditions import running, until
@@ -104,6 +105,38 @@ async def test_degraded_and_moved_containers_are_told_and_what_was_so_before_is_
         ("PlacementDegraded", "Warning", f"container main: {summary(degraded)}"),
         ("PlacementMoved", "Normal", "container main: now on node 1"),
     ]
+
+
+async def test_an_eviction_is_an_event_on_the_pod_as_kubelets_own() -> None:
+    api, mirror = FakeApiServer(), mirror_of(make_snapshot())
+    amounts = (100, 50, 80, 0, 0)
+    record = EvictionRecord(
+        1_700_000_000_000_123,
+        "x",
+        "default/burstable/main",
+        "node0.memory.available",
+        QosClass.BEST_EFFORT,
+        *amounts,
+        "Node 0 is full. ",
+    )
+    with api.serving():
+        async with recording(api, mirror):
+            evicted = Evicted(mirror.position + 1, record, {"starved_resource": "memory"})
+            mirror.take(evicted)
+            # Sent again after a lost connection.
+            mirror.take(evicted)
+            await until(lambda: bool(told(api)))
+    (event,) = told(api)
+    assert event["metadata"]["annotations"] == {"starved_resource": "memory"}
+    assert event["regarding"]["uid"] == "uid-burstable"
+    assert "fieldPath" not in event["regarding"]
+    shown = {key: event[key] for key in ("action", "reason", "type", "note")}
+    assert shown == {
+        "action": "EvictPod",
+        "reason": "Evicted",
+        "type": "Warning",
+        "note": "Node 0 is full.",
+    }
 
 
 async def test_a_daemon_that_tells_everything_again_is_no_news() -> None:

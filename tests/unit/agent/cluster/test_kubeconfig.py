@@ -92,10 +92,11 @@ def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, content: bytes) -> Non
 
 def test_flags_of_the_api_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NODE_NAME", "node-a")
-    settings = parse(["--kubeconfig", "in-cluster", "--cluster-tasks", "pods,events"])
+    settings = parse(["--kubeconfig", "in-cluster", "--cluster-tasks", "pods,evictions"])
     assert (settings.kubeconfig, settings.node_name) == (IN_CLUSTER, "node-a")
-    assert settings.cluster_tasks == {ClusterTask.PODS, ClusterTask.EVENTS}
-    assert parse([]).cluster_tasks == set(ClusterTask)
+    assert settings.cluster_tasks == {ClusterTask.PODS, ClusterTask.EVICTIONS}
+    # What ends pods is asked for by name.
+    assert parse([]).cluster_tasks == set(ClusterTask) - {ClusterTask.EVICTIONS}
     for wrong in (["--cluster-tasks", "all"], ["--remove-topology"]):
         with pytest.raises(SystemExit):
             parse(wrong)
