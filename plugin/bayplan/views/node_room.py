@@ -1,5 +1,5 @@
-"""What a container could still have on each node alone: the table beside a refusal, and "the largest that
-fits".
+"""What a container could still have on each node alone: the table beside a refusal, "the largest that fits",
+and what `bayplan nodes` and NodeResourceTopology say is left.
 
 For both engines by the promises alone: a claim on several nodes counts on a node only as far as it cannot lie
 on the others. Pure.
@@ -7,7 +7,7 @@ on the others. Pure.
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.interface import reserved_cpus
+from bayplan.engines.interface import allocatable_bytes, reserved_cpus
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -16,22 +16,35 @@ from bayplan.quantity import MIB
 from bayplan.views.decision_view import View
 
 
+def free_bytes_by_node(
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger
+) -> dict[int, dict[str, int]]:
+    """What each node alone can still be promised beside *ledger*: node id -> resource -> bytes."""
+    flows = ResourceFlows(machine, policy)
+    flows.follow(ledger)
+    return {
+        node.id: {
+            resource: flows.flow(resource).room(1 << node.id, by_node.get(1 << node.id, 0))
+            for resource, by_node in flows.capacity.items()
+        }
+        for node in machine.nodes
+    }
+
+
 def node_rooms(
     machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request | None = None
 ) -> list[View]:
     """For each node with memory what it may promise, has promised and has left, and how many CPUs could
     become exclusive there; with a *request* also by how much it is short of that on the node alone."""
-    flows = ResourceFlows(machine, policy)
-    flows.follow(ledger)
+    free_by_node = free_bytes_by_node(machine, policy, ledger)
+    allocatable = allocatable_bytes(machine, policy)
     taken = ledger.exclusive_cpus | reserved_cpus(machine, policy)
     rows = []
     for node in machine.nodes:
         if not node.memory_bytes:
             continue
-        capacity = {resource: by_node.get(1 << node.id, 0) for resource, by_node in flows.capacity.items()}
-        free = {
-            resource: flows.flow(resource).room(1 << node.id, most) for resource, most in capacity.items()
-        }
+        free = free_by_node[node.id]
+        capacity = {resource: allocatable[node.id].get(resource, 0) for resource in free}
         free_cpus = len(node.cpus - taken)
         rows.append(
             {

@@ -22,6 +22,7 @@ from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.page_placement import LivePages
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
+from bayplan.views.node_room import free_bytes_by_node
 from bayplan.views.snapshot import MemoryReservation, RuntimeState, Snapshot
 
 View = dict[str, Any]
@@ -74,11 +75,12 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
     spreads = spreads_of(snapshot) if spreads is None else spreads
     booked = by_node(spreads.values())
+    free = free_bytes_by_node(machine, snapshot.policy, snapshot.ledger)
     return _document(
         "Nodes",
         daemon=_daemon(snapshot),
         nodes=[
-            _node(node, allocatable[node.id], booked.get(node.id, {}), spreads, snapshot)
+            _node(node, allocatable[node.id], booked.get(node.id, {}), free[node.id], spreads, snapshot)
             | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
         ],
@@ -193,6 +195,7 @@ def _node(
     node: Node,
     allocatable: Mapping[str, int],
     booked: Mapping[str, int],
+    free: Mapping[str, int],
     spreads: Spreads,
     snapshot: Snapshot,
 ) -> View:
@@ -212,7 +215,7 @@ def _node(
                 "allocatableBytes": allocatable[resource],
                 "bookedBytes": booked.get(resource, 0),
                 "freeBytes": max(0, allocatable[resource] - booked.get(resource, 0)),
-                "safeBytes": _safe_bytes(node, resource, allocatable, booked, snapshot),
+                "safeBytes": _safe_bytes(node, resource, free, snapshot),
             }
             for resource, total in sorted(capacity.items(), key=lambda item: (item[0] != MEMORY, item[0]))
         },
@@ -262,16 +265,10 @@ def _l3_caches(cpus: Sequence[Cpu]) -> list[str]:
     return [str(CpuSet(ids)) for _, ids in sorted(caches.items())]
 
 
-def _safe_bytes(
-    node: Node,
-    resource: str,
-    allocatable: Mapping[str, int],
-    booked: Mapping[str, int],
-    snapshot: Snapshot,
-) -> int:
+def _safe_bytes(node: Node, resource: str, free: Mapping[str, int], snapshot: Snapshot) -> int:
     """What a container can ask for on the node alone and still fits if the reservation rises meanwhile: of
     memory whole MiB, so that it can be written into a manifest as it is shown."""
-    free_bytes = max(0, allocatable[resource] - booked.get(resource, 0))
+    free_bytes = free.get(resource, 0)
     if resource != MEMORY:
         return free_bytes
     margin_bytes = snapshot.reservations.get(node.id, MemoryReservation()).margin_bytes

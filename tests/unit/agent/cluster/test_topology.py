@@ -13,6 +13,7 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from bayplan.views.node_room import node_rooms
+from bayplan.views.status import nodes_view
 from support.snapshots import BURSTABLE, GUARANTEED, MACHINE, PINNED, make_snapshot
 
 
@@ -47,6 +48,8 @@ def test_what_is_promised_on_several_nodes_counts_where_it_cannot_lie_elsewhere(
     rooms = node_rooms(MACHINE, snapshot.policy, snapshot.ledger)
     free = [room["resources"]["memory"]["freeBytes"] for room in rooms]
     assert [amounts(zone, "memory")[2] for zone in zones] == free
+    nodes = nodes_view(snapshot)["nodes"]
+    assert [node["resources"]["memory"]["safeBytes"] for node in nodes] == free
     # 4 Gi less 64 Mi of huge pages, and 4 Gi: on either one, what 6 Gi leave of both.
     assert free == [2 * GIB - 64 * MIB, 2 * GIB - 64 * MIB]
 
