@@ -122,9 +122,7 @@ func main() {
 		pending.Add(1)
 		go func(number int) {
 			defer pending.Done()
-			start := time.Now()
 			r := s.handle(c)
-			r["ms"] = milliseconds(start)
 			r["number"] = number
 			print(r)
 		}(number)

@@ -86,8 +86,9 @@ func (r *runtimeSide) handle(c command) result {
 	}
 	set("LinuxResources", &nri.LinuxResources{Memory: &nri.LinuxMemory{Limit: nri.Int64(int64(4096))}})
 
+	start := time.Now()
 	returned := method.Call([]reflect.Value{reflect.ValueOf(context.Background()), argument})
-	res := result{"error": ""}
+	res := result{"error": "", "ms": milliseconds(start)}
 	if err, _ := returned[len(returned)-1].Interface().(error); err != nil {
 		res["error"] = err.Error()
 	}
