@@ -70,7 +70,7 @@ if [ "$what" = deb ]; then
 	cp -r packaging/debian "$build/debian"
 	cp -r README.md CHANGELOG.md docs "$build"
 	rm -r "$build/docs/man"
-	python packaging/debian/programs.py "$wheel" "$build/bin"
+	python packaging/programs.py "$wheel" /usr/lib/bayplan "$build/bin"
 	for unit in bayplan bayplan-agent; do
 		sed 's:/opt/bayplan/bin/:/usr/bin/:' "packaging/systemd/$unit.service" >"$build/debian/bayplan.$unit.service"
 	done

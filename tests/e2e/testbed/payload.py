@@ -5,7 +5,6 @@ Appears in the guest as /opt/bayplan, with bin, lib and share. The dependencies 
 runs; the wheel is built from the tree each time and the disk made anew when it differs.
 """
 
-import configparser
 import os
 import shutil
 import sys
@@ -28,12 +27,7 @@ GUEST_PYTHON = "3.13"
 GUEST_PLATFORM = "x86_64-manylinux_2_40"
 # A machine that is restored expects a disk of the size that it was saved with.
 DISK_BYTES = 256 << 20
-LAUNCHER = """#!/usr/bin/python3 -s
-import sys
-sys.path.insert(0, "/opt/bayplan/lib")
-from {module} import {function}
-sys.exit({function}())
-"""
+PROGRAMS = PROJECT / "packaging" / "programs.py"
 
 
 def uv_program() -> str:
@@ -57,7 +51,12 @@ def payload_disk() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             contents = sorted((entry.filename, entry.CRC) for entry in archive.infolist())
         locked = dependencies()
-        recipe = {"wheel": contents, "dependencies": str(locked), "format": 5}
+        recipe = {
+            "wheel": contents,
+            "dependencies": str(locked),
+            "programs": PROGRAMS.read_text(),
+            "format": 6,
+        }
         return artefact("payload", recipe, lambda path: _install(wheel, locked, path), keep=4)
 
 
@@ -82,7 +81,7 @@ def dependencies() -> Path:
 
 def _install(wheel: Path, dependencies: Path, path: Path) -> None:
     root = path.parent / "root"
-    library, programs = root / "lib", root / "bin"
+    library = root / "lib"
     build_command("The payload", ["cp", "-a", "--reflink=auto", dependencies, _made(root) / "lib"])
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(library)
@@ -91,13 +90,8 @@ def _install(wheel: Path, dependencies: Path, path: Path) -> None:
     (data,) = library.glob("bayplan-*.data")
     (data / "data" / "share").rename(root / "share")
     _compile(library / "bayplan")
-    entry_points = configparser.ConfigParser()
-    entry_points.read(next(library.glob("bayplan-*.dist-info")) / "entry_points.txt")
-    for name, target in entry_points["console_scripts"].items():
-        module, function = target.split(":")
-        launcher = _made(programs) / name
-        launcher.write_text(LAUNCHER.format(module=module, function=function))
-        launcher.chmod(0o755)
+    argv = [sys.executable, PROGRAMS, wheel, "/opt/bayplan/lib", _made(root / "bin")]
+    build_command("The payload's programs", argv)
     make_ext4(root, path)
     if path.stat().st_size > DISK_BYTES:
         raise BuildError("The payload", "mkfs.ext4", f"its disk is larger than {DISK_BYTES} bytes")

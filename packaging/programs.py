@@ -1,6 +1,6 @@
-"""Writes the commands of a wheel as programs of the Debian package: ``programs.py WHEEL DIRECTORY``.
+"""Writes the commands of a wheel as programs: ``programs.py WHEEL LIBRARY DIRECTORY``.
 
-They see the packages that came with them and Python's own library, and nothing else of the machine.
+They see what is installed in LIBRARY and Python's own library, and nothing else of the machine.
 """
 
 import configparser
@@ -12,7 +12,7 @@ PROGRAM = """\
 #!/usr/bin/python3 -IS
 import sys
 
-sys.path.insert(0, "/usr/lib/bayplan")
+sys.path.insert(0, {library!r})
 
 from {module} import {function}
 
@@ -20,8 +20,8 @@ sys.exit({function}())
 """
 
 
-def main(wheel: str, directory: str) -> None:
-    """Write one program for each entry point."""
+def main(wheel: str, library: str, directory: str) -> None:
+    """Write one program for each entry point of *wheel* into *directory*."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/entry_points.txt"))
         entry_points = configparser.ConfigParser()
@@ -29,7 +29,7 @@ def main(wheel: str, directory: str) -> None:
     for command, target in entry_points["console_scripts"].items():
         module, _, function = target.partition(":")
         path = Path(directory, command)
-        path.write_text(PROGRAM.format(module=module, function=function))
+        path.write_text(PROGRAM.format(library=library, module=module, function=function))
         path.chmod(0o755)
 
 
