@@ -253,7 +253,6 @@ def _text(verb: str, output: str, answer: dict[str, Any]) -> str | list[Block]:
     if output == "name":
         if verb not in _NAMES:
             others = f"table, wide, json or yaml; name is for {', '.join(_NAMES)}"
-            others = f"table, wide, json or yaml; name is for {', '.join(_NAMES)}"
             problem = Problem("--output", "name", others)
             raise ConfigError(f"bayplan {verb}", (problem,))
         return "".join(f"{one}\n" for one in _NAMES[verb](answer))
