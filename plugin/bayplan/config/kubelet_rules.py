@@ -39,6 +39,7 @@ from bayplan.engines.kubelet.topology.options import OptionGates, TopologyConfig
 from bayplan.errors import Problem
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
+from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet
 
 _CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
@@ -75,7 +76,6 @@ _NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system rese
 _NO_SPREAD: Final = (
     "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
 )
-_MILLI: Final = 1000
 
 
 def engine_of(settings: Settings) -> Engine:
@@ -193,7 +193,7 @@ def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
 def _reserved_milli_cpus(settings: Settings) -> int | None:
     """A list of reserved CPUs replaces the amounts, as in kubelet."""
     if settings.reserved_cpus:
-        return len(settings.reserved_cpus) * _MILLI
+        return len(settings.reserved_cpus) * MILLI_PER_CPU
     amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
     return sum(amounts) if amounts else None
 

@@ -13,13 +13,18 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Interval, QosClass, QosSource, Request
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
-from bayplan.model.qos import MEMORY_LOW, MEMORY_MIN, request_from_oom_score_adj, shares_from_milli
+from bayplan.model.qos import (
+    MEMORY_LOW,
+    MEMORY_MIN,
+    exclusive_cpu_count,
+    request_from_oom_score_adj,
+    shares_from_milli,
+)
 from bayplan.quantity import format_bytes
 
 BY_KUBELET: Final = "kubelet"
 """The source of a request that kubelet has from the pod's specification."""
 
-_MILLI: Final = 1000
 _ROUNDED_SHARES: Final = 1
 """From shares to thousandths of a CPU and back one of them can get lost."""
 
@@ -67,11 +72,10 @@ def _with(request: Request, pod: PodFacts, resources: ContainerResources, *, run
         # Its CPUs were settled at its creation, or by the resize.
         return request if request.exclusive_cpus else replace(request, cpu_milli=cpu_milli)
     pod_level = pod.pod_level is not None
-    whole = request.qos is QosClass.GUARANTEED and not pod_level and cpu_milli % _MILLI == 0
     return replace(
         request,
         cpu_milli=cpu_milli,
-        exclusive_cpus=cpu_milli // _MILLI if whole else 0,
+        exclusive_cpus=exclusive_cpu_count(request.qos, cpu_milli, pod_level=pod_level),
         pod_level=pod_level,
     )
 

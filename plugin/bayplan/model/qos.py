@@ -12,7 +12,7 @@ from typing import Final
 from bayplan.model.decision import Interval, QosClass, QosSource
 from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.workload import Pod, Resources
-from bayplan.quantity import whole_number
+from bayplan.quantity import MILLI_PER_CPU, whole_number
 
 GUARANTEED_OOM_SCORE_ADJ: Final = -997
 BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
@@ -92,9 +92,9 @@ def has_pod_level_resources(
     """
     if qos is not QosClass.GUARANTEED or source is not QosSource.CGROUP_PARENT:
         return False
-    protected_bytes = whole_number(resources.unified.get("memory.min", ""))
+    protected_bytes = whole_number(resources.unified.get(MEMORY_MIN, ""))
     if protected_bytes is not None and (
-        "memory.high" in resources.unified or 0 < protected_bytes < (resources.memory_limit_bytes or 0)
+        MEMORY_HIGH in resources.unified or 0 < protected_bytes < (resources.memory_limit_bytes or 0)
     ):
         return True
     quota_us = resources.cpu_quota_us
@@ -170,6 +170,14 @@ def cpu_request_milli(resources: Resources, qos: QosClass, quota_milli: int | No
     if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
         return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
     return milli_from_shares(resources.cpu_shares)
+
+
+def exclusive_cpu_count(qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:
+    """How many CPUs a container gets for itself: kubelet's static policy gives them to Guaranteed containers
+    that ask for a whole number, but not where the pod has resources as a whole (*pod_level*)."""
+    if qos is not QosClass.GUARANTEED or pod_level or cpu_milli % MILLI_PER_CPU:
+        return 0
+    return cpu_milli // MILLI_PER_CPU
 
 
 def shares_from_milli(milli: int) -> int:

@@ -19,6 +19,7 @@ from bayplan.model.qos import (
     MEMORY_MIN,
     cpu_request_milli,
     derive_qos,
+    exclusive_cpu_count,
     has_pod_level_resources,
     is_burstable_score,
     milli_from_quota,
@@ -28,7 +29,6 @@ from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.quantity import whole_number
 
-MILLI: Final = 1000
 NO_SIGNAL: Final = "no signal"
 """The source of an interval that nothing at all says anything about."""
 BY_ANNOTATION: Final = "annotation"
@@ -80,7 +80,7 @@ def derive_request(
         memory=memory,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=0 if pod_level else _whole_cpus(qos, cpu_milli),
+        exclusive_cpus=exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level),
         hugepages_bytes=_hugepages(resources),
         pinned_cpus=resources.cpuset_cpus,
         pinned_mems=resources.cpuset_mems,
@@ -120,7 +120,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
         memory=memory,
         memory_limit_bytes=limit_bytes or request.memory_limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=0 if request.pod_level else _whole_cpus(request.qos, cpu_milli),
+        exclusive_cpus=exclusive_cpu_count(request.qos, cpu_milli, pod_level=request.pod_level),
         pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
         pinned_mems=change.cpuset_mems or request.pinned_mems,
         pinned_by_update=request.pinned_by_update or (sets_cpus_or_mems and not was_pinned),
@@ -158,13 +158,6 @@ def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
     cpu_milli = cpu_request_milli(resources, qos, quota_milli)
     return PodTotals(resources.memory_limit_bytes, cpu_milli, _hugepages(resources))
-
-
-def _whole_cpus(qos: QosClass, cpu_milli: int) -> int:
-    """The number of exclusive CPUs: kubelet's static policy gives them to Guaranteed containers that ask for
-    a whole number."""
-    whole = qos is QosClass.GUARANTEED and cpu_milli % MILLI == 0
-    return cpu_milli // MILLI if whole else 0
 
 
 def _memory_interval(

@@ -15,13 +15,11 @@ from bayplan.engines.kubelet.booking import memory_need
 from bayplan.model.decision import Affinity, PodTotals, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
-from bayplan.quantity import format_bytes
+from bayplan.quantity import MILLI_PER_CPU, format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
 REST_OF_POD: Final = "the rest of the pod"
 """The name of the rest among the pod's containers."""
-
-_MILLI: Final = 1000
 
 
 class KeptForPod(Struct, frozen=True):
@@ -95,14 +93,14 @@ def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, in
         for name, amount in memory_need(request).items():
             left[name] = left.get(name, 0) - amount
     need = {name: amount for name, amount in left.items() if amount > 0}
-    return need, milli // _MILLI if milli > 0 and milli % _MILLI == 0 else 0
+    return need, milli // MILLI_PER_CPU if milli > 0 and milli % MILLI_PER_CPU == 0 else 0
 
 
 def _kept_for_pod(pod_id: str, totals: PodTotals, affinity: Affinity, members: list[Entry]) -> KeptForPod:
     need, count = left_over(totals, members)
     if not members:
         # What an init container had to itself is the next one's, however much of the sums is shared.
-        count = totals.cpu_milli // _MILLI
+        count = totals.cpu_milli // MILLI_PER_CPU
     free = affinity.cpus
     for member in members:
         free -= member.decision.placement.exclusive_cpus

@@ -3,14 +3,11 @@
 Only whole CPUs of Guaranteed pods count; everything else shares. Which CPUs is not decided here.
 """
 
-from typing import Final
-
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.qos.classes import qos_class
 from bayplan.engines.kubelet.resources import guaranteed_alone, has_pod_level
 from bayplan.model.decision import QosClass
-
-_MILLI: Final = 1000
+from bayplan.quantity import MILLI_PER_CPU
 
 
 def exclusive_cpus(pod: PodSpec, container: ContainerSpec, gates: FeatureGates) -> int:
@@ -21,11 +18,11 @@ def exclusive_cpus(pod: PodSpec, container: ContainerSpec, gates: FeatureGates) 
     must be guaranteed each by itself.
     """
     requested = container.requests.get(CPU, 0)
-    if qos_class(pod, gates) is not QosClass.GUARANTEED or requested % _MILLI:
+    if qos_class(pod, gates) is not QosClass.GUARANTEED or requested % MILLI_PER_CPU:
         return 0
     if has_pod_level(pod) and not (gates.manages_pod_level and guaranteed_alone(container)):
         return 0
-    return requested // _MILLI
+    return requested // MILLI_PER_CPU
 
 
 def pod_exclusive_cpus(pod: PodSpec, gates: FeatureGates) -> int:
@@ -35,10 +32,10 @@ def pod_exclusive_cpus(pod: PodSpec, gates: FeatureGates) -> int:
         requested = pod.resources.requests.get(CPU, 0)
         usable = (
             gates.manages_pod_level
-            and not requested % _MILLI
+            and not requested % MILLI_PER_CPU
             and qos_class(pod, gates) is QosClass.GUARANTEED
         )
-        return requested // _MILLI if usable else 0
+        return requested // MILLI_PER_CPU if usable else 0
     starting = sidecars = 0
     for init in pod.init_containers:
         cpus = exclusive_cpus(pod, init, gates)
