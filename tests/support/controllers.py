@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
-from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
+from bayplan.control.threads import InThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
@@ -51,7 +51,7 @@ class Controlled:
         cgroup_v2: bool,
         clock: Clock | None = None,
         engine: Engine | None = None,
-        decide_in_thread: DecideInThread | None = None,
+        decide_in_thread: InThread | None = None,
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
@@ -164,7 +164,7 @@ async def controlled(
     cgroup_v2: bool = True,
     clock: Clock | None = None,
     engine: Engine | None = None,
-    decide_in_thread: DecideInThread | None = None,
+    decide_in_thread: InThread | None = None,
 ) -> AsyncIterator[Controlled]:
     """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
     recorder = await Recorder.open(partial(Store.open, directory))

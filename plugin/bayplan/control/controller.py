@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from bayplan.control.device_search import DeviceSearch
-from bayplan.control.engine_thread import DecideInThread
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
 from bayplan.control.notified import KNOWN_SINCE, SyncCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
+from bayplan.control.threads import InThread
 from bayplan.control.transactions import Basis, Transaction, Transactions
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Outcome
@@ -65,7 +65,7 @@ class Controller:
         devices: DeviceSearch | None = None,
         capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
-        decide_in_thread: DecideInThread | None = None,
+        decide_in_thread: InThread | None = None,
     ) -> None:
         self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
         self.changes = self._transactions.changes

@@ -4,12 +4,13 @@ A decision on many nodes can take longer than the runtime waits. In a thread, it
 from answering by default at the deadline. Nothing here knows what is decided.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from bayplan.control.latency import DurationCounter
+from bayplan.control.threads import InThread
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision
 from bayplan.model.machine import Machine
@@ -20,18 +21,11 @@ FEW_NODES: Final = 8
 Answer = TypeVar("Answer", bound=Decision | None)
 
 
-class DecideInThread(Protocol):
-    """Runs a decision in a thread."""
-
-    def __call__(self, work: Callable[[], Answer], /) -> Awaitable[Answer]:
-        """What *work* returns."""
-
-
 class EngineThread:
     """Decisions by an engine; without *in_thread* all are made at once. *durations* counts how long they
     take."""
 
-    def __init__(self, in_thread: DecideInThread | None, durations: DurationCounter) -> None:
+    def __init__(self, in_thread: InThread | None, durations: DurationCounter) -> None:
         self._in_thread = in_thread
         self._durations = durations
         self._engines: tuple[Engine, Engine] | None = None

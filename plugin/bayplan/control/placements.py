@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from bayplan.control.changes import ChangeLog
 from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
-from bayplan.control.engine_thread import DecideInThread, EngineThread
+from bayplan.control.engine_thread import EngineThread
 from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.latency import Latency
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
+from bayplan.control.threads import InThread
 from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.host import shadow_mode
@@ -69,7 +70,7 @@ class Placements:
         weighted_interleave: bool,
         devices: DeviceSearch | None,
         capacity_freed: Callable[[], None],
-        decide_in_thread: DecideInThread | None,
+        decide_in_thread: InThread | None,
     ) -> None:
         self.known = KnownContainers()
         self.notifications = Notifications()
