@@ -80,7 +80,7 @@ class Recorder:
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         return Adjustment(cpuset_mems=NodeSet((0,)))
 
-    def missed(self, event: Event, container_id: str, why: str, news: object = None) -> None:
+    def missed(self, event: Event, container_id: str, why: str, described: object = None) -> None:
         self.told.append(("missed", event, container_id))
 
 

@@ -40,12 +40,12 @@ class Killer:
         self._pods = pods
         self._last = last
 
-    def known(self, pod: PodFacts) -> None:
-        self._pods.known(pod)
+    def update(self, pod: PodFacts) -> None:
+        self._pods.update(pod)
         self._count()
 
-    def gone(self, uid: str) -> None:
-        self._pods.gone(uid)
+    def forget(self, uid: str) -> None:
+        self._pods.forget(uid)
         self._count()
 
     def _count(self) -> None:

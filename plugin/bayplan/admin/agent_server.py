@@ -71,10 +71,10 @@ _MAX_NOTES: Final = 1000
 class PodReceiver(Protocol):
     """Takes what an agent says of pods."""
 
-    def known(self, pod: PodFacts) -> object:
+    def update(self, pod: PodFacts) -> object:
         """This is what kubelet says of *pod* now."""
 
-    def gone(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Kubelet does not have that pod any more."""
 
 
@@ -184,9 +184,9 @@ class AgentServer(SocketServer):
             line = await _line(reader)
             match decode_from_agent(line):
                 case PodKnown(pod):
-                    self._pods.known(pod)
+                    self._pods.update(pod)
                 case PodGone(uid):
-                    self._pods.gone(uid)
+                    self._pods.forget(uid)
                 case EvictionAnswer() as answer:
                     agent.answered(answer)
                 case Subscribe():

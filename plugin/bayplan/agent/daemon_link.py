@@ -41,7 +41,7 @@ TIMEOUT_S: Final = 30.0
 class DaemonLink:
     """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
     about, ``evict`` for each that is to be evicted, if somebody can do that; ``unusable`` counts what the
-    daemon did not believe.
+    daemon did not use.
     """
 
     def __init__(

@@ -351,7 +351,7 @@ class Controller:
         return self.known.default_adjustment(container, self.basis.shared_cpus) if free else Adjustment()
 
     def missed(
-        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+        self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None
     ) -> None:
         """The runtime went on without our answer.
 
@@ -366,7 +366,7 @@ class Controller:
         if event in _REPLIES:
             self.schedule(lambda transaction: self._undo(transaction, event, container_id))
         elif container_id:
-            self.schedule(lambda transaction: self._missed_news(transaction, event, news))
+            self.schedule(lambda transaction: self._apply_missed(transaction, event, described))
             self._verify_soon()
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
@@ -381,13 +381,13 @@ class Controller:
         # The answer may have been for others too.
         self._verify_soon()
 
-    def _missed_news(
-        self, transaction: Transaction, event: Event, news: tuple[Pod, Container] | None
+    def _apply_missed(
+        self, transaction: Transaction, event: Event, described: tuple[Pod, Container] | None
     ) -> None:
         """Apply a missed event: the end of a container, or that it exists."""
-        if news is None:
+        if described is None:
             return
-        pod, container = news
+        pod, container = described
         if event is Event.REMOVE_CONTAINER:
             self.placements.release(transaction, container.id)
         elif event in KNOWN_SINCE and container.id not in self._missed_ends:

@@ -61,7 +61,7 @@ class ExactRequests:
             try:
                 await self._correct(due)
             except BaseException:
-                self._pods.give_back(due)
+                self._pods.put_back(due)
                 raise
 
     async def _correct(self, due: Mapping[str, bool]) -> None:

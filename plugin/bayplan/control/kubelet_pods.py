@@ -1,8 +1,8 @@
-"""What kubelet says of pods, as the agent told it. Only ever evidence: nothing that was promised depends on
-it.
+"""What kubelet says of pods, as the agent passes it on. It is evidence only: no promise depends on it.
 
-Nothing of it is recorded, and how much is kept is bounded: pods without containers here make way for others,
-the oldest first. A pod's uid is never used again, so that what is kept of a pod that is gone does no harm.
+Nothing of it is recorded, and how much is kept is bounded: where there is no room, pods without containers
+here are dropped, the oldest first. A pod's uid is never used again, so that what is kept of a pod that is
+gone does no harm.
 """
 
 import logging
@@ -22,17 +22,17 @@ MAX_KEPT: Final = 8192
 """Pods and containers together, some 2 kB each. kubelet runs 110 pods by default, hardly ever more than
 500."""
 
-NOT_BELIEVED: Final = "kubelet-request-not-used"
-"""Code of the reason that kubelet's word about a request does not count."""
+NOT_USED: Final = "kubelet-request-not-used"
+"""Code of the reason that what kubelet says of a request is not used."""
 
 
 class KubeletPods:
     """The latest of each pod, by uid. *in_use* gives the uids of the pods that have containers; *counters*
-    count what was dropped and not believed.
+    count what was dropped and what was not used.
 
-    ``due`` are the uids of the pods whose containers are to be looked at, each with whether something new was
-    said of it; ``became_due`` is called when there is one more. ``wanted`` is called with a pod of which more
-    should be known, ``not_believed`` with uid, container and problem.
+    ``due`` are the uids of the pods whose containers are to be compared with it, each with whether what is
+    known of the pod is new; ``became_due`` is called when there is one more. ``wanted`` is called with a pod
+    of which more should be known, ``not_used`` with uid, container and problem.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class KubeletPods:
         self.due: dict[str, bool] = {}
         self.became_due: Callable[[], None] = lambda: None
         self.wanted: Callable[[Pod], None] = lambda _: None
-        self.not_believed: Callable[[str, str, str], None] = lambda *_: None
+        self.not_used: Callable[[str, str, str], None] = lambda *_: None
         self._in_use = in_use
         self._counters = counters
         self._most_kept = most_kept
@@ -52,11 +52,11 @@ class KubeletPods:
         """What is known of that pod."""
         return self._pods.get(uid)
 
-    def known(self, pod: PodFacts) -> None:
+    def update(self, pod: PodFacts) -> None:
         """Keep what kubelet says of *pod*, if there is room."""
         if self._pods.get(pod.uid) == pod:
             return
-        self.gone(pod.uid)
+        self.forget(pod.uid)
         if not self._make_room(_weight(pod)):
             self._counters["agent_pods_dropped"] += 1
             return
@@ -65,7 +65,7 @@ class KubeletPods:
         self.due[pod.uid] = True
         self.became_due()
 
-    def gone(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Forget that pod."""
         gone = self._pods.pop(uid, None)
         if gone is not None:
@@ -88,7 +88,7 @@ class KubeletPods:
             del self.due[uid]
         return taken
 
-    def give_back(self, due: Mapping[str, bool]) -> None:
+    def put_back(self, due: Mapping[str, bool]) -> None:
         """Have pods that were taken due again."""
         for uid, new in due.items():
             self.due[uid] = new or self.due.get(uid, False)
@@ -96,30 +96,31 @@ class KubeletPods:
     def for_creation(
         self, pod: Pod, name: str, capacity_bytes: int, request: Request
     ) -> tuple[Request, tuple[Reason, ...]]:
-        """*request* of the container *name*, which is about to be created, by kubelet's word, and the reason
-        why that does not count, if it contradicts the spec. Any thread."""
+        """*request* of the container *name*, which is about to be created, with what kubelet says of it, and
+        the reason why that is not used, if it contradicts the spec. Any thread."""
         exact = self._exact(pod, name, capacity_bytes, request, running=False)
         if not isinstance(exact, Contradiction):
             return exact, ()
         text = f"what kubelet is said to know of its request does not count: {exact.problem}"
-        return request, (Reason(NOT_BELIEVED, text),)
+        return request, (Reason(NOT_USED, text),)
 
     def decided(self, pod: Pod, name: str, reasons: Iterable[Reason]) -> None:
         """The creation of the container *name* was decided about, with these *reasons*."""
         for reason in reasons:
-            if reason.code == NOT_BELIEVED:
+            if reason.code == NOT_USED:
                 self._note(pod, name, reason.text)
 
     def for_change(
         self, pod: Pod, name: str, capacity_bytes: int, request: Request
     ) -> tuple[Request, tuple[Reason, ...]]:
-        """*request* of a running container, which is being changed, by kubelet's word, unless that is of
-        before the change."""
+        """*request* of a running container, which is being changed, with what kubelet says of it, unless that
+        is older than the change."""
         exact = self._exact(pod, name, capacity_bytes, request, running=True)
         return (request if isinstance(exact, Contradiction) else exact), ()
 
     def corrected(self, pod: Pod, name: str, capacity_bytes: int, request: Request, *, new: bool) -> Request:
-        """*request* of a running container by kubelet's word. What contradicts it is noted if it is *new*."""
+        """*request* of a running container with what kubelet says of it. What contradicts the spec is noted
+        if it is *new*."""
         exact = self._exact(pod, name, capacity_bytes, request, running=True)
         if not isinstance(exact, Contradiction):
             return exact
@@ -139,14 +140,14 @@ class KubeletPods:
         self._counters["agent_requests_not_used"] += 1
         fields = {"pod": f"{pod.namespace}/{pod.name}", "container": name, "problem": problem}
         logger.warning("what the agent says of a request is not used", extra=fields)
-        self.not_believed(pod.uid, name, problem)
+        self.not_used(pod.uid, name, problem)
 
     def _make_room(self, weight: int) -> bool:
         if self._weight + weight <= self._most_kept:
             return True
         used = self._in_use()
         for uid in [uid for uid in self._pods if uid not in used]:
-            self.gone(uid)
+            self.forget(uid)
             self._counters["agent_pods_dropped"] += 1
             if self._weight + weight <= self._most_kept:
                 return True

@@ -78,10 +78,10 @@ class ShadowHandler:
         return Adjustment()
 
     def missed(
-        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+        self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None
     ) -> None:
         """As ever: what is not known of it is found later."""
-        self._decides.missed(event, container_id, why, news)
+        self._decides.missed(event, container_id, why, described)
 
 
 def _tell(container: Container, error: PlacementError) -> None:

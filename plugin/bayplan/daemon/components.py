@@ -312,7 +312,7 @@ class Daemon:
         controller, pods = self.controller, self.controller.placements.kubelet_pods
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
-        pods.not_believed = lambda *found: server.say(Unusable(*found))
+        pods.not_used = lambda *found: server.say(Unusable(*found))
         self.eviction.pod_end.ask_agent = server.evict
         return server
 

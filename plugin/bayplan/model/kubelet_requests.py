@@ -1,8 +1,9 @@
-"""What a container requests by kubelet's word, held against what its spec proves.
+"""What a container requests according to kubelet, compared with what its spec proves.
 
-kubelet knows the requests; the agent that passes them on may be late, or lie. So its word counts only where
-nothing contradicts it: the QoS class, the limit, the CPU shares and the oom_score_adj, which kubelet made of
-the same requests. While a resize is under way a container has either what was allocated or what is desired.
+kubelet knows the requests; the agent that passes them on may be late, or wrong. So what it says is used only
+where nothing contradicts it: the QoS class, the limit, the CPU shares and the oom_score_adj, which kubelet
+made of the same requests. While a resize is under way a container has either what was allocated or what is
+desired.
 """
 
 from collections.abc import Iterator
@@ -123,10 +124,10 @@ def _cpu_problems(request: Request, pod: PodFacts, resources: ContainerResources
     a limit that can be the pod's."""
     if pod.pod_level is not None and resources.requests.cpu_milli is None:
         return
-    told, shown = (shares_from_milli(milli) for milli in (requested_milli(resources), request.cpu_milli))
-    if abs(told - shown) > _ROUNDED_SHARES:
+    claimed, shown = (shares_from_milli(milli) for milli in (requested_milli(resources), request.cpu_milli))
+    if abs(claimed - shown) > _ROUNDED_SHARES:
         asked = f"{requested_milli(resources)}m CPU"
-        yield f"a request of {asked} stands for {told} CPU shares, its spec has {shown}"
+        yield f"a request of {asked} stands for {claimed} CPU shares, its spec has {shown}"
 
 
 def _memory_problems(

@@ -78,7 +78,7 @@ class Handler(Protocol):
         """The safe answer when ``create_container`` has none."""
 
     def missed(
-        self, event: Event, container_id: str, why: str, news: tuple[Pod, Container] | None = None
+        self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None
     ) -> None:
         """A request was answered by default, or not at all. *container_id* is empty for events of pods;
-        *news* is what `state_changed` would have heard of a container."""
+        *described* is what `state_changed` would have been given of a container."""

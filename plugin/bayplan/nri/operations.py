@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 class Operation(abc.ABC):
     """One request. Only a refusable one may be answered with an error; ``container_id`` is empty if it is
-    about no container; ``news`` is the container as the runtime described it, where the request only reports
-    its state."""
+    about no container; ``described`` is the container as the runtime described it, where the request
+    only reports its state."""
 
     __slots__ = ()
     refusable = False
     event: Event
     container_id: str = ""
-    news: tuple[Pod, Container] | None = None
+    described: tuple[Pod, Container] | None = None
 
     @abc.abstractmethod
     async def perform(self, handler: Handler) -> bytes:
@@ -126,14 +126,14 @@ class StopContainer(_OfContainer):
 class StateChange(Operation):
     """Any other event. The answer has no content, in the old style and in the new one."""
 
-    __slots__ = ("container", "container_id", "event", "news", "pod")
+    __slots__ = ("container", "container_id", "described", "event", "pod")
 
     def __init__(self, event: Event, pod: Pod, container: Container | None) -> None:
         self.event = event
         self.pod = pod
         self.container = container
         self.container_id = "" if container is None else container.id
-        self.news = None if container is None else (pod, container)
+        self.described = None if container is None else (pod, container)
 
     async def perform(self, handler: Handler) -> bytes:
         """The runtime expects nothing but that it was received."""

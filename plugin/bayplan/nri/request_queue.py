@@ -221,7 +221,9 @@ class RequestQueue:
             if operation.event is Event.SYNCHRONIZE:
                 one.requester.synchronization_ended(succeeded=not one.problem)
             if one.problem:
-                self._handler.missed(operation.event, operation.container_id, one.problem, operation.news)
+                self._handler.missed(
+                    operation.event, operation.container_id, one.problem, operation.described
+                )
         except Exception:
             logger.exception("handler failed", extra=one.fields("missed"))
 

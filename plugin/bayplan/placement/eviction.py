@@ -78,7 +78,7 @@ def evictable(
     pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts | None, resource: str = MEMORY
 ) -> EvictablePod | str:
     """*pod* with its running *containers*, or why it is not evicted because *resource* runs short. *facts* is
-    kubelet's word about it."""
+    what kubelet says of it."""
     requests = [one.entry.decision.request for one in containers]
     amounts = [one.used for one in containers]
     if any(request.opted_out for request in requests):
@@ -111,7 +111,7 @@ def candidates(
     resource: str = MEMORY,
 ) -> tuple[list[EvictablePod], list[str]]:
     """Those of *pods* (by id) that may be evicted for *resource*, and why each other one with *running*
-    containers is not. *facts* is kubelet's word about the pod with a uid."""
+    containers is not. *facts* is what kubelet says of the pod with a uid."""
     by_pod: dict[str, list[RunningContainer]] = {}
     for one in running:
         if one.container.pod_id in pods:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.exact_requests import ExactRequests
-from bayplan.control.kubelet_pods import NOT_BELIEVED
+from bayplan.control.kubelet_pods import NOT_USED
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
@@ -36,7 +36,7 @@ async def create(one: Controlled, described: PodFacts, *names: str) -> None:
 
 
 def say(one: Controlled, described: PodFacts) -> None:
-    one.controller.placements.kubelet_pods.known(described)
+    one.controller.placements.kubelet_pods.update(described)
 
 
 def request(one: Controlled, name: str = "a") -> Request:
@@ -130,10 +130,10 @@ async def test_a_lie_is_counted_said_and_changes_nothing(tmp_path: Path) -> None
     lie = kubelet_pod(facts("a", 700 * MIB, GIB))
     heard: list[tuple[str, str, str]] = []
     async with controlled(tmp_path) as one:
-        one.controller.placements.kubelet_pods.not_believed = lambda *found: heard.append(found)
+        one.controller.placements.kubelet_pods.not_used = lambda *found: heard.append(found)
         say(one, lie)
         await create(one, ONE, "a")
-        assert NOT_BELIEVED in codes(one)
+        assert NOT_USED in codes(one)
         before = one.controller.ledger
         exact = ExactRequests(one.controller)
         say(one, replace(lie, priority=1))

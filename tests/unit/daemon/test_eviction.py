@@ -308,7 +308,7 @@ def test_nobody_within_its_promise_goes(tmp_path: Path) -> None:
             assert why.startswith("nobody may be evicted for node0.memory.available (")
             # kubelet's word makes one of them known; a request that the spec disproves does not.
             kubelet = it.one.controller.placements.kubelet_pods
-            kubelet.known(burst_facts(1))
+            kubelet.update(burst_facts(1))
             assert await it.look(6) == []
 
     run(scenario)
