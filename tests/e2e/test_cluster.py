@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from testbed import kubernetes
-from testbed.agent import LOG
+from testbed.agent import GROUP, LOG
 from testbed.bayplan import POLL_S
 from testbed.channel import LIMIT_S
 from testbed.cluster import PODS, await_object, is_ready, join, pod
@@ -28,7 +28,9 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TOPOLOGY = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{NAME}"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 STRATEGIC = "application/strategic-merge-patch+json"
+REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 AWAY_S = 60.0
+HELD_MIB = 300
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +208,53 @@ def test_an_api_server_that_is_away_for_a_minute_changes_nothing(
     await_claim(node, "later", 155 * MIB)
     assert await_claim(node, "steady", 300 * MIB)["id"] == before["id"]
     await_published(node, plane, tmp_path)
+
+
+@pytest.fixture
+def replicas(node: Node, plane: ControlPlane) -> Iterator[None]:
+    """Pods of a ReplicaSet are made anew, until the node is cleared."""
+    plane.start_controllers(kubernetes.controller_manager(), "replicaset-controller")
+    yield
+    plane.ask("DELETE", f"{REPLICA_SETS}/hog?propagationPolicy=Orphan")
+    plane.stop_controllers()
+
+
+@pytest.mark.usefixtures("replicas")
+def test_an_evicted_pod_is_deleted_by_the_api_server_and_made_anew(node: Node, plane: ControlPlane) -> None:
+    """Node 1 runs short because of it, while the machine has room."""
+    threshold_mib = node.bayplan.available_mib(1) - HELD_MIB // 2
+    node.bayplan.stop()
+    flags = ("--memory-pressure", "evict", "--eviction-hard", f"node1.memory.available<{threshold_mib}Mi")
+    node.bayplan.start("--agent-group", GROUP, *flags)
+    node.bayplan.await_synchronized()
+    steady = launch(plane, "steady", guaranteed("100Mi"))
+
+    template = pod("hog", {}, nodeName=NAME)
+    template["metadata"] = {"labels": {"app": "hog"}, "annotations": {"bayplan.dev/required-nodes": "1"}}
+    template["spec"]["containers"][0]["command"] = ["/bin/workload", "touch", str(HELD_MIB * MIB)]
+    wanted = {"replicas": 1, "selector": {"matchLabels": {"app": "hog"}}, "template": template}
+    made = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "hog"}, "spec": wanted}
+    plane.ask("POST", REPLICA_SETS, made)
+
+    def pods() -> dict[str, Mapping[str, Any]]:
+        found = plane.ask("GET", f"{PODS}?labelSelector=app%3Dhog")["items"]
+        return {one["metadata"]["uid"]: one for one in found}
+
+    seen: dict[str, Mapping[str, Any]] = {}
+    told: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 2 * LIMIT_S
+    while len(seen) < 2 or not told:
+        seen |= pods()
+        told = [one for each in seen.values() for one in events(plane, each) if one["reason"] == "Evicted"]
+        assert time.monotonic() < deadline, node.bayplan.status()["problems"]
+        time.sleep(POLL_S)
+    (first, *_) = seen.values()
+    assert told[0]["regarding"]["uid"] == first["metadata"]["uid"]
+    assert told[0]["metadata"]["annotations"]["starved_resource"] == "memory"
+    assert node.bayplan.status()["counters"]["evicted_by_api_server"] >= 1
+    name = f"default/{first['metadata']['name']}"
+    assert "evicted" in [one["event"] for one in node.bayplan.ask("history", name)["events"]]
+    assert "Killed process" not in node.guest.run("dmesg").stdout
+    found = plane.ask("GET", f"{PODS}/steady")
+    assert found["metadata"]["uid"] == steady["metadata"]["uid"]
+    assert is_ready(found)

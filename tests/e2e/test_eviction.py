@@ -16,15 +16,6 @@ HELD_MIB = 180
 KILLED = re.compile(r"Killed process .* oom_score_adj:(-?[0-9]+)")
 
 
-def available_mib(node: Node, there: int) -> int:
-    """What a node can give, once somebody has looked at it."""
-    deadline = time.monotonic() + LIMIT_S
-    while (live := node.bayplan.nodes()["nodes"][there]["live"]) is None:
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
-    return int(live["freeBytes"] + live["reclaimableBytes"]) // MIB
-
-
 def await_exited(node: Node, container_id: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while node.crictl.state(container_id) != "CONTAINER_EXITED":
@@ -37,7 +28,7 @@ def await_exited(node: Node, container_id: str) -> None:
 def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve")
     node.bayplan.await_synchronized()
-    threshold_mib = available_mib(node, 1) - HELD_MIB // 2
+    threshold_mib = node.bayplan.available_mib(1) - HELD_MIB // 2
     node.bayplan.stop()
     node.bayplan.start(
         "--memory-pressure", "evict", "--eviction-hard", f"{SIGNAL}<{threshold_mib}Mi,memory.available<50Mi"
@@ -66,7 +57,7 @@ def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
     while node.bayplan.status()["problems"]:
         assert time.monotonic() < deadline, node.bayplan.status()["problems"]
         time.sleep(POLL_S)
-    assert available_mib(node, 1) >= threshold_mib
+    assert node.bayplan.available_mib(1) >= threshold_mib
 
 
 @pytest.mark.matrix

@@ -11,7 +11,7 @@ from typing import Any
 from bayplan.cli.main import main
 from testbed.channel import LIMIT_S
 from testbed.containerd import NRI_SOCKET
-from testbed.errors import CommandError
+from testbed.errors import CommandError, GuestError
 from testbed.guest import Completed, Guest
 
 SERVICE = "bayplan"
@@ -106,6 +106,15 @@ class Bayplan:
 
     def nodes(self) -> dict[str, Any]:
         return self.ask("nodes")
+
+    def available_mib(self, node_id: int) -> int:
+        """What a node can give, once the daemon has looked at it."""
+        deadline = time.monotonic() + LIMIT_S
+        while (live := self.nodes()["nodes"][node_id]["live"]) is None:
+            if time.monotonic() > deadline:
+                raise GuestError(f"nobody has looked at node {node_id} within {LIMIT_S:g} s")
+            time.sleep(POLL_S)
+        return int(live["freeBytes"] + live["reclaimableBytes"]) // (1 << 20)
 
     def ask(self, *words: str) -> dict[str, Any]:
         """What `bayplan WORDS --output json` says."""

@@ -44,7 +44,8 @@ def follow(guest: Guest, plane: ControlPlane, name: str, token: str) -> None:
     """Start the agent, which knows of pods from the API server alone."""
     path = "/run/agent.kubeconfig"
     guest.write(path, plane.kubeconfig(f"{name}-agent", GUESTS_VIEW, token=token).read_text())
-    start_agent(guest, "--kubelet-pods-socket=none", f"--kubeconfig={path}", f"--node-name={name}")
+    tasks = "--cluster-tasks=topology,pods,events,evictions"
+    start_agent(guest, "--kubelet-pods-socket=none", f"--kubeconfig={path}", f"--node-name={name}", tasks)
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
