@@ -7,6 +7,7 @@ tries again, less and less often; nothing is queued, since the next object says 
 import asyncio
 import random
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ LEAST_INTERVAL_S: Final = 1.0
 AGAIN_AFTER_S: Final = 300.0
 RETRY_LIMIT_S: Final = 10.0
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GROUP_PATH: Final = f"/apis/{API_GROUP}"
 _COLLECTION: Final = f"{_GROUP_PATH}/{API_VERSION}/{RESOURCE}"
 
@@ -31,8 +33,17 @@ class _Metadata(Struct):
     uid: str
 
 
+class _NodeInfo(Struct, frozen=True):
+    bootID: str = ""  # noqa: N815 - Kubernetes' name
+
+
+class _Status(Struct, frozen=True):
+    nodeInfo: _NodeInfo = _NodeInfo()  # noqa: N815 - likewise
+
+
 class _Node(Struct):
     metadata: _Metadata
+    status: _Status = _Status()
 
 
 class _GroupVersion(Struct):
@@ -62,6 +73,7 @@ class TopologyPublisher:
         self._again_after_s = again_after_s
         self._backoff = backoff or Backoff(random.random, first_s=1.0, limit_s=RETRY_LIMIT_S)
         self._condition = Condition("the node's room is not published", "the node's room is published again")
+        self._boot_id = _BOOT_ID.read_text().strip()
         self._node_uid = ""
         self._published: Object | None = None
 
@@ -97,11 +109,21 @@ class TopologyPublisher:
     async def _publish(self, snapshot: Snapshot) -> None:
         if self._published is None:
             # Another node object of this name has another uid, and would leave this one to be collected.
-            self._node_uid = await node_uid(self._api, self._node_name)
+            self._node_uid = await self._own_node_uid()
         wanted = await asyncio.to_thread(topology_object, self._node_name, self._node_uid, snapshot)
         if wanted != self._published:
             await self._api.apply(f"{_COLLECTION}/{self._node_name}", wanted)
             self._published = wanted
+
+    async def _own_node_uid(self) -> str:
+        """The uid of the node's own object, unless kubelet has said that it is another machine's: two agents
+        under one name would go on replacing each other's object."""
+        path = f"/api/v1/nodes/{self._node_name}"
+        node = await self._api.get(path, _Node)
+        if (theirs := node.status.nodeInfo.bootID) not in {"", self._boot_id}:
+            problem = f"is another machine: its boot id is {theirs}, here it is {self._boot_id}"
+            raise UnavailableError(path, f"{problem} (--node-name)")
+        return node.metadata.uid
 
     async def _explained(self, error: ApiError | UnavailableError) -> str:
         if isinstance(error, ApiError) and error.path.startswith(_GROUP_PATH):
@@ -134,11 +156,6 @@ async def remove_topology(api: Api, node_name: str) -> bool:
             raise
         return False
     return True
-
-
-async def node_uid(api: Api, node_name: str) -> str:
-    """The uid of the node's own object; raises ApiError, UnavailableError."""
-    return (await api.get(f"/api/v1/nodes/{node_name}", _Node)).metadata.uid
 
 
 def _same_basis(one: Snapshot, other: Snapshot) -> bool:

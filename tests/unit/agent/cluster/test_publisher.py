@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from support.snapshots import GUARANTEED, make_snapshot
 PATH = f"{TOPOLOGY}/v1alpha2/noderesourcetopologies/{NODE}"
 EVERYTHING = make_snapshot()
 NOTHING = make_snapshot(ledger=Ledger())
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def publisher(
@@ -36,6 +38,11 @@ def shows(api: FakeApiServer, snapshot) -> bool:
 
 def applied(api: FakeApiServer) -> int:
     return api.requests.count(("PATCH", PATH))
+
+
+def on_machine(boot_id: str) -> dict[str, object]:
+    """The node, of whose machine kubelet has said the boot id."""
+    return {"metadata": {"name": NODE, "uid": "node-uid"}, "status": {"nodeInfo": {"bootID": boot_id}}}
 
 
 @asynccontextmanager
@@ -85,6 +92,13 @@ async def test_what_others_deleted_comes_back() -> None:
             del api.objects[PATH]
 
 
+async def test_the_node_of_this_machine_is_published() -> None:
+    api = FakeApiServer()
+    api.objects[f"/api/v1/nodes/{NODE}"] = on_machine(BOOT_ID)
+    async with publishing(api, mirror_of(EVERYTHING)):
+        await until(lambda: shows(api, EVERYTHING))
+
+
 async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
     api = FakeApiServer()
     async with publishing(api, mirror_of(EVERYTHING), again_s=0.05):
@@ -102,6 +116,7 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
         ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden'),
         ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found"),
         ({"objects": {f"/api/v1/nodes/{NODE}": {"metadata": []}}}, "not what an API server answers"),
+        ({"objects": {f"/api/v1/nodes/{NODE}": on_machine("another")}}, "its boot id is another, here"),
         ({"hangs": True}, "no answer within 0.3 s"),
     ],
 )
