@@ -10,6 +10,8 @@ from goside import compiled
 from support.chart_manifests import CHART, chart_files, with_heading
 
 GO = Path(__file__).parent / "helm"
+# Everybody's is another one; the manifests' is there to be replaced.
+IMAGE = "--set=image.repository=registry.example.com/bayplan"
 
 
 def helm_program() -> Path:
@@ -29,7 +31,7 @@ def helm(*words: str | Path) -> "subprocess.CompletedProcess[str]":
 
 def rendered(*flags: str | Path) -> str:
     """The chart's objects for a release ``bayplan`` in the namespace ``bayplan``."""
-    finished = helm("template", "bayplan", CHART, "--namespace=bayplan", *flags)
+    finished = helm("template", "bayplan", CHART, "--namespace=bayplan", IMAGE, *flags)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart import helm, manifests, rendered
+from chart import IMAGE, helm, manifests, rendered
 from goside import GoSideError, go_program
 
 from bayplan.config.keys import KEYS
@@ -58,7 +58,7 @@ def kubernetes() -> Schema:
 
 
 def test_helm_has_nothing_to_say() -> None:
-    finished = helm("lint", "--strict", CHART)
+    finished = helm("lint", "--strict", CHART, IMAGE)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
@@ -104,9 +104,15 @@ def test_the_schema_of_kubernetes_refuses_what_it_does_not_know() -> None:
     ],
 )
 def test_wrong_values_are_named(assignment: str, said: str) -> None:
-    finished = helm("template", "bayplan", CHART, *sets(assignment))
+    finished = helm("template", "bayplan", CHART, IMAGE, *sets(assignment))
     assert finished.returncode != 0
     assert said in finished.stderr
+
+
+def test_the_image_has_to_be_named() -> None:
+    finished = helm("template", "bayplan", CHART)
+    assert finished.returncode != 0
+    assert "repository" in finished.stderr
 
 
 @pytest.mark.parametrize("task", ["topology", "pods", "events", "evictions"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart import helm_program, kubectl_program, rendered
+from chart import IMAGE, helm_program, kubectl_program, rendered
 from goside import GoSideError
 
 from support.chart_manifests import PROJECT
@@ -187,7 +187,7 @@ def test_the_api_server_accepts_every_variant(shell: Shell, tmp_path: Path, valu
 def test_an_agent_writes_the_object_of_its_own_node_only(
     control_plane: ControlPlane, shell: Shell, tmp_path: Path
 ) -> None:
-    shell.run("helm install bayplan packaging/helm/bayplan --namespace bayplan --create-namespace")
+    shell.run(f"helm install bayplan packaging/helm/bayplan --namespace bayplan --create-namespace {IMAGE}")
     for node in ("mine", "other"):
         make_node(control_plane, node)
     pod: Object = {
@@ -232,7 +232,7 @@ def test_an_agent_writes_the_object_of_its_own_node_only(
 
 def test_kubectl_starts_its_plugin_which_finds_the_daemons(control_plane: ControlPlane, shell: Shell) -> None:
     """No kubelet is behind these pods: each node is named with the reason that kubectl, or its pod, gives."""
-    shell.run("helm install bayplan packaging/helm/bayplan --namespace bayplan --create-namespace")
+    shell.run(f"helm install bayplan packaging/helm/bayplan --namespace bayplan --create-namespace {IMAGE}")
     chart = control_plane.ask("GET", f"{DAEMON_SETS}/bayplan")["spec"]["template"]
     labels, account = chart["metadata"]["labels"], {"serviceAccountName": "bayplan"}
     for node in ("begins", "runs"):
