@@ -94,10 +94,10 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         daemon.listen_for_signals()
         notifier.ready()
         await until_one_ends(
-            daemon.serve_runtime(),
+            daemon.session.run(),
             daemon.end_on_signal(),
             daemon.reload_on_signal(read_again, notifier),
-            daemon.verify_for_ever(),
+            daemon.verification.follow(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),

@@ -48,22 +48,21 @@ from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pod_end import PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.process_limits import spare_files
 from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
-from bayplan.host import proc, shadow_mode
-from bayplan.host.container import ContainerCgroup
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
-from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
@@ -72,9 +71,6 @@ from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
 
 logger = logging.getLogger(__name__)
-
-VERIFY_INTERVAL_S: Final = 10.0
-"""kubelet's cpuManagerReconcilePeriod."""
 
 DEVICES_SHARE: Final = 0.25
 """Of the request deadline: so long may a creation wait for what its devices say."""
@@ -119,14 +115,27 @@ class Daemon:
         self.narrowing_due = asyncio.Event()
 
     def listen_for_signals(self) -> None:
-        """Until then they end the process, whatever its start waits for; what comes after it is not lost."""
+        """Handle signals from now on, also before their tasks run. Until then SIGTERM and SIGINT end the
+        process at once, whatever its start waits for."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._reload_now.set)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_now.set)
 
     async def start(self, recorder: Recorder) -> None:
-        """Make the controller, with the ledger that the store has, and the session with the runtime."""
+        """Make all that needs the store: the controller with the recorded ledger, what works on it beside the
+        runtime's requests, and the session with the runtime."""
+        await self._make_controller(recorder)
+        self._make_requests()
+        await self._make_pressure()
+        self._make_verification()
+        self._make_session()
+        for remark in self._remarks():
+            logger.warning(remark)
+        self._log_start()
+
+    async def _make_controller(self, recorder: Recorder) -> None:
+        """The owner of the ledger, and the hardware that it decides by."""
         deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
         devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
         await devices.prepare()
@@ -137,7 +146,9 @@ class Daemon:
             engine_for(self.settings, self.recording),
             recorder,
             cgroup_v2=self.hierarchy.unified,
-            write_oom_score_adj=self.write_oom_score_adj,
+            write_oom_score_adj=OomScoreAdjWriter(
+                self.hierarchy, self.host_thread.do, self._count_unset_oom_score_adj
+            ),
             sync_cpusets=self.cpusets.sync,
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
@@ -149,6 +160,9 @@ class Daemon:
         await self.controller.restore()
         self.hardware.attach(self.controller, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.record_learned)
+
+    def _make_requests(self) -> None:
+        """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""
         self.oci_requests = OciRequestHandler(
             self.controller,
             self.hierarchy,
@@ -164,6 +178,9 @@ class Daemon:
             _return_bounds(self.settings),
         )
         self.exact_requests = ExactRequests(self.controller)
+
+    async def _make_pressure(self) -> None:
+        """What keeps memory, disks and process ids from running short: relief, and eviction."""
         widening = PromiseWidening(self.controller, self.pressure_thread.do, self._verify_now, self.narrowing)
         self.pressure = PressureWatch(
             self.controller,
@@ -191,20 +208,29 @@ class Daemon:
             self.controller, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
         )
         self.controller.placements.admitted = self.eviction.admitted
-        self.stale_entries = StaleEntries(
+
+    def _make_verification(self) -> None:
+        """What compares the record with the kernel and the container engines."""
+        stale_entries = StaleEntries(
             self.controller,
             self.hierarchy,
             self.host_thread.do,
             self.oci_requests.release,
             lambda: list_containers(self.settings.crio_socket),
         )
-        self.unmanaged = UnmanagedContainers(
+        unmanaged = UnmanagedContainers(
             self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
+        )
+        self.verification = Verification(
+            self.verifier, self._verify_now, stale_entries, unmanaged, self.controller.counters
         )
         if self.controller.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
             self._verify_now.set()
             self.narrowing_due.set()
+
+    def _make_session(self) -> None:
+        """The session with the NRI runtime: with the one that launched us, else at the configured socket."""
         own = Identity(self.settings.plugin_name, self.settings.plugin_index)
         identity, endpoint = launched_by_runtime(os.environ) or (
             own,
@@ -218,8 +244,9 @@ class Daemon:
             timeouts=timeouts,
             replied=self.controller.placements.latency.reply.observe,
         )
-        for remark in self._remarks():
-            logger.warning(remark)
+
+    def _log_start(self) -> None:
+        machine, policy = self.controller.machine, self.controller.policy
         logger.info(
             "started",
             extra={
@@ -233,10 +260,6 @@ class Daemon:
                 "recorded_containers": len(self.controller.ledger.entries),
             },
         )
-
-    async def serve_runtime(self) -> None:
-        """Serve until the session is closed, or for good the runtime that launched us."""
-        await self.session.run()
 
     async def end_on_signal(self) -> None:
         """Answer the requests that have arrived, then end, when a signal asks for it."""
@@ -334,57 +357,8 @@ class Daemon:
     def _remarks(self) -> tuple[str, ...]:
         return remarks_here(self.settings, self.hardware.machine)
 
-    async def write_oom_score_adj(self, pod: Pod, container: Container, value: int) -> None:
-        """Set it for the processes of a container that was created and not yet started."""
-        if shadow_mode.is_on():
-            return
-
-        def write() -> None:
-            def pids() -> tuple[int, ...]:
-                with ContainerCgroup.find(
-                    self.hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
-                ) as cgroup:
-                    return cgroup.processes()
-
-            proc.write_oom_score_adj_of_all(pids, value)
-
-        try:
-            await self.host_thread.do(write)
-        except BayplanError as error:
-            self.controller.counters["oom_score_adj_failed"] += 1
-            logger.warning("oom_score_adj not set", extra={"container": container.id, "problem": str(error)})
-
-    async def verify_for_ever(self) -> None:
-        """Compare the kernel with the ledger, now and then and when asked to."""
-        while True:
-            asked = await self._next_verification()
-            try:
-                repeated = await self.verifier.verify(at_once=asked)
-            except Exception:
-                # Placing containers does not depend on it.
-                logger.exception("the kernel could not be compared with the ledger")
-                continue
-            self.controller.counters["drifted"] += len(repeated)
-            await self._find_unreported()
-
-    async def _find_unreported(self) -> None:
-        try:
-            await self.stale_entries.release_ended()
-            await self.unmanaged.enter_found()
-        except BayplanError as error:
-            logger.debug("running containers are still not recorded", extra={"problem": str(error)})
-        except Exception:
-            logger.exception("stale entries and unmanaged containers could not be looked for")
-
-    async def _next_verification(self) -> bool:
-        """Wait for it; whether it was asked for, and is not only due."""
-        try:
-            async with asyncio.timeout(VERIFY_INTERVAL_S):
-                await self._verify_now.wait()
-        except TimeoutError:
-            return False
-        self._verify_now.clear()
-        return True
+    def _count_unset_oom_score_adj(self) -> None:
+        self.controller.counters["oom_score_adj_failed"] += 1
 
     def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         return self.controller.expectations(container_ids)
