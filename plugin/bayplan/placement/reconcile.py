@@ -4,7 +4,7 @@ Pure: it plans what to record, what to forget and which updates the runtime gets
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -84,24 +84,15 @@ def reconcile(
     observed = {
         container.id: container for container in containers if container.state is not ContainerState.STOPPED
     }
-    listed = {container.id for container in containers}
     cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
-    gone = tuple(
-        container_id
-        for container_id, entry in sorted(ledger.entries.items())
-        if container_id not in observed and (entry.origin is None or container_id in listed)
-    )
-    recovered = {
-        key: entry
-        for key, entry in carried.items()
-        if key in observed and key not in ledger.entries and has_annotated_placement(entry, observed[key])
-    }
+    gone = _gone(ledger, observed, {container.id for container in containers})
+    recovered = _recovered(ledger, observed, carried)
     recorded = {key: ledger.with_own_notice(entry) for key, entry in ledger.entries.items()}
     known = {key: entry for key, entry in recorded.items() if key in observed} | recovered
-    if recovered:
-        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
     elsewhere = recorded.keys() - known.keys() - set(gone)
     unlisted = [entry for key, entry in recorded.items() if key in elsewhere]
+    if recovered:
+        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
     compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
     entries = [*unlisted, *(entry for entry, _ in compared)]
     agreed = Ledger.of(entries)
@@ -111,21 +102,54 @@ def reconcile(
         entries = list(agreed.entries.values())
     found = _adopted(machine, policy, engine, agreed, pods, observed, cpusets)
     if found:
-        candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
         agreed = Ledger.of([*entries, *found])
+        candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
         pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
-        members = _members(pools, candidates)
-        if members:
+        if members := _members(pools, candidates):
             agreed = Ledger.of([*entries, *found, *members])
     agreed = _with_retained(ledger, gone, agreed, pods)
-    repairs = [repair for _, repair in compared if repair is not None]
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
+    repairs = [repair for _, repair in compared if repair is not None]
     updates = merged(repairs, shared_pool_updates(agreed, shared))
     agreed = agreed.with_notified_cpus(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}, shared
     )
-    changed = tuple(entry for key, entry in agreed.entries.items() if ledger.entries.get(key) != entry)
-    forgotten, retained = retained_changes(ledger, agreed)
+    return _reconciliation(ledger, agreed, gone, found, updates, recovered)
+
+
+def _gone(ledger: Ledger, observed: Mapping[str, Container], listed: Collection[str]) -> tuple[str, ...]:
+    """The ids of the recorded containers that are gone; *listed* are the ids that the runtime lists, stopped
+    ones too."""
+    return tuple(
+        key
+        for key, entry in sorted(ledger.entries.items())
+        if key not in observed and (entry.origin is None or key in listed)
+    )
+
+
+def _recovered(
+    ledger: Ledger, observed: Mapping[str, Container], carried: Mapping[str, Entry]
+) -> dict[str, Entry]:
+    """Those of the *carried* entries whose containers run without a record, with the placement that the entry
+    says."""
+    return {
+        key: entry
+        for key, entry in carried.items()
+        if key in observed and key not in ledger.entries and has_annotated_placement(entry, observed[key])
+    }
+
+
+def _reconciliation(
+    before: Ledger,
+    agreed: Ledger,
+    gone: tuple[str, ...],
+    found: Iterable[Entry],
+    updates: tuple[Update, ...],
+    recovered: Iterable[str],
+) -> Reconciliation:
+    """What leads from *before* to *agreed*."""
+    forgotten, retained = retained_changes(before, agreed)
+    changed = tuple(entry for key, entry in agreed.entries.items() if before.entries.get(key) != entry)
     return Reconciliation(
         agreed,
         gone + forgotten,
