@@ -74,18 +74,18 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return Examination(arguments.root, daemon).view()
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The examination for people."""
     shown: list[Block] = []
-    if said["engines"]:
+    if view["engines"]:
         cells = ("name", "version", "nri", "hook", "precreate", "wrapper")
-        rows = tuple(tuple(engine[cell] or "-" for cell in cells) for engine in said["engines"])
+        rows = tuple(tuple(engine[cell] or "-" for cell in cells) for engine in view["engines"])
         shown.append(Table(_COLUMNS, rows))
     else:
         shown.append("No container engine was found.")
-    for finding in said["findings"]:
+    for finding in view["findings"]:
         advice = f"\n  {finding['advice']}" if finding["advice"] else ""
         shown.append(f"{finding['level']}: {finding['subject']}: {finding['text']}{advice}")
-    if said["health"] == "ok":
+    if view["health"] == "ok":
         shown.append("Nothing is wrong.")
     return shown

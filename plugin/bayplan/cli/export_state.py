@@ -43,21 +43,21 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     directory: Path = arguments.directory
     check_kind(directory, stat.S_IFDIR, "a directory")
-    said = ask(arguments.admin_socket, VERB)
-    paths = {name: directory / name for name in said["files"]}
+    view = ask(arguments.admin_socket, VERB)
+    paths = {name: directory / name for name in view["files"]}
     problems = tuple(problem for path in paths.values() if (problem := _in_the_way(path)))
     if problems:
         raise ConfigError(str(directory), problems)
-    for name, content in said["files"].items():
+    for name, content in view["files"].items():
         _write(paths[name], json.dumps(content, separators=(",", ":")).encode())
-    return {**said, "directory": str(directory)}
+    return {**view, "directory": str(directory)}
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """What was written, for people."""
-    count, files = len(said["containers"]), " and ".join(said["files"])
+    count, files = len(view["containers"]), " and ".join(view["files"])
     return [
-        f"{said['directory']}: {files}, with {count} container{'s' if count != 1 else ''}.",
+        f"{view['directory']}: {files}, with {count} container{'s' if count != 1 else ''}.",
         "Stop bayplan before kubelet is started with static managers: docs/kubelet-state.md.",
     ]
 

@@ -31,11 +31,11 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return ask(arguments.admin_socket, VERB, subject=arguments.subject)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
     rows = tuple(
         (one["at"], one["event"], one["name"], one["text"], one["id"][:_ID_CHARACTERS])
-        for one in said["events"]
+        for one in view["events"]
     )
     shown: list[Block] = [Table(_COLUMNS, rows)]
-    return shown if said["complete"] else [*shown, "There is more; these are the latest."]
+    return shown if view["complete"] else [*shown, "There is more; these are the latest."]

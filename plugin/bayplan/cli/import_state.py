@@ -56,17 +56,17 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return ask(arguments.admin_socket, VERB, files=texts, dryRun=not arguments.yes)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """What is taken over, for people."""
-    rows = tuple((one["name"], one["cpus"] or "shared", one["mems"] or "all") for one in said["containers"])
+    rows = tuple((one["name"], one["cpus"] or "shared", one["mems"] or "all") for one in view["containers"])
     shown: list[Block] = (
         [Table(_COLUMNS, rows)] if rows else ["The files give nothing to a running container."]
     )
-    if said["sharing"]:
-        shown.append(f"On the shared CPUs: {', '.join(said['sharing'])}.")
-    if said["notRunning"]:
-        shown.append(f"Not running, so left out: {', '.join(said['notRunning'])}.")
-    if said["dryRun"]:
+    if view["sharing"]:
+        shown.append(f"On the shared CPUs: {', '.join(view['sharing'])}.")
+    if view["notRunning"]:
+        shown.append(f"Not running, so left out: {', '.join(view['notRunning'])}.")
+    if view["dryRun"]:
         shown.append("Nothing was changed. bayplan import-state --yes does it, while kubelet is stopped.")
     else:
         shown.append("Taken over. Switch kubelet's managers off before it is started: docs/kubelet-state.md.")

@@ -31,20 +31,20 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     from bayplan.drawing.machine_map import machine_map  # noqa: PLC0415 - only this verb draws
 
     check_kind(arguments.svg, stat.S_IFREG, "a file to write the picture to")
-    said = ask(arguments.admin_socket, "nodes")
-    picture = machine_map(said["nodes"])
+    view = ask(arguments.admin_socket, "nodes")
+    picture = machine_map(view["nodes"])
     try:
         arguments.svg.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise HostError(str(arguments.svg), f"cannot be written: {error.strerror}") from error
     return {
-        "apiVersion": said["apiVersion"],
+        "apiVersion": view["apiVersion"],
         "kind": "Map",
         "file": str(arguments.svg),
-        "nodes": len(said["nodes"]),
+        "nodes": len(view["nodes"]),
     }
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """That it was written."""
-    return [f"{said['file']}: {said['nodes']} NUMA node{'s' if said['nodes'] != 1 else ''}"]
+    return [f"{view['file']}: {view['nodes']} NUMA node{'s' if view['nodes'] != 1 else ''}"]

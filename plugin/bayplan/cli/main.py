@@ -69,7 +69,7 @@ class Verb(Protocol):
     def answer(self, arguments: argparse.Namespace) -> dict[str, Any]:
         """The answer as plain values; raises BayplanError."""
 
-    def blocks(self, said: dict[str, Any], /) -> list[Block]:
+    def blocks(self, view: dict[str, Any], /) -> list[Block]:
         """The answer for people."""
 
 

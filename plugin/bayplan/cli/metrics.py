@@ -19,6 +19,6 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return ask(arguments.admin_socket, VERB)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The text as it is."""
-    return [str(said["text"]).removesuffix("\n")]
+    return [str(view["text"]).removesuffix("\n")]

@@ -26,16 +26,16 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UnavailableError: no daemon answers, or no runtime is connected to it although one should be.
     """
-    said = ask(arguments.admin_socket, VERB)
-    if arguments.runtime and not said["runtime"]["connected"]:
+    view = ask(arguments.admin_socket, VERB)
+    if arguments.runtime and not view["runtime"]["connected"]:
         problem = "no container runtime is connected over NRI. `bayplan doctor` says what to do"
         raise UnavailableError("the daemon answers, and decides nothing", problem)
-    return said
+    return view
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
-    daemon, runtime = said["daemon"], said["runtime"]
+    daemon, runtime = view["daemon"], view["runtime"]
     lines = [f"baypland {daemon['version']} (process {daemon['pid']}) answers."]
     if runtime["connected"]:
         lines.append(f"{runtime['name']} {runtime['version']} asks it over NRI {runtime['nriVersion']}.")

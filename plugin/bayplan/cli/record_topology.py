@@ -31,6 +31,6 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return recorded_topology(arguments.root)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The text itself."""
-    return [said["listing"].rstrip("\n")]
+    return [view["listing"].rstrip("\n")]

@@ -39,18 +39,18 @@ def add_since(parser: argparse.ArgumentParser, default_s: int, default: str) -> 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The daemon's answer, of one namespace if only that was asked for."""
-    said = ask(arguments.admin_socket, VERB, sinceSeconds=arguments.since)
+    view = ask(arguments.admin_socket, VERB, sinceSeconds=arguments.since)
     if arguments.namespace is not None:
-        said["refusals"] = [
-            one for one in said["refusals"] if one["name"].split("/")[0] == arguments.namespace
+        view["refusals"] = [
+            one for one in view["refusals"] if one["name"].split("/")[0] == arguments.namespace
         ]
-    return said
+    return view
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people, the latest first."""
-    if not said["refusals"]:
-        return [f"Nothing was refused since {said['since']}."]
+    if not view["refusals"]:
+        return [f"Nothing was refused since {view['since']}."]
     rows = tuple(
         (
             one["lastAt"],
@@ -58,14 +58,14 @@ def blocks(said: dict[str, Any]) -> list[Block]:
             how_often(one) + (", placed since" if one["placedSince"] else ""),
             why(one["reasons"]),
         )
-        for one in said["refusals"]
+        for one in view["refusals"]
     )
     return [Table(_COLUMNS, rows), "bayplan explain POD shows what each node has beside what was asked for."]
 
 
-def names(said: dict[str, Any]) -> list[str]:
+def names(view: dict[str, Any]) -> list[str]:
     """The containers, NAMESPACE/POD/CONTAINER."""
-    return [one["name"] for one in said["refusals"]]
+    return [one["name"] for one in view["refusals"]]
 
 
 def _seconds(text: str) -> int:

@@ -42,9 +42,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         return release_recorded(arguments.state_directory, dry_run=dry_run)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
-    containers = said["containers"]
+    containers = view["containers"]
     if not containers:
         return ["No container is managed."]
     rows = tuple(
@@ -56,8 +56,8 @@ def blocks(said: dict[str, Any]) -> list[Block]:
         for one in containers
     )
     shown: list[Block] = [Table(_COLUMNS, rows)]
-    if said["dryRun"]:
+    if view["dryRun"]:
         shown.append("Nothing was changed. bayplan release --yes does it.")
-    elif said["daemonRuns"]:
+    elif view["daemonRuns"]:
         shown.append("The daemon leaves these containers as they are from now on, and places new ones.")
     return shown

@@ -32,23 +32,23 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return replay_view(arguments.file)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The differences for people."""
-    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(said["begunUs"] // 1_000_000))
+    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(view["begunUs"] // 1_000_000))
     shown: list[Block] = [
-        f"Recorded from {begun} on by bayplan {said['recordedBy']}; replayed by {said['replayedBy']}."
+        f"Recorded from {begun} on by bayplan {view['recordedBy']}; replayed by {view['replayedBy']}."
     ]
-    if said["cutOff"]:
+    if view["cutOff"]:
         shown.append("The last line is cut off and left out: the daemon was writing it when it ended.")
-    count = f"{said['questions']} questions to the engine"
-    if not said["differences"]:
+    count = f"{view['questions']} questions to the engine"
+    if not view["differences"]:
         return [*shown, f"{count}: every answer is the same."]
     rows = tuple(
         (str(one["line"]), one["name"] or one["question"], one["recorded"], one["now"])
-        for one in said["differences"]
+        for one in view["differences"]
     )
     shown.append(
-        f"{count}: {said['different']} answered otherwise, {said['explainedOtherwise']} only explained "
+        f"{count}: {view['different']} answered otherwise, {view['explainedOtherwise']} only explained "
         "otherwise."
     )
     return [*shown, Table(_COLUMNS, rows)]

@@ -45,40 +45,40 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return ask(arguments.admin_socket, VERB, sinceSeconds=arguments.since)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people, the oldest first."""
-    shown: list[Block] = [_summary(said)]
-    if said["containers"]:
-        shown.append(Table(_CONTAINERS, tuple(_row(one) for one in said["containers"])))
+    shown: list[Block] = [_summary(view)]
+    if view["containers"]:
+        shown.append(Table(_CONTAINERS, tuple(_row(one) for one in view["containers"])))
     moves = [
         *(
             (one["at"], one["name"], one["before"], one["after"], format_bytes(one["bytes"]), one["for"])
-            for one in said["moves"]
+            for one in view["moves"]
         ),
         *(
             (
                 *(one["at"], one["name"], str(one["fromNode"]), str(one["toNode"])),
-                format_bytes(one["wantedBytes" if said["shadow"] else "movedBytes"]),
+                format_bytes(one["wantedBytes" if view["shadow"] else "movedBytes"]),
                 "promised memory",
             )
-            for one in said["pageMoves"]
+            for one in view["pageMoves"]
         ),
     ]
     if moves:
         shown.append(Table(_MOVES, tuple(sorted(moves))))
-    if said["evictions"]:
-        rows = tuple((one["at"], one["name"], one["text"]) for one in said["evictions"])
+    if view["evictions"]:
+        rows = tuple((one["at"], one["name"], one["text"]) for one in view["evictions"])
         shown.append(Table(_EVICTIONS, rows))
     return shown
 
 
-def _summary(said: dict[str, Any]) -> str:
-    verb, outcomes = "would have been" if said["shadow"] else "were", said["outcomes"]
+def _summary(view: dict[str, Any]) -> str:
+    verb, outcomes = "would have been" if view["shadow"] else "were", view["outcomes"]
     return (
-        f"Since {said['since']}: {outcomes['placed']} containers {verb} placed as they asked, "
+        f"Since {view['since']}: {outcomes['placed']} containers {verb} placed as they asked, "
         f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
-        f"{len(said['moves']) + len(said['pageMoves'])} times memory of others {verb} moved; "
-        f"{len(said['evictions'])} containers {verb} evicted."
+        f"{len(view['moves']) + len(view['pageMoves'])} times memory of others {verb} moved; "
+        f"{len(view['evictions'])} containers {verb} evicted."
     )
 
 

@@ -89,17 +89,17 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         if key not in KEYS:
             raise ConfigError("command line", (unknown_key("--set", key, KEYS),))
         keys.setdefault(key, []).append(value)
-    said = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys)
-    return said if arguments.steps or arguments.output == "json" else _only_refused(said)
+    view = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys)
+    return view if arguments.steps or arguments.output == "json" else _only_refused(view)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The runs for people: one column for each, then the decisions."""
-    runs = said["runs"]
+    runs = view["runs"]
     columns = (Column(""), *(Column(_heading(run), number=True) for run in runs))
     results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)
     shown: list[Block] = [Table(columns, results)]
-    for run in said["runs"]:
+    for run in view["runs"]:
         rows = tuple(row for step in run["steps"] for row in _step_rows(step))
         if rows:
             shown.append(f"{_heading(run)}:")
@@ -112,12 +112,12 @@ def _heading(run: dict[str, Any]) -> str:
     return f"{run['engine']}, {run['policy']}{spread}"
 
 
-def _only_refused(said: dict[str, Any]) -> dict[str, Any]:
+def _only_refused(view: dict[str, Any]) -> dict[str, Any]:
     runs = [
         {**run, "steps": [step for step in run["steps"] if step["outcome"] == "refused"]}
-        for run in said["runs"]
+        for run in view["runs"]
     ]
-    return {**said, "runs": runs}
+    return {**view, "runs": runs}
 
 
 def _step_rows(step: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -91,7 +91,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return second
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
     nodes = tuple(
         (
@@ -102,7 +102,7 @@ def blocks(said: dict[str, Any]) -> list[Block]:
             ),
             f"{one['missedPagesPerSecond']:g}",
         )
-        for one in said["nodes"]
+        for one in view["nodes"]
     )
     containers = tuple(
         (
@@ -114,7 +114,7 @@ def blocks(said: dict[str, Any]) -> list[Block]:
             _percent(one["memoryStallPercent"]),
             _percent(one["cpuStallPercent"]),
         )
-        for one in said["containers"]
+        for one in view["containers"]
     )
     shown: list[Block] = [Table(_NODES, nodes)]
     return [*shown, Table(_CONTAINERS, containers) if containers else "No container runs."]

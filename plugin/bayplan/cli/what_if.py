@@ -59,9 +59,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return ask(arguments.admin_socket, VERB, pods=pods)
 
 
-def blocks(said: dict[str, Any]) -> list[Block]:
+def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people: a row for each pod, the first refusal in full, and what fits on each node."""
-    pods = said["pods"]
+    pods = view["pods"]
     if len(pods) == 1:
         shown = [block for container in pods[0]["containers"] for block in decision_blocks(container)]
     else:
@@ -71,7 +71,7 @@ def blocks(said: dict[str, Any]) -> list[Block]:
             f"{admitted} of {len(pods)} pods would be placed.",
             *_first_refusal(pods),
         ]
-    fitting = Table(_LARGEST, tuple(map(_largest_row, said["nodesBefore"], said["nodes"])))
+    fitting = Table(_LARGEST, tuple(map(_largest_row, view["nodesBefore"], view["nodes"])))
     return [*shown, "The largest Guaranteed container that fits on one node:", fitting]
 
 

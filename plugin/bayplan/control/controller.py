@@ -83,7 +83,7 @@ class Controller:
         self.recorder = recorder
         self.capacity_freed = capacity_freed
         """To be called when there may be room for containers that lack some, or that were moved."""
-        self.before_promises: Callable[[], Awaitable[None]] = _at_once
+        self.before_promises: Callable[[], Awaitable[None]] = _nothing_to_await
         """Awaited in the transaction in which a runtime listed what runs, before anything is promised."""
         self._write_oom_score_adj = write_oom_score_adj
         self._sync_cpusets = sync_cpusets
@@ -394,5 +394,5 @@ class Controller:
             self._observed(transaction, event, pod, container)
 
 
-async def _at_once() -> None:
-    """There is nothing to wait for."""
+async def _nothing_to_await() -> None:
+    """For a controller without a measurement."""

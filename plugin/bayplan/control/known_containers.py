@@ -1,4 +1,5 @@
-"""What the daemon knows of running containers beside the ledger. Changed by the controller only."""
+"""What the daemon knows of running containers beside the ledger. Changed by the controller and `placements`
+only."""
 
 from collections.abc import Collection, Mapping
 
@@ -13,7 +14,7 @@ from bayplan.sets import CpuSet
 
 
 class KnownContainers(Struct):
-    """What the daemon knows of running containers beside the ledger; rebuilt at each Synchronize.
+    """The containers and their pods by id; rebuilt at each Synchronize.
 
     ``oom_score_adj`` maps ids to the value in force, ours or the spec's, ``defaulted`` ids to the CPUs that a
     runtime was sent by default, when there was no time for a decision. ``ids_by_pod``: a pod is known as long
@@ -73,8 +74,8 @@ class KnownContainers(Struct):
 
 
 def _default_annotation(container: Container, cpus: CpuSet | None) -> dict[str, str]:
-    """The annotation of a container that got *cpus* by default; it has the container's
-    id, as that of a decision has."""
+    """The annotation of a container that got *cpus* by default; it has the container's id, as that of a
+    decision has."""
     return {DEFAULT_CPUS_ANNOTATION: f"{container.id} {cpus}"}
 
 

@@ -1,7 +1,7 @@
 """The handler of the NRI runtime in shadow mode: asks the real one, and answers nothing.
 
-So everything is decided and recorded as if the runtime had done what it was told, and it is told nothing. No
-answer goes to the runtime but through a handler.
+So everything is decided and recorded as if the runtime had carried out each answer. Answers go to the runtime
+through a handler only.
 """
 
 import logging
@@ -51,7 +51,7 @@ class ShadowHandler:
         try:
             await self._decides.create_container(pod, container)
         except PlacementError as error:
-            _tell(container, error)
+            _log_not_applied(container, error)
         return Adjustment(), _NOTHING
 
     async def update_container(
@@ -61,7 +61,7 @@ class ShadowHandler:
         try:
             await self._decides.update_container(pod, container, resources)
         except PlacementError as error:
-            _tell(container, error)
+            _log_not_applied(container, error)
         return _NOTHING
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:
@@ -84,7 +84,7 @@ class ShadowHandler:
         self._decides.missed(event, container_id, why, described)
 
 
-def _tell(container: Container, error: PlacementError) -> None:
+def _log_not_applied(container: Container, error: PlacementError) -> None:
     logger.warning(
         "would be refused, but for shadow mode", extra={"container_id": container.id, "problem": str(error)}
     )

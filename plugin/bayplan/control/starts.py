@@ -33,7 +33,7 @@ class Starts:
             (self._directory / container_id).touch(mode=0o644)
         except OSError as error:
             extra = {"container_id": container_id, "problem": str(error)}
-            logger.warning("the start of a container will not be heard of", extra=extra)
+            logger.warning("the wrapper will not ask before the start of a container", extra=extra)
             return False
         return True
 

@@ -186,9 +186,9 @@ class Hardware:
             self._remember(self.learned)
             self._remembered = reserved
         # With 1000 containers on 64 nodes it takes up to 30 ms, which no creation should wait for.
-        basis = self._basis()
-        prepared = await self._in_thread(partial(_resolved, basis))
-        self._take_over(basis, prepared)
+        inputs = self._policy_inputs()
+        prepared = await self._in_thread(partial(_resolved, inputs))
+        self._take_over(inputs, prepared)
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
@@ -267,7 +267,7 @@ class Hardware:
                 lambda transaction: self._update_controller(transaction, controller, prepared_for, prepared)
             )
 
-    def _basis(self) -> "_PolicyInputs":
+    def _policy_inputs(self) -> "_PolicyInputs":
         return _PolicyInputs(self._settings, self.machine, self.learned, self._ledger)
 
     def _update_controller(
@@ -295,9 +295,9 @@ class Hardware:
         self, prepared_for: "_PolicyInputs | None", prepared: PlacementPolicy | ConfigError | None
     ) -> None:
         """The policy by the settings: the *prepared* one if all is as it was prepared for."""
-        basis = self._basis()
-        if prepared is None or prepared_for is None or not basis.is_same(prepared_for):
-            prepared = _resolved(basis)
+        inputs = self._policy_inputs()
+        if prepared is None or prepared_for is None or not inputs.is_same(prepared_for):
+            prepared = _resolved(inputs)
         if isinstance(prepared, ConfigError):
             # They fitted before. The old policy on what is left serves containers better than a machine that
             # is gone.
@@ -354,8 +354,8 @@ class _PolicyInputs(NamedTuple):
         return all(map(operator.is_, self, other))
 
 
-def _resolved(basis: _PolicyInputs) -> PlacementPolicy | ConfigError:
+def _resolved(inputs: _PolicyInputs) -> PlacementPolicy | ConfigError:
     try:
-        return resolve_policy(basis.settings, basis.machine, basis.learned, basis.ledger)
+        return resolve_policy(inputs.settings, inputs.machine, inputs.learned, inputs.ledger)
     except ConfigError as error:
         return error

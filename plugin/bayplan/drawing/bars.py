@@ -23,7 +23,7 @@ def bar(y: float, width: float, height: float, total_bytes: int, parts: Iterable
         length = width * shown_bytes / total_bytes if total_bytes else 0
         if length >= _SEEN:
             start = width * at_bytes / total_bytes
-            gap = 0.6 if length > 3 * _SEEN else 0  # a hair between neighbours
+            gap = 0.6 if length > 3 * _SEEN else 0  # a thin gap between neighbours
             drawn.append(box(start, y, length - gap, height, class_, f"{what}: {format_bytes(amount_bytes)}"))
         at_bytes += max(0, shown_bytes)
     return "".join(drawn)

@@ -1,6 +1,6 @@
 """What can go wrong between us and a runtime, above the wire.
 
-Everything here is raised to code of ours; what the runtime gets to hear is decided in ``request_queue``.
+Everything here is raised to code of ours; what the runtime is answered is decided in ``request_queue``.
 """
 
 from bayplan.errors import LocalProtocolError, RemoteProtocolError

@@ -110,7 +110,7 @@ class Examination:
         return "on" if engine.nri is not False and any(map(self._is_socket, NRI_SOCKETS)) else ""
 
     def _connected_beside(self, found: tuple[ContainerEngine, ...]) -> Iterator[ContainerEngine]:
-        """The runtime that the daemon is connected to, where no file of it is known: it is believed."""
+        """The runtime that the daemon is connected to, where no file of it is known."""
         runtime = "" if self._daemon is None else self._daemon.nri_runtime
         if runtime and all(nri_name(engine) != runtime.lower() for engine in found):
             names = {name: engine for engine, name in _NRI_NAMES.items()}
@@ -200,7 +200,7 @@ class Examination:
         settings = self._wrapper_settings()
         for problem in settings.problems:
             yield Finding(Level.ERROR, problem.path, f"found {problem.found}, expected {problem.expected}")
-        runtime = settings.said.get("runtime", "")
+        runtime = settings.values.get("runtime", "")
         if not runtime.startswith("/"):
             return
         subject = f"{WRAPPER_SETTINGS}: runtime"
@@ -224,7 +224,9 @@ class Examination:
                 text = f"{NRI_SOCKETS[0]} is there, but the daemon is not connected to {forms.engine}"
                 yield Finding(Level.WARNING, forms.engine, text, "see bayplan status and the daemon's log")
         if any(forms.hook or forms.precreate or forms.wrapper for forms in self.forms):
-            yield from self._of_socket(self._wrapper_settings().said.get("socket") or str(DEFAULT_OCI_SOCKET))
+            yield from self._of_socket(
+                self._wrapper_settings().values.get("socket") or str(DEFAULT_OCI_SOCKET)
+            )
 
     def _of_unprotected(self) -> Iterator[Finding]:
         """Programs that every container depends on, and that the kernel may kill like any other."""

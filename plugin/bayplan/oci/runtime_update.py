@@ -165,8 +165,8 @@ def _run(command: RuntimeCommand, container_id: str, resources: bytes) -> str | 
         return str(error)
     if finished.returncode == 0:
         return None
-    said = " ".join(finished.stderr.decode("utf-8", "replace").split())
-    return f"exit status {finished.returncode}: {said[-300:]}"
+    message = " ".join(finished.stderr.decode("utf-8", "replace").split())
+    return f"exit status {finished.returncode}: {message[-300:]}"
 
 
 def _command(

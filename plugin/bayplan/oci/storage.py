@@ -50,8 +50,10 @@ def read_storage(root: Path) -> Storage:
         except (OSError, ValueError):
             pass
         break
-    said = settings if isinstance(settings, dict) else {}
-    return Storage(_at(root, said.get("runroot"), _RUN_ROOT), _at(root, said.get("graphroot"), _GRAPH_ROOT))
+    options = settings if isinstance(settings, dict) else {}
+    return Storage(
+        _at(root, options.get("runroot"), _RUN_ROOT), _at(root, options.get("graphroot"), _GRAPH_ROOT)
+    )
 
 
 def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Started]:
@@ -68,6 +70,6 @@ def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Star
             yield Started(container_id, bundle, pid)
 
 
-def _at(root: Path, said: object, default: str) -> Path:
-    path = said if isinstance(said, str) and said.startswith("/") else default
+def _at(root: Path, found: object, default: str) -> Path:
+    path = found if isinstance(found, str) and found.startswith("/") else default
     return root / path.lstrip("/")

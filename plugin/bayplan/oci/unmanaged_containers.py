@@ -102,7 +102,7 @@ class UnmanagedContainers:
         controller = self._controller
         asked = any(name.startswith("oci_") for name in controller.counters)
         if self._asked is not asked:
-            # Reading their files takes some milliseconds; what is installed later is heard of when it asks.
+            # Reading their files takes some milliseconds; what is installed later is noticed when it asks.
             self._installed = await self._in_thread(partial(_engines_that_ask, self._hierarchy.root))
             self._asked = asked
         had_nri, self._has_nri = self._has_nri, controller.runtime is not None

@@ -16,13 +16,13 @@ MAX_TIMEOUT_S: Final = 3600.0
 class WrapperSettings:
     """The texts of the lines ``key = value``, and what is wrong with them."""
 
-    said: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
 def parse_wrapper_settings(text: str) -> WrapperSettings:
     """The settings in *text*, by the rules of the shell that reads them: blanks around ``=``, no quotes."""
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split(None, 2)
@@ -35,9 +35,9 @@ def parse_wrapper_settings(text: str) -> WrapperSettings:
         elif words[0] not in KEYS:
             problems.append(Problem(f"{PATH}:{number}", words[0], f"one of {', '.join(KEYS)}"))
         else:
-            said[words[0]] = words[2].strip() if len(words) > 2 else ""  # noqa: PLR2004 - key, sign and value
-    problems += [problem for key, value in said.items() if (problem := _wrong(key, value)) is not None]
-    return WrapperSettings(said, tuple(problems))
+            values[words[0]] = words[2].strip() if len(words) > 2 else ""  # noqa: PLR2004 - key, sign and value
+    problems += [problem for key, value in values.items() if (problem := _wrong(key, value)) is not None]
+    return WrapperSettings(values, tuple(problems))
 
 
 def _wrong(key: str, value: str) -> Problem | None:

@@ -79,8 +79,8 @@ def decide_creation(
     decision = engine.decide(machine, policy, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
     notes = (*notes, *_unused_request(wishes, request), *disbelief)
-    said = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
-    return replace(decision, reasons=(*decision.reasons, *said)) if said else decision
+    added = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
+    return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
 
 def decide_change(

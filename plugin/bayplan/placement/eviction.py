@@ -142,10 +142,10 @@ def _is_proved(facts: PodFacts, containers: Collection[RunningContainer]) -> boo
     """Whether the ledger has each container's request as kubelet says it is: where the spec disproves it, it
     has not, and then the priority does not count either."""
     for one in containers:
-        request, said = one.entry.decision.request, facts.container(one.container.name)
-        if said is None or facts.qos is not request.qos or not request.memory.exact:
+        request, known = one.entry.decision.request, facts.container(one.container.name)
+        if known is None or facts.qos is not request.qos or not request.memory.exact:
             return False
-        amounts = {requested_bytes(each) for each in (said.allocated, said.desired) if each is not None}
+        amounts = {requested_bytes(each) for each in (known.allocated, known.desired) if each is not None}
         if request.memory.high_bytes not in amounts:
             return False
     return True

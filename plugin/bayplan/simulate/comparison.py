@@ -67,17 +67,17 @@ def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Seq
     settings = load_settings(configs, flags, _NOWHERE)
     if settings.engine != KUBELET:
         return settings
-    said = dict(flags)
+    complete = dict(flags)
     if settings.reserved_memory is None:
         spread = reserved_bytes(settings, machine)
         rows = (
             f"{node}:{','.join(f'{name}={amount}' for name, amount in row.items())}"
             for node, row in spread.items()
         )
-        said["reservedMemory"] = [";".join(rows)]
+        complete["reservedMemory"] = [";".join(rows)]
     if not settings.reserved_cpus and "cpu" not in {**settings.kube_reserved, **settings.system_reserved}:
-        said["reservedSystemCPUs"] = [str(next(iter(machine.online_cpus), 0))]
-    return load_settings(configs, said, _NOWHERE)
+        complete["reservedSystemCPUs"] = [str(next(iter(machine.online_cpus), 0))]
+    return load_settings(configs, complete, _NOWHERE)
 
 
 def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> View:

@@ -30,8 +30,8 @@ def unusable(directory: Path, problem: str, number: int | None = None) -> StateE
     if number is None:
         return StateError(str(directory), problem)
     cause, code = os.strerror(number), errno.errorcode[number]
-    said = f"{problem} ({code})" if cause in problem else f"{cause} ({code}): {problem}"
-    return StateError(str(directory), f"{said}; {_ADVICE[number]}")
+    text = f"{problem} ({code})" if cause in problem else f"{cause} ({code}): {problem}"
+    return StateError(str(directory), f"{text}; {_ADVICE[number]}")
 
 
 def _obstacle(directory: Path) -> int | None:

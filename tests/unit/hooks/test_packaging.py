@@ -282,17 +282,17 @@ def test_drop_ins_name_what_is_installed(tmp_path: Path) -> None:
     # systemd removes /run/bayplan whenever the daemon stops.
     assert not crio["crio"]["runtime"]["runtimes"]["bayplan"]["runtime_root"].startswith("/run/bayplan/")
     settings = parse_wrapper_settings((REPOSITORY / "packaging/oci/oci-runtime.conf").read_text())
-    assert (settings.said, settings.problems) == ({}, ())
+    assert (settings.values, settings.problems) == ({}, ())
 
 
 def test_the_settings_file_shows_the_defaults() -> None:
     lines = (REPOSITORY / "packaging/oci/oci-runtime.conf").read_text().splitlines()
     shown = parse_wrapper_settings("\n".join(line.removeprefix("# ") for line in lines if " = " in line))
     assert shown.problems == ()
-    assert set(shown.said) == {"runtime", "socket", "timeout", "on-failure"}
+    assert set(shown.values) == {"runtime", "socket", "timeout", "on-failure"}
     source = (REPOSITORY / "hooks/oci-hook").read_text()
     for name in ("socket", "timeout", "on-failure"):
-        assert f'"{name}": "{shown.said[name]}"' in source
+        assert f'"{name}": "{shown.values[name]}"' in source
 
 
 def test_the_wheel_brings_all_of_it() -> None:

@@ -1,5 +1,5 @@
 """Has the API server evict pods (policy/v1) that the daemon decided to evict: a controller makes another one,
-and disruption budgets are heard.
+and disruption budgets are respected.
 
 Only what the daemon asks for, one after the other, each answered once. An answer comes before the daemon has
 done with waiting (`bayplan.daemon.pod_end.ANSWER_S`): what could not be had in time is ended without it.

@@ -51,7 +51,8 @@ _SECTIONS: Final = ("node", "summary", "map", "attention", "refused", "container
 
 
 class Page:
-    """Answers for `/` (call it) and `/events`, by what *mirror* knows; what is made is good for *fresh_s*."""
+    """Answers for `/` (call it) and `/events`, by what *mirror* knows. What was made is used
+    again for *fresh_s*."""
 
     def __init__(self, mirror: Mirror, fresh_s: float = FRESH_S) -> None:
         self._mirror = mirror

@@ -60,7 +60,7 @@ class TooManyCallsError(LocalProtocolError):
 
 
 class FinishedError(LocalProtocolError):
-    """The connection has ended, in peace or in error: calls find no answer, bytes no reader."""
+    """The connection has ended, as agreed or by an error: nothing more can be sent or received."""
 
     def __init__(self, action: str) -> None:
         super().__init__(action)
