@@ -5,9 +5,9 @@ the second one: every access to the removed directory fails as "not there".
 """
 
 import os
-from types import TracebackType
 from typing import NamedTuple, Self
 
+from bayplan.host.descriptor import Descriptor
 from bayplan.host.kernelfs import AbsentError, read_text, refusal, write_text
 from bayplan.host.watched_files import WatchedFiles
 
@@ -19,13 +19,13 @@ class Identity(NamedTuple):
     inode: int
 
 
-class Directory:
-    """An open directory of a cgroup file system. Close it, or use it in a ``with``."""
+class Directory(Descriptor):
+    """An open directory of a cgroup file system."""
 
-    __slots__ = ("_descriptor", "identity", "path")
+    __slots__ = ("identity", "path")
 
     def __init__(self, descriptor: int, path: str) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor)
         self.path = path
         status = os.fstat(descriptor)
         self.identity = Identity(status.st_dev, status.st_ino)
@@ -76,20 +76,6 @@ class Directory:
                 return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
         except OSError as error:
             raise refusal(self.path, "cannot be listed", error) from error
-
-    def close(self) -> None:
-        """Give the descriptor back; a second time does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _open(name: str, path: str, dir_fd: int | None) -> int:

@@ -9,11 +9,11 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from bayplan.errors import UnavailableError
 from bayplan.files import read_file
+from bayplan.host.descriptor import Descriptor
 from bayplan.host.kernelfs import refusal
 
 HOLDER: Final = "lock"
@@ -23,7 +23,7 @@ _NEW_FILE_MODE: Final = 0o644
 _MOST_BYTES: Final = 32
 
 
-class DirectoryLock:
+class DirectoryLock(Descriptor):
     """The state directory, held until `close` or the end of the process. Not inherited through exec; a
     forked child that never execs holds it too."""
 
@@ -36,7 +36,7 @@ class DirectoryLock:
         """
         self.directory = directory
         try:
-            self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            super().__init__(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise refusal(str(directory), "cannot be opened", error) from error
         try:
@@ -44,20 +44,6 @@ class DirectoryLock:
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Give the lock back; a second time does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take(self) -> None:
         try:
