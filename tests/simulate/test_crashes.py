@@ -4,23 +4,17 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.control.controller import Controller
-from bayplan.control.recorder import Recorder
-from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from bayplan.state import Store
-from support.controllers import no_kernel
+from support.controllers import Controlled, controlled
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine
 from support.plugin import UNHURRIED
@@ -71,49 +65,23 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-class Daemon:
-    """The parts of a daemon that a crash takes away together."""
-
-    def __init__(self, controller: Controller, recorder: Recorder, session: Session) -> None:
-        self.controller, self.recorder = controller, recorder
-        self.task = asyncio.get_running_loop().create_task(session.run())
-
-    async def die(self) -> None:
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
-        await self.recorder.close()
-
-
-async def nothing(_: Pod, __: Container, ___: int) -> None:
-    """There are no processes to write to."""
-
-
 @asynccontextmanager
-async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Daemon]:
-    recorder = await Recorder.open(partial(Store.open, directory / "state"))
-    controller = Controller(
-        MACHINE,
-        PlacementPolicy(),
-        ExactEngine(),
-        recorder,
-        cgroup_v2=True,
-        write_oom_score_adj=nothing,
-        sync_cpusets=no_kernel,
-        verify_soon=lambda: None,
-    )
-    await controller.restore()
-    endpoint = UnixSocket(str(directory / "nri.sock"))
-    session = Session(controller, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
-    daemon = Daemon(controller, recorder, session)
-    try:
-        await runtime.synchronized()
-        yield daemon
-    finally:
-        await daemon.die()
+async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Controlled]:
+    """A daemon that serves *runtime*. When this is left, all of it is gone at once, as after a crash."""
+    async with controlled(directory / "state", PlacementPolicy(), None, MACHINE) as daemon:
+        endpoint = UnixSocket(str(directory / "nri.sock"))
+        session = Session(daemon.controller, Identity("bayplan", "90"), endpoint, timeouts=UNHURRIED)
+        task = asyncio.get_running_loop().create_task(session.run())
+        try:
+            await runtime.synchronized()
+            yield daemon
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
-def agree(runtime: FakeRuntime, daemon: Daemon, directory: Path) -> None:
+def agree(runtime: FakeRuntime, daemon: Controlled, directory: Path) -> None:
     """Every container has a record and the CPUs that the ledger says; no record is without a container."""
     living = {key: one for key, one in runtime.containers.items() if one.state != pb.CONTAINER_STOPPED}
     ledger = daemon.controller.ledger

@@ -8,7 +8,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,16 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.controller import Controller
-from bayplan.control.recorder import Recorder
-from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Claim
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import DECISION_ANNOTATION
-from bayplan.model.workload import Container, Pod
 from bayplan.nri import Session
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
-from bayplan.state import Store
 from bayplan.state.schema import VERSION
-from support.controllers import no_kernel
+from support.controllers import controlled
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine
 from support.memory_transport import MemoryEndpoint
@@ -72,36 +67,20 @@ def best_effort(name: str) -> pb.Container:
     return make_container(OTHERS, name, cpu_shares=2, oom_score_adj=1000)
 
 
-async def nothing(_: Pod, __: Container, ___: int) -> None:
-    """There are no processes to write to."""
-
-
 @asynccontextmanager
 async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Controller]:
-    """A controller that restored what *directory* has and heard from *runtime* what runs."""
-    recorder = await Recorder.open(partial(Store.open, directory))
-    controller = Controller(
-        MACHINE,
-        POLICY,
-        ExactEngine(),
-        recorder,
-        cgroup_v2=True,
-        write_oom_score_adj=nothing,
-        sync_cpusets=no_kernel,
-        verify_soon=lambda: None,
-    )
-    await controller.restore()
-    session = Session(controller, IDENTITY, MemoryEndpoint(runtime.accept), timeouts=UNHURRIED)
-    running = asyncio.create_task(session.run())
-    try:
-        await runtime.synchronized()
-        yield controller
-    finally:
-        gone = len(runtime.dropped) + 1
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await recorder.close()
-        await runtime.abandoned(gone)
+    """A controller that restored what *directory* has and knows from *runtime* what runs."""
+    async with controlled(directory, POLICY, None, MACHINE) as one:
+        session = Session(one.controller, IDENTITY, MemoryEndpoint(runtime.accept), timeouts=UNHURRIED)
+        running = asyncio.create_task(session.run())
+        try:
+            await runtime.synchronized()
+            yield one.controller
+        finally:
+            gone = len(runtime.dropped) + 1
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await runtime.abandoned(gone)
 
 
 def promised(controller: Controller) -> Promises:

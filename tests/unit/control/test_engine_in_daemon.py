@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,16 @@ from msgspec.structs import replace
 
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
-from bayplan.control.recorder import Recorder
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.workload import Container, ContainerState, Pod, Resources
+from bayplan.model.workload import Container, ContainerState, Resources
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.state import Store
-from support.controllers import begun, no_kernel
+from support.controllers import begun, controlled
 from support.machines import container, machine, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -31,29 +28,12 @@ MACHINE = machine(2, cpus_per_node=2)
 RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
 
 
-async def _nothing(_pod: Pod, _container: Container, _value: int) -> None:
-    return None
-
-
 @asynccontextmanager
 async def daemon(directory: Path, policy: PlacementPolicy = RESTRICTED) -> AsyncIterator[Controller]:
-    recorder = await Recorder.open(partial(Store.open, directory))
-    try:
-        engine = KubeletEngine(ManagerOptions())
-        made = Controller(
-            MACHINE,
-            policy,
-            engine,
-            recorder,
-            cgroup_v2=True,
-            write_oom_score_adj=_nothing,
-            sync_cpusets=no_kernel,
-            verify_soon=lambda: None,
-        )
-        await made.restore()
-        yield made
-    finally:
-        await recorder.close()
+    """A controller with the engine kubelet that no runtime is connected to."""
+    engine = KubeletEngine(ManagerOptions())
+    async with controlled(directory, policy, None, MACHINE, engine=engine) as one:
+        yield one.controller
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

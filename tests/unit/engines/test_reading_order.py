@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from bayplan.engines import exact, kubelet
 
 
@@ -31,8 +29,8 @@ def test_kubelets_map_has_every_file_and_folder() -> None:
     assert modules(kubelet) <= named
 
 
-@pytest.mark.parametrize("engine", [exact, kubelet])
-def test_every_module_that_is_named_exists(engine: ModuleType) -> None:
-    (folder,) = map(Path, engine.__path__)
-    for name in re.findall(r"``(\w+/\w+)``", str(engine.__doc__)):
-        assert (folder / f"{name}.py").exists(), name
+def test_every_module_that_kubelets_map_names_exists() -> None:
+    (folder,) = map(Path, kubelet.__path__)
+    named = re.findall(r"``(\w+/\w+)``", str(kubelet.__doc__))
+    assert named
+    assert [name for name in named if not (folder / f"{name}.py").exists()] == []
