@@ -139,6 +139,11 @@ class CpuSet(IdSet):
     """The kernel's NR_CPUS tops out at 8192."""
 
 
+def nodes_text(nodes: NodeSet) -> str:
+    """``node 0`` or ``nodes 0-1``, as it stands in sentences."""
+    return f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+
+
 _MAX_DIGITS: Final = 10
 """More than any id has; int() refuses thousands of digits with an error of its own."""
 

@@ -11,9 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, DeviceHint, Reason
+from bayplan.model.sentences import verb_after
 from bayplan.model.wishes import ALL, Wishes
 from bayplan.model.workload import Container
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 HINTS: Final = "device-hints"
 IGNORED: Final = "device-hints-ignored"
@@ -68,7 +69,8 @@ def effective_hints(
         elif nodes:
             kept.append(replace(hint, nodes=nodes))
         else:
-            where = f"{hint.device} is on node {hint.nodes}, which is not online"
+            offline = f"which {verb_after(hint.nodes, 'is')} not online"
+            where = f"{hint.device} is on {nodes_text(hint.nodes)}, {offline}"
             notes.append(Reason(NOT_FOUND, where))
     if ignored:
         notes.append(Reason(IGNORED, f"ignored by annotation: {hints_text(ignored)}"))
@@ -84,7 +86,7 @@ def device_reasons(decision: Decision) -> tuple[Reason, ...]:
     if mems is not None:
         far = [hint for hint in hints if hint.nodes.isdisjoint(mems)]
         if far:
-            reasons.append(Reason(ELSEWHERE, f"not on node {mems}: {hints_text(far)}"))
+            reasons.append(Reason(ELSEWHERE, f"not on {nodes_text(mems)}: {hints_text(far)}"))
     return tuple(reasons)
 
 
@@ -93,7 +95,7 @@ def hints_text(hints: Iterable[DeviceHint]) -> str:
     by_nodes: dict[NodeSet, list[str]] = {}
     for hint in hints:
         by_nodes.setdefault(hint.nodes, []).append(hint.device)
-    return "; ".join(f"{names_text(names)} on node {nodes}" for nodes, names in by_nodes.items())
+    return "; ".join(f"{names_text(names)} on {nodes_text(nodes)}" for nodes, names in by_nodes.items())
 
 
 def names_text(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.page_migration import huge_page_bytes, migrate_pages
 from bayplan.quantity import MIB, format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 REST_BYTES: Final = 16 * MIB
 """As much as this may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated
@@ -145,4 +145,4 @@ def _one_pass(
 
 
 def _on(held: _Held, nodes: NodeSet) -> str:
-    return f"{format_bytes(held.total_bytes)} on node {nodes}"
+    return f"{format_bytes(held.total_bytes)} on {nodes_text(nodes)}"

@@ -17,7 +17,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.host.libc import libc
 from bayplan.quantity import KIB
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 _NUMBERS: Final = {
     "x86_64": 256,
@@ -72,7 +72,7 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
     if left >= 0:
         return left
     number = ctypes.get_errno()
-    problem = f"its pages cannot be moved to node {stay}: {os.strerror(number)}"
+    problem = f"its pages cannot be moved to {nodes_text(stay)}: {os.strerror(number)}"
     if number == errno.ESRCH:
         raise AbsentError(where, problem)
     raise RefusedError(where, problem + _HINTS.get(number, ""), number)

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import format_bytes, parse_quantity
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 ROOM_TAKEN: Final = "room taken"
 """The criterion of the exact engine whose values are bytes."""
@@ -279,8 +279,7 @@ class Shortage(Struct, frozen=True):
     def sentence(self) -> str:
         """The cut as people read it; where the request could never fit, without what others are promised."""
         what = "" if self.resource == "memory" else f" of {self.resource}"
-        plural = len(self.nodes) != 1
-        text = f"node{'s' if plural else ''} {self.nodes} hold{'' if plural else 's'} "
+        text = f"{nodes_text(self.nodes)} hold{'' if len(self.nodes) != 1 else 's'} "
         text += f"{format_bytes(self.capacity_bytes)}{what}; "
         promised_bytes = self.promised_bytes if self.asked_bytes <= self.capacity_bytes else 0
         if promised_bytes:

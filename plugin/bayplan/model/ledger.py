@@ -26,7 +26,7 @@ from bayplan.model.ledger_totals import is_short, with_booking, with_claim, with
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
 from bayplan.model.sidecar_scores import corrected_claim, may_be_sidecar
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 ScoreKey = tuple[str, int]
 """Pod and oom_score_adj."""
@@ -200,7 +200,7 @@ class Ledger(Struct, frozen=True):
             ended = (MOVED_OVER, MEMORY_TAKEN)
             reasons = tuple(reason for reason in entry.decision.reasons if reason.code not in ended)
             if moved.original_nodes is not None:
-                where = f"from node {original} to node {nodes}"
+                where = f"from {nodes_text(original)} to {nodes_text(nodes)}"
                 text = f"moved over for others {where}; goes back when there is room"
                 reasons = (*reasons, Reason(MOVED_OVER, text))
             decision = replace(entry.decision, placement=moved, reasons=reasons)

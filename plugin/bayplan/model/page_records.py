@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from bayplan.quantity import format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 
 class PageMoveRecord(Struct, frozen=True):
@@ -24,7 +24,9 @@ class PageMoveRecord(Struct, frozen=True):
 
     def __str__(self) -> str:
         text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
-        text += f" in {self.duration_ms} ms, as memory on node {self.at_risk} was outstanding to others"
+        text += (
+            f" in {self.duration_ms} ms, as memory on {nodes_text(self.at_risk)} was outstanding to others"
+        )
         if not self.obstacle:
             return text
         left_bytes = self.wanted_bytes - self.moved_bytes

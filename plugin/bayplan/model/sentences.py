@@ -26,8 +26,9 @@ from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
 from bayplan.quantity import format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
+_PLURALS = {"is": "are", "has": "have", "holds": "hold", "crosses": "cross"}
 _FLAG_WORDS = {name: word for word, name in MEMORY_POLICY_FLAGS.items()}
 
 _HOW_KNOWN = {
@@ -155,9 +156,9 @@ def summary(decision: Decision) -> str:
     return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
 
 
-def nodes_text(nodes: NodeSet) -> str:
-    """``node 0`` or ``nodes 0-1``."""
-    return f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+def verb_after(nodes: NodeSet, verb: str) -> str:
+    """*verb*, given as a singular, as it stands after `nodes_text`."""
+    return verb if len(nodes) == 1 else _PLURALS[verb]
 
 
 def _anywhere(nodes: NodeSet | None) -> str:

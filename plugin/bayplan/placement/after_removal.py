@@ -11,7 +11,7 @@ from bayplan.model.decision import STAYS_WIDE, Move, Reason
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.sentences import nodes_text
+from bayplan.sets import nodes_text
 
 
 def after_removal(

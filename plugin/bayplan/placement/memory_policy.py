@@ -20,7 +20,7 @@ from bayplan.model.decision import (
     Reason,
 )
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 _RELATIVE: Final = "relative_nodes"
 
@@ -54,7 +54,7 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
             placement=replace(decision.placement, memory_policy=None),
             reasons=(*decision.reasons, obstacle),
         )
-    where = f" over node {setting.nodes}" if setting.nodes else ""
+    where = f" over {nodes_text(setting.nodes)}" if setting.nodes else ""
     reason = Reason("memory-policy", f"starts with the memory policy {setting.mode.value}{where}")
     return replace(
         decision,

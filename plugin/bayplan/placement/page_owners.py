@@ -10,10 +10,9 @@ from bayplan.engines.exact.unconfined import open_mems
 from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.sentences import nodes_text
 from bayplan.placement.page_placement import ContainerPages, LivePages
 from bayplan.quantity import MIB, format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 PAGES_TO_MOVE: Final = "pages-to-move"
 """Code of the reason that a promise relies on pages that have to be moved first."""

@@ -12,8 +12,9 @@ from bayplan.model.decision import Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.sentences import verb_after
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 
 class Overclaim(Struct, frozen=True):
@@ -28,15 +29,13 @@ class Overclaim(Struct, frozen=True):
         names = ", ".join(holder.name for holder in found.holders)
         more = f" and {found.more_holders} more" if found.more_holders else ""
         promised = f"{format_bytes(found.promised_bytes)} {found.resource}"
-        whose = f"are promised to {names}{more}"
+        whose, nodes = f"are promised to {names}{more}", nodes_text(found.nodes)
+        gone = f"{nodes_text(self.gone)} {verb_after(self.gone, 'is')} gone" if self.gone else ""
         if found.nodes == self.gone:
-            return f"{_nodes(found.nodes)} {_verb(found.nodes, 'is')} gone, and {promised} there {whose}"
-        missing = f" ({_nodes(self.gone)} {_verb(self.gone, 'is')} gone)" if self.gone else ""
-        left = f"{format_bytes(found.capacity_bytes)} for containers"
-        return (
-            f"{_nodes(found.nodes)}{missing} {_verb(found.nodes, 'has')} {left}, and {promised} {whose}; "
-            "nothing new is placed there"
-        )
+            return f"{gone}, and {promised} there {whose}"
+        where = f"{nodes} ({gone})" if gone else nodes
+        has = f"{verb_after(found.nodes, 'has')} {format_bytes(found.capacity_bytes)} for containers"
+        return f"{where} {has}, and {promised} {whose}; nothing new is placed there"
 
 
 class LostCpus(Struct, frozen=True):
@@ -85,11 +84,3 @@ def claimants(ledger: Ledger, node: int) -> str:
             names.append(entry.decision.request.name)
     more = len(names) - NAMED_HOLDERS
     return ", ".join(sorted(names)[:NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _nodes(nodes: NodeSet) -> str:
-    return f"node{'s' if len(nodes) > 1 else ''} {nodes}"
-
-
-def _verb(nodes: NodeSet, singular: str) -> str:
-    return singular if len(nodes) == 1 else {"is": "are", "has": "have"}[singular]

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.sentences import nodes_text
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import allowed_nodes, goal_bytes
 from bayplan.placement.page_placement import ContainerPages, LivePages, unpromised_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 STARTS_ELSEWHERE: Final = "starts-elsewhere"
 """Code of the reason that a container starts with a memory policy for the sake of others' promises."""

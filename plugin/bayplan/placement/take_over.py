@@ -20,8 +20,7 @@ from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.sentences import nodes_text
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 TAKEN_OVER: Final = "taken-over"
 """Code of the reason why a container is where kubelet's managers have put it."""

@@ -137,6 +137,9 @@ def test_a_decision_names_devices_and_those_that_are_elsewhere() -> None:
     )
     decision = Decision(request, Outcome.PLACED, Placement(NodeSet([1])))
     assert [(one.code, one.text) for one in device_reasons(decision)] == [
-        ("device-hints", "its devices: /dev/vdb on node 1; net/eth0 on node 0; vendor.com/gpu=0 on node 0-1"),
+        (
+            "device-hints",
+            "its devices: /dev/vdb on node 1; net/eth0 on node 0; vendor.com/gpu=0 on nodes 0-1",
+        ),
         ("devices-elsewhere", "not on node 1: net/eth0 on node 0"),
     ]

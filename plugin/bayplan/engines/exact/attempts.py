@@ -28,8 +28,9 @@ from bayplan.engines.exact.search import Area
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
+from bayplan.model.sentences import verb_after
 from bayplan.quantity import format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 SEARCH_ENDED: Final = "search-ended"
 """Code of the reason that a search was given up before every set of nodes was ruled out."""
@@ -175,12 +176,13 @@ def _shortage(question: Question, ledger: Ledger, cut: Cut) -> Shortage:
 
 def chosen(nodes: NodeSet) -> Reason:
     """That *nodes* are the best set; by what they beat the next is in the decision's `Advantage`."""
-    return Reason("best-set", f"node {nodes} is the best set with room")
+    return Reason("best-set", f"{nodes_text(nodes)} {verb_after(nodes, 'is')} the best set with room")
 
 
 def overlap(nodes: NodeSet, count: int) -> Reason:
     """That *nodes* cross sets with other promises."""
-    text = f"node {nodes} crosses {count} other sets with promises, as nothing else fits"
+    verb = verb_after(nodes, "crosses")
+    text = f"{nodes_text(nodes)} {verb} {count} other sets with promises, as nothing else fits"
     return Reason("overlap", text)
 
 
@@ -217,18 +219,16 @@ def _too_large(question: Question, area: Area) -> str:
             short = f", {format_bytes(amount_bytes - held_bytes)} too little"
             hidden = format_bytes(held_bytes) == format_bytes(amount_bytes)
             held = f"{format_bytes(held_bytes)}{what}{short if hidden else ''}"
-            return _most_of_all("hold", nodes, held, allowed)
+            return _most_of_all("holds", nodes, held, allowed)
     if question.cpus:
         count, nodes = most_on_empty(unreserved_cpus(topology, flows), allowed, area.widest)
         if count < question.cpus:
-            return _most_of_all("have", nodes, f"{count} CPUs for containers of their own", allowed)
+            return _most_of_all("has", nodes, f"{count} CPUs for containers of their own", allowed)
     return ""
 
 
 def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
-    if len(nodes) == 1:
-        verb = {"hold": "holds", "have": "has"}[verb]
-    names = f"node{'' if len(nodes) == 1 else 's'} {nodes}"
+    names, verb = nodes_text(nodes), verb_after(nodes, verb)
     if nodes == allowed:
         return f"{names} {verb} {held} in all"
     largest = "no node is" if len(nodes) == 1 else f"no {len(nodes)} nodes are"

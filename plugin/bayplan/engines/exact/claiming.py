@@ -20,7 +20,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import NO_SIGNAL
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
 
@@ -95,14 +95,14 @@ def wished_nodes(machine: Machine, request: Request) -> CandidateNodes | None:
         why.append(f"tier {request.tier.tier}")
     if request.nodes is not None:
         narrow = replace(narrow, nodes=replace(request.nodes, required=True))
-        why.append(f"node {request.nodes.nodes}")
+        why.append(nodes_text(request.nodes.nodes))
     required = any(wish is not None and wish.required for wish in (request.nodes, request.tier))
     text = f"{'requires' if required else 'prefers'} {' and '.join(why)}"
     nodes = usable_nodes(machine, narrow)
     obstacle = "" if nodes else why_unusable(machine, narrow)
     closed = closed_nodes(machine, request)
     if nodes and closed:
-        text += f" (but not node {closed}, the memory of a device that it does not have)"
+        text += f" (but not {nodes_text(closed)}, the memory of a device that it does not have)"
     return CandidateNodes(nodes, request.nodes is not None, required, text, obstacle=obstacle)
 
 

@@ -60,7 +60,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 
 class Confinement:
@@ -150,10 +150,12 @@ class Confinement:
             cpus_elsewhere and len(cpus) > len(self.exclusive.own)
         ):
             return None
-        notes = [Reason("kept", f"fits where it is, on node {nodes}")]
+        notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
         if cpus_elsewhere:
             notes.append(
-                Reason("apart", f"its CPUs {cpus} are not on node {nodes}, and no others are free there")
+                Reason(
+                    "apart", f"its CPUs {cpus} are not on {nodes_text(nodes)}, and no others are free there"
+                )
             )
         if lacking is not None:
             notes.append(lacking)
@@ -176,7 +178,7 @@ class Confinement:
                 and affinity.nodes
                 and entry.decision.request.pod_id == self.request.pod_id
             ):
-                why = f"goes with its pod to node {affinity.nodes}"
+                why = f"goes with its pod to {nodes_text(affinity.nodes)}"
                 yield CandidateNodes(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
                 return
 
@@ -318,7 +320,7 @@ class Confinement:
         placement = self._with_witness(decision.placement, moved)
         after = moved.with_entry(Entry(replace(decision, placement=placement)))
         moves = measured(planned, after, self.flows)
-        names = ", ".join(f"{move.name} to node {move.after}" for move in moves)
+        names = ", ".join(f"{move.name} to {nodes_text(move.after)}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
 

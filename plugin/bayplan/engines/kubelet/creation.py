@@ -32,7 +32,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import TopologyPolicy
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, nodes_text
 
 
 class Creation:
@@ -169,11 +169,11 @@ class Creation:
         if policy is TopologyPolicy.NONE:
             why = [Reason("not-aligned", "the Topology Manager's policy is none")]
         else:
-            where = "any node will do" if hint.nodes is None else f"aligned on node {hint.nodes}"
+            where = "any node will do" if hint.nodes is None else f"aligned on {nodes_text(hint.nodes)}"
             rank = "preferred" if hint.preferred else "not preferred"
             why = [Reason("kubelet-admits", f"{where} ({rank}; policy {policy.value}, scope {scope})")]
         if placed.mems is not None and placed.mems != hint.nodes:
-            why.append(Reason("memory-nodes", f"its memory is on node {placed.mems}"))
+            why.append(Reason("memory-nodes", f"its memory is on {nodes_text(placed.mems)}"))
         if placed.affinity is not None and placed.affinity.whole:
             why += self._kept(placed)
         if self._without_memory(placed):

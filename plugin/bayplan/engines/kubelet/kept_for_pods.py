@@ -16,7 +16,7 @@ from bayplan.model.decision import Affinity, PodTotals, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MILLI_PER_CPU, format_bytes
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 REST_OF_POD: Final = "the rest of the pod"
 """The name of the rest among the pod's containers."""
@@ -35,7 +35,7 @@ class KeptForPod(Struct, frozen=True):
 
     def __str__(self) -> str:
         parts = [f"{format_bytes(amount)} {name}" for name, amount in sorted(self.need.items())]
-        memory = [f"{', '.join(parts)} on node {self.nodes}"] if parts else []
+        memory = [f"{', '.join(parts)} on {nodes_text(self.nodes)}"] if parts else []
         return " and ".join(memory + ([f"CPUs {self.cpus}"] if self.cpus else []))
 
 

@@ -22,7 +22,7 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 INFEASIBLE: Final = "Infeasible"
 """kubelet's word for a resize that it never tries."""
@@ -56,7 +56,7 @@ class Resize:
         }
         fits = covers(free, nodes, need)
         if not fits and self.options.memory is MemoryManagerPolicy.STATIC:
-            return self._refused('Memory Manager policy "Static"', f"it does not fit on node {nodes}")
+            return self._refused('Memory Manager policy "Static"', f"it does not fit on {nodes_text(nodes)}")
         booked = book(free, nodes, need)
         if current.mems is None and current.affinity is not None:
             booked = {node: booked.get(node, dict.fromkeys(need, 0)) for node in nodes}
@@ -65,7 +65,7 @@ class Resize:
         )
 
     def _granted(self, placed: Placement, outcome: Outcome) -> Decision:
-        where = "where it is" if placed.mems is None else f"on node {placed.mems}"
+        where = "where it is" if placed.mems is None else f"on {nodes_text(placed.mems)}"
         # The pod's sums have changed, and no message says to what.
         request = replace(self.request, pod_totals=None)
         return Decision(request, outcome, placed, (Reason("resized", f"resized {where}"),))

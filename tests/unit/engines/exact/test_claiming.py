@@ -92,7 +92,7 @@ def test_two_wishes_leave_what_both_allow() -> None:
     assert ground is not None
     # The kernel shows no tiers here.
     assert (ground.nodes, ground.exactly, ground.required) == (NodeSet(), True, True)
-    assert ground.why == "requires tier 0 and node 0,7"
+    assert ground.why == "requires tier 0 and nodes 0,7"
     preferred = wished_nodes(hardware, replace(SOME, nodes=NodeWish(NodeSet([1, 2]))))
     assert preferred is not None
     assert (preferred.nodes, preferred.required) == (NodeSet([1, 2]), False)

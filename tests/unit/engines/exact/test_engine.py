@@ -451,7 +451,7 @@ def test_a_refusal_says_how_many_of_the_wished_nodes_the_policy_allows() -> None
     node.place("a", 700 * MIB)
     node.place("b", 700 * MIB)
     refused = node.decide(wish("c", 500 * MIB, "0-1"))
-    assert refused.reasons[0].text == "asks for 500Mi on one node under restricted and requires node 0-1"
+    assert refused.reasons[0].text == "asks for 500Mi on one node under restricted and requires nodes 0-1"
     assert cut(refused.shortage) == ("0", GIB, 700 * MIB, 500 * MIB, ["a"])
 
 

@@ -96,7 +96,7 @@ def test_who_has_the_device_may_use_its_memory_and_is_promised_none() -> None:
     partly = decide(asking(QosClass.GUARANTEED, nodes=NodeWish(NodeSet([1, 9]))))
     assert partly.placement.mems == NodeSet([1])
     assert partly.reasons[-1].text == (
-        "prefers node 1,9 (but not node 9, the memory of a device that it does not have)"
+        "prefers nodes 1,9 (but not node 9, the memory of a device that it does not have)"
     )
 
 

@@ -144,7 +144,7 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
     ledger = node.ledger.without("late")
     (move,) = ENGINE.moves_back(node.machine, node.policy, ledger)
     assert ledger.entries["flexible"].decision.reasons[-1].text == (
-        "moved over for others from node 0 to node 0-1; goes back when there is room"
+        "moved over for others from node 0 to nodes 0-1; goes back when there is room"
     )
     once = not_moved_back(ledger, move, "no way")
     assert not_moved_back(once, move, "no way") is once
