@@ -34,7 +34,6 @@ signal.pause()
 """
 PIN_LOG = "/run/pin.log"
 # What the kernel takes together: a killed process ends only after that.
-CALL_BYTES = 512 * 4096
 
 
 @on(SPLIT_SOCKETS, "2.1")
@@ -85,10 +84,10 @@ def test_a_daemon_that_is_killed_while_it_moves_pages_goes_on_after_its_restart(
     owners_grow(node, owners)
     all_keep(node, others)
     holds = node.view(moved).anon_bytes()
-    # Less what its program, which is in Go, gave back to the kernel meanwhile.
+    # Less what its program, which is in Go, gave back meanwhile; some MiB it took anew elsewhere.
     gone_bytes = held[1] - holds.get(1, 0) - max(0, sum(held.values()) - sum(holds.values()))
     recorded_bytes = sum(one["movedBytes"] for one in pages_moved(node, moved) if one["fromNode"] == 1)
-    assert recorded_bytes >= gone_bytes - CALL_BYTES
+    assert recorded_bytes >= 0.95 * gone_bytes
 
 
 @pytest.mark.matrix
