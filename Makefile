@@ -106,8 +106,8 @@ kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engin
 crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
-cluster: setup-cluster ## Kubernetes' control plane itself (built here, half an hour): the agent, the chart, and a node that joins it
-	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/e2e/test_cluster.py
+cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
+	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/e2e/test_cluster.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .

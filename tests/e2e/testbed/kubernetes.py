@@ -1,5 +1,5 @@
 """Kubernetes' programs from the Go module proxy, at pinned versions: kubelet, the API server with etcd,
-and controllers.
+controllers, and the scheduler of scheduler-plugins.
 
 A module's `replace` directives count only where it is the main one. Those of Kubernetes name folders that
 are not in the module itself, its staging modules: they are replaced by what was published for the same tag,
@@ -22,6 +22,10 @@ KUBERNETES_VERSION = "v1.36.3"
 # The one whose client that API server has: what both have is compiled once.
 ETCD = "go.etcd.io/etcd/server/v3"
 ETCD_VERSION = "v3.6.8"
+SCHEDULER_PLUGINS = "sigs.k8s.io/scheduler-plugins"
+SCHEDULER_PLUGINS_VERSION = "v0.34.7"
+# It asks for patch release 7 of Kubernetes 1.34, of which the proxy does not have all modules.
+SCHEDULER_PATCH_RELEASE = (".34.7", ".34.1")
 # Has the CustomResourceDefinition of NodeResourceTopology.
 TOPOLOGY_API = "github.com/k8stopologyawareschedwg/noderesourcetopology-api"
 TOPOLOGY_API_VERSION = "v0.1.2"
@@ -68,15 +72,30 @@ def controller_manager() -> Path:
     return artefact("kube-controller-manager", {"version": KUBERNETES_VERSION, "format": 1}, build, step=step)
 
 
-def _compile(path: Path, module: str, version: str, *commands: str, beside: str = "") -> Path:
+def scheduler() -> Path:
+    """A directory with bin/scheduler, that of scheduler-plugins."""
+
+    def build(path: Path) -> None:
+        command = f"{SCHEDULER_PLUGINS}/cmd/scheduler"
+        _compile(path, SCHEDULER_PLUGINS, SCHEDULER_PLUGINS_VERSION, command, other=SCHEDULER_PATCH_RELEASE)
+
+    recipe = {"version": SCHEDULER_PLUGINS_VERSION, "kubernetes": SCHEDULER_PATCH_RELEASE, "format": 1}
+    step = _step("scheduler-plugins", SCHEDULER_PLUGINS_VERSION, 70)
+    return artefact("scheduler-plugins", recipe, build, step=step)
+
+
+def _compile(
+    path: Path, module: str, version: str, *commands: str, beside: str = "", other: tuple[str, str] = ("", "")
+) -> Path:
     """Build the commands into bin/ of a directory, from a module with its own replacements, and from another
-    one beside it; the directory of the module that requires both."""
+    one beside it; the directory of the module that requires both. The first of *other* is replaced by the
+    second in the module's replacements."""
     scratch = path.parent / "module"
     scratch.mkdir()
     required = "".join(f"require {one}\n" for one in (f"{module} {version}", beside) if one)
     head = f"module scratch\n\ngo {'.'.join(map(str, GO_MINIMUM))}\n\n{required}"
     (scratch / "go.mod").write_text(head)
-    own = Path(_downloaded(scratch, module, version)["GoMod"]).read_text()
+    own = Path(_downloaded(scratch, module, version)["GoMod"]).read_text().replace(*other)
     replaced = "".join(f"\t{one}\n" for one in _replacements(own, version))
     (scratch / "go.mod").write_text(f"{head}\nreplace (\n{replaced})\n")
     what = f"{module} {version}"

@@ -1,0 +1,170 @@
+"""The scheduler of scheduler-plugins at a real API server, beside two nodes whose agents publish their room:
+where it sends pods, and what the nodes then refuse.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from testbed import kubernetes
+
+from bayplan.errors import PlacementError
+from bayplan.model.decision import QosClass
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.quantity import MIB
+from support.agents import serving
+from support.cluster_agents import (
+    MACHINE,
+    PODS,
+    TOPOLOGIES,
+    agent,
+    create,
+    make_node,
+    make_pod,
+    published,
+    until,
+)
+from support.control_plane import MERGE, ControlPlane, Object, agent_rules, scheduler_configuration
+from support.controllers import Controlled, begun, controlled
+from support.machines import container, pod
+
+pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
+
+ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+# GiB that each has already, a container for each NUMA node of 16: `uneven` has less left, but mostly on one.
+LOADS = {"even": (10, 10), "uneven": (15, 7)}
+WANTED_GIB = (8, 8, 5, 5)
+
+
+class Cluster:
+    """Two nodes, by name, with a daemon's controller each, and what became of pods that were scheduled."""
+
+    def __init__(self, plane: ControlPlane, nodes: dict[str, Controlled]) -> None:
+        self.plane = plane
+        self.nodes = nodes
+        self.placed: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.pending: dict[str, str] = {}
+
+    async def run(self, name: str, gib: int, **spec: str) -> None:
+        """Make a pod, and do on the node that it is bound to what kubelet does."""
+        amounts = {"cpu": "100m", "memory": f"{gib}Gi"}
+        make_pod(self.plane, name, {"requests": amounts, "limits": amounts}, **spec)
+        await self._become(await until(lambda: self._scheduled(name)))
+
+    async def _become(self, made: Object) -> None:
+        name, node_name = made["metadata"]["name"], made["spec"].get("nodeName")
+        if node_name is None:
+            self.pending[name] = made["status"]["conditions"][0]["message"]
+            return
+        one = self.nodes[node_name]
+        try:
+            await create(one, made, name)
+        except PlacementError:
+            self.refused[name] = node_name
+            return
+        self.placed[name] = node_name
+        self.plane.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE)
+        await until(lambda: published(self.plane, node_name, one))
+
+    async def run_later(self, name: str) -> None:
+        """Have a pending pod run. The scheduler tries it again when the room of any node changes, and counts
+        what it has placed on every NUMA node until it has compared fingerprints."""
+        changed = "uneven"
+        del self.pending[name]
+        for number in range(20):
+            owner = pod(f"change-{number}", QosClass.GUARANTEED)
+            one = container(owner.name, owner, memory_bytes=MIB, milli_cpus=100)
+            await begun(self.nodes[changed].controller, owner, one)
+            with suppress(TimeoutError):
+                await until(lambda: "nodeName" in self.plane.ask("GET", f"{PODS}/{name}")["spec"], 3)
+                break
+        await self._become(self.plane.ask("GET", f"{PODS}/{name}"))
+
+    def _scheduled(self, name: str) -> Object | None:
+        """The pod, once the scheduler has decided."""
+        found = self.plane.ask("GET", f"{PODS}/{name}")
+        reasons = [one.get("reason") for one in found["status"].get("conditions", ())]
+        return found if "nodeName" in found["spec"] or "Unschedulable" in reasons else None
+
+
+@pytest.fixture
+def topology(control_plane: ControlPlane, topology_crd: Object) -> Iterator[None]:
+    """The CustomResourceDefinition is there."""
+    path = f"{CRDS}/{topology_crd['metadata']['name']}"
+    control_plane.apply(path, topology_crd)
+    control_plane.wait_for(TOPOLOGIES, bool)
+    yield
+    control_plane.ask("DELETE", path)
+    control_plane.wait_for(path, lambda found: found is None)
+
+
+@asynccontextmanager
+async def cluster(plane: ControlPlane, directory: Path) -> AsyncIterator[Cluster]:
+    """The nodes of LOADS, whose room is published."""
+    token = plane.make_service_account("bayplan-agent", agent_rules())
+    kubeconfig = plane.kubeconfig("agent", token=token)
+    async with AsyncExitStack() as running:
+        nodes: dict[str, Controlled] = {}
+        for name in LOADS:
+            make_node(plane, name)
+            # Of a kubelet that is not ready yet; a controller takes it away.
+            plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
+            one = await running.enter_async_context(controlled(directory / name, ONE_NODE, on=MACHINE))
+            socket = directory / f"{name}.sock"
+            await running.enter_async_context(serving(one, socket))
+            await running.enter_async_context(agent(socket, kubeconfig, name))
+            nodes[name] = one
+        found = Cluster(plane, nodes)
+        for name, loads in LOADS.items():
+            for number, gib in enumerate(loads):
+                await found.run(f"{name}-{number}", gib, nodeName=name)
+        assert len(found.placed) == 4
+        try:
+            yield found
+        finally:
+            for each in plane.ask("GET", PODS)["items"]:
+                plane.ask("DELETE", f"{PODS}/{each['metadata']['name']}?gracePeriodSeconds=0")
+            for name in LOADS:
+                plane.ask("DELETE", f"/api/v1/nodes/{name}")
+
+
+async def schedule(
+    plane: ControlPlane, directory: Path, configuration: Object, later: tuple[str, ...] = ()
+) -> Cluster:
+    """What becomes of WANTED_GIB under this configuration; those of *later* run in the end."""
+    async with cluster(plane, directory) as found:
+        plane.start_scheduler(kubernetes.scheduler(), configuration)
+        try:
+            for number, gib in enumerate(WANTED_GIB):
+                await found.run(f"pod-{number}", gib)
+            for name in set(later) & found.pending.keys():
+                await found.run_later(name)
+        finally:
+            plane.stop_scheduler()
+    return found
+
+
+@pytest.mark.usefixtures("topology")
+async def test_pods_go_where_a_numa_node_has_room_and_no_node_refuses_any(
+    tmp_path: Path, control_plane: ControlPlane
+) -> None:
+    found = await schedule(control_plane, tmp_path, scheduler_configuration(), ("pod-3",))
+    assert found.refused == {}
+    assert found.placed == found.placed | {"pod-0": "uneven", "pod-2": "even", "pod-3": "even"}
+    # The machine has 12Gi left, but no NUMA node has 8.
+    assert list(found.pending) == ["pod-1"]
+    assert "cannot align container" in found.pending["pod-1"]
+
+
+@pytest.mark.usefixtures("topology")
+async def test_a_scheduler_that_knows_no_numa_nodes_sends_pods_where_they_are_refused(
+    tmp_path: Path, control_plane: ControlPlane
+) -> None:
+    blind = {key: one for key, one in scheduler_configuration().items() if key != "profiles"}
+    found = await schedule(control_plane, tmp_path, blind)
+    assert found.refused == {"pod-0": "even"}
+    # What it was promised by the scheduler is lost to the others.
+    assert list(found.pending) == ["pod-2", "pod-3"]
