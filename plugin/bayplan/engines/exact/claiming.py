@@ -16,6 +16,7 @@ from bayplan.engines.exact.resources import Amounts, ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import reserved_cpus
 from bayplan.model.decision import QosClass, Request
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
@@ -104,6 +105,16 @@ def wished_nodes(machine: Machine, request: Request) -> CandidateNodes | None:
     if nodes and closed:
         text += f" (but not {nodes_text(closed)}, the memory of a device that it does not have)"
     return CandidateNodes(nodes, request.nodes is not None, required, text, obstacle=obstacle)
+
+
+def nodes_of_pod(ledger: Ledger, request: Request, *, required: bool) -> CandidateNodes | None:
+    """The nodes that an earlier container of the pod was placed on, under the scope pod; None without one."""
+    for entry in ledger.entries.values():
+        affinity = entry.decision.placement.affinity
+        if affinity is not None and affinity.nodes and entry.decision.request.pod_id == request.pod_id:
+            why = f"goes with its pod to {nodes_text(affinity.nodes)}"
+            return CandidateNodes(affinity.nodes, exactly=True, required=required, why=why, of_pod=True)
+    return None
 
 
 def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str, int]:

@@ -7,7 +7,7 @@ become wider for it; if that does not help it is refused. Otherwise it is placed
 decision says why.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from bayplan.engines.exact.claiming import (
     is_bounded,
     is_confined,
     is_flexible,
+    nodes_of_pod,
     widest_allowed,
     wished_nodes,
     without,
@@ -100,7 +101,8 @@ class Confinement:
         wished = wished_nodes(self.machine, self.request)
         if wished is None and not self.bounded:
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
-        options = [*self._nodes_of_pod(), *([wished] if wished is not None else [])]
+        of_pod = nodes_of_pod(self.ledger, self.request, required=self.strict) if self.by_pod else None
+        options = [candidates for candidates in (of_pod, wished) if candidates is not None]
         if self.bounded and not any(candidates.required for candidates in options):
             options.append(CandidateNodes(self.machine.ordinary_nodes, required=self.strict))
         passed_over: list[Attempt] = []
@@ -143,13 +145,10 @@ class Confinement:
         )
         if not no_more and (cpus_elsewhere or not self.flows.fits(nodes.mask, self.amounts)):
             return None
-        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
-        if (lacking and self.strict) or (cpus != self.exclusive.own and not is_confined(self.request)):
+        taken = self._kept_cpus(nodes, elsewhere=cpus_elsewhere)
+        if taken is None:
             return None
-        if cpus_elsewhere != bool(self.cpus and self.exclusive.away_from(nodes, cpus)) or (
-            cpus_elsewhere and len(cpus) > len(self.exclusive.own)
-        ):
-            return None
+        cpus, lacking = taken
         notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
         if cpus_elsewhere:
             notes.append(
@@ -167,20 +166,17 @@ class Confinement:
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, tuple(notes))
 
-    def _nodes_of_pod(self) -> Iterator[CandidateNodes]:
-        """Under the scope pod the nodes that an earlier container of the pod was placed on."""
-        if not self.by_pod:
-            return
-        for entry in self.ledger.entries.values():
-            affinity = entry.decision.placement.affinity
-            if (
-                affinity is not None
-                and affinity.nodes
-                and entry.decision.request.pod_id == self.request.pod_id
-            ):
-                why = f"goes with its pod to {nodes_text(affinity.nodes)}"
-                yield CandidateNodes(affinity.nodes, exactly=True, required=self.strict, why=why, of_pod=True)
-                return
+    def _kept_cpus(self, nodes: NodeSet, *, elsewhere: bool) -> tuple[CpuSet, Reason | None] | None:
+        """The CPUs with which a running container stays on *nodes*, and the reason if these are the shared
+        ones; None if it cannot stay. With *elsewhere* they are not there, and no more than it has."""
+        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
+        if lacking is not None and self.strict:
+            return None
+        if cpus != self.exclusive.own and not is_confined(self.request):
+            return None
+        away = bool(self.cpus and self.exclusive.away_from(nodes, cpus))
+        more = len(cpus) > len(self.exclusive.own)
+        return None if away != elsewhere or (elsewhere and more) else (cpus, lacking)
 
     def _asked_together(self, candidates: CandidateNodes) -> Amounts:
         """What a set of nodes must have room for: under the scope pod, and for the first container of the
