@@ -40,8 +40,8 @@ from bayplan.engines.kubelet.cpu import options as cpu_options
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
 from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import OPTIONS, Scope
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
+from bayplan.engines.kubelet.topology.options import OPTIONS
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -105,7 +105,7 @@ PLACEMENT: Final = (
     ),
     Key(
         "topologyManagerScope", "topology_scope", "topology-manager-scope", "SCOPE",
-        one_of({scope.value: scope for scope in Scope}), syntax.text, "container",
+        one_of({scope.value: scope for scope in TopologyScope}), syntax.text, "container",
         "what is placed as one: container or pod", of_kubelet=True,
     ),
     Key(

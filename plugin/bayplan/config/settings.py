@@ -23,8 +23,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 )
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
-from bayplan.engines.kubelet.topology.options import Scope
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
@@ -73,7 +72,7 @@ class Settings(Struct, frozen=True):
     engine: str = EXACT
     placement_strategy: PlacementStrategy = PlacementStrategy.PACK
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
-    topology_scope: Scope = Scope.CONTAINER
+    topology_scope: TopologyScope = TopologyScope.CONTAINER
     topology_options: Mapping[str, str] = field(default_factory=dict)
     memory_manager: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
     cpu_manager: str = STATIC

@@ -26,6 +26,13 @@ class TopologyPolicy(enum.Enum):
     SINGLE_NUMA_NODE = "single-numa-node"
 
 
+class TopologyScope(enum.Enum):
+    """kubelet's Topology Manager scopes, what is aligned at a time: each container, or the pod as a whole."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
 class PlacementStrategy(enum.Enum):
     """Which of the sets of nodes that are equally narrow and near is taken. PACK: the fullest, so that room
     for large requests stays in one piece. SPREAD: the emptiest, so that containers share bandwidth and caches

@@ -16,13 +16,12 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ParseError
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids, entries_of
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyScope
 from bayplan.sets import NodeSet, set_to_text, text_to_set
 
 FORMAT: Final = 1
@@ -40,7 +39,7 @@ class Begin(Struct, frozen=True, tag="Begin", tag_field="kind"):
 class Exact(Struct, frozen=True, tag="exact", tag_field="name"):
     """The engine `exact`, as configured."""
 
-    scope: Scope
+    scope: TopologyScope
 
     def engine(self) -> Engine:
         """Such an engine."""

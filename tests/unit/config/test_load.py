@@ -16,9 +16,8 @@ from bayplan.config.load import load_settings
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import ConfigError, Problem
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy
+from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
@@ -87,7 +86,7 @@ FULL = Settings(
     page_move_rate_bytes=512 << 20,
     engine="kubelet",
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
-    topology_scope=Scope.POD,
+    topology_scope=TopologyScope.POD,
     topology_options={"prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16"},
     memory_manager=MemoryManagerPolicy.BEST_EFFORT,
     cpu_options={"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
@@ -543,7 +542,7 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.reserved_memory == {0: {"memory": 1100 * MIB}}
     assert settings.kube_reserved == {"memory": GIB, "cpu": 500}
     assert settings.engine == "exact"
-    assert settings.topology_scope is Scope.POD
+    assert settings.topology_scope is TopologyScope.POD
     assert settings.memory_qos
     assert settings.reserved_cpus == CpuSet([4])
     assert settings.log_level == "debug"
@@ -557,7 +556,7 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     path = write(KUBELET.replace("cpuManagerPolicy: static", "cpuManagerPolicy: static\nseed: 1"), "c.yaml")
     settings = load_settings([path], {"engine": ["kubelet"]})
     assert settings.engine == "kubelet"
-    assert settings.topology_scope is Scope.POD
+    assert settings.topology_scope is TopologyScope.POD
     assert settings.memory_manager is MemoryManagerPolicy.STATIC
     assert settings.cpu_options == {"full-pcpus-only": "true"}
     assert settings.notices == ()

@@ -14,10 +14,10 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
 from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
+from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.errors import ConfigError
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, TopologyPolicy
+from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -250,7 +250,7 @@ def test_options_against_the_machine() -> None:
 
 def test_the_engine_has_what_was_configured() -> None:
     settings = kubelet(
-        topology_scope=Scope.POD,
+        topology_scope=TopologyScope.POD,
         memory_manager=MemoryManagerPolicy.BEST_EFFORT,
         cpu_options={"full-pcpus-only": "true"},
         topology_options={"max-allowable-numa-nodes": "64"},
@@ -261,7 +261,7 @@ def test_the_engine_has_what_was_configured() -> None:
         MemoryManagerPolicy.BEST_EFFORT,
         static_cpus=True,
         cpu_options=CpuOptions(full_pcpus_only=True),
-        scope=Scope.POD,
+        scope=TopologyScope.POD,
         topology_options=TopologyOptions(max_nodes=64),
     )
     assert engine_of(Settings()).name == "exact"

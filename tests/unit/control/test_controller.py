@@ -13,10 +13,9 @@ from bayplan.control.expectations import expectations
 from bayplan.control.transactions import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.workload import Adjustment, ContainerState, Pod, Resources, Update
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
@@ -287,12 +286,12 @@ def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Pat
 
     async def scenario() -> None:
         async with controlled(tmp_path) as one:
-            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=Scope.POD)))
+            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
             await one.controller.create_container(team, init)
             await one.controller.stop_container(team, init)
             assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
         async with controlled(tmp_path) as one:
-            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=Scope.POD)))
+            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
             assert list(one.controller.ledger.retained) == [team.id]
             await one.controller.synchronize([team], [])
             assert list(one.controller.ledger.retained) == [team.id]

@@ -36,9 +36,9 @@ from bayplan.engines.kubelet.memory.restore import start as start_memory
 from bayplan.engines.kubelet.memory.state import MemoryState
 from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
+from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
 
 Written = Mapping[str, Any]
@@ -84,7 +84,7 @@ def _start(case: Case) -> _Run:
     topology = TopologyManager.of(
         machine,
         TopologyPolicy(case["tm"]["policy"]),
-        Scope(case["tm"]["scope"]),
+        TopologyScope(case["tm"]["scope"]),
         TopologyOptions.parse(case["tm"]["options"]),
     )
     state = ManagersState()

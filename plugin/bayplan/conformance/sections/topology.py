@@ -14,14 +14,13 @@ from bayplan.engines.kubelet.topology.options import (
     OPTIONS,
     Maturity,
     OptionGates,
-    Scope,
     TopologyConfigError,
     TopologyOptions,
     parse_policy,
     parse_scope,
 )
 from bayplan.model.machine import Machine, Node
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 _BITMASK: Final = "bitmask.json"
@@ -314,7 +313,7 @@ def _admit(case: Case, _: Folder) -> None:
     info = case["policy"].get("bestEffortPolicy", case["policy"]).get("numaInfo") or {"Nodes": []}
     pod = PodSpec(uid="pod", containers=(ContainerSpec("container"),))
     stubs = [_Stub(provider_hints(each["th"])) for each in case["hp"]]
-    for scope in Scope:
+    for scope in TopologyScope:
         admission = TopologyManager(policy, NodeSet(info["Nodes"]), scope).admit(None, pod, stubs)
         expect(f"{scope.value}: admitted", admission.admitted, case["expected"])
         expect(f"{scope.value}: reason", admission.reason == "TopologyAffinityError", not case["expected"])

@@ -45,7 +45,6 @@ from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -60,7 +59,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes
-from bayplan.model.policy import PlacementStrategy, TopologyPolicy
+from bayplan.model.policy import PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 
@@ -73,7 +72,7 @@ class Confinement:
         flows: ResourceFlows,
         ledger: Ledger,
         request: Request,
-        scope: Scope,
+        scope: TopologyScope,
         current: Placement | None,
         max_steps: int,
     ) -> None:
@@ -87,7 +86,7 @@ class Confinement:
         self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
         # How many CPUs the set must have.
         self.cpus = request.exclusive_cpus if aligned else 0
-        self.by_pod = scope is Scope.POD and aligned
+        self.by_pod = scope is TopologyScope.POD and aligned
         for_moves = int(max_steps * SHARE_OF_MOVES)
         self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
         self.counted = CountedFlows(flows)

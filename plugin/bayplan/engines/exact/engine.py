@@ -17,7 +17,6 @@ from bayplan.engines.exact.resources import ResourceFlows, shortage
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import completed_claims, open_mems, place_unconfined, widened_placements
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
     OVERCOMMITTED,
     Claim,
@@ -31,7 +30,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -42,7 +41,7 @@ class ExactEngine:
 
     def __init__(
         self,
-        scope: Scope = Scope.CONTAINER,
+        scope: TopologyScope = TopologyScope.CONTAINER,
         *,
         max_combinations: int = MAX_COMBINATIONS,
         max_steps: int = MAX_STEPS,

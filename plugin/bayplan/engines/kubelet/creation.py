@@ -17,7 +17,6 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import CPU, ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
 from bayplan.engines.kubelet.topology.manager import UNEXPECTED_ERROR, Admission
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.engines.kubelet.topology.refusals import reasons
 from bayplan.errors import BayplanError
 from bayplan.model.decision import (
@@ -31,7 +30,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, nodes_text
 
 
@@ -81,7 +80,10 @@ class Creation:
         return Decision(self.request, Outcome.REFUSED, reasons=plain, refused_as=admission.reason)
 
     def _by_pod(self) -> bool:
-        return self.options.scope is Scope.POD and self.prepared.policy.topology is not TopologyPolicy.NONE
+        return (
+            self.options.scope is TopologyScope.POD
+            and self.prepared.policy.topology is not TopologyPolicy.NONE
+        )
 
     def _admit_in_pod(self) -> tuple[PodSpec, Admission[ManagersState]]:
         """Align the pod's first container together with the rest of the pod, later ones as the first."""

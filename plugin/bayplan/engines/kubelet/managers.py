@@ -21,9 +21,9 @@ from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
-from bayplan.engines.kubelet.topology.options import Scope, TopologyOptions
+from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
@@ -96,7 +96,7 @@ class ManagerOptions(Struct, frozen=True):
     memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
     static_cpus: bool = True
     cpu_options: CpuOptions = field(default=CpuOptions())
-    scope: Scope = Scope.CONTAINER
+    scope: TopologyScope = TopologyScope.CONTAINER
     topology_options: TopologyOptions = field(default=TopologyOptions())
 
 

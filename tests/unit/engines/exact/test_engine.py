@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import shortages
 from bayplan.engines.interface import Engine, reserved_cpus
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -24,7 +23,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.placement.after_removal import after_removal
@@ -342,7 +341,7 @@ def test_burstable_containers_claim_everywhere_and_count() -> None:
 
 
 def test_the_pod_scope_keeps_a_pod_together() -> None:
-    engine = ExactEngine(Scope.POD)
+    engine = ExactEngine(TopologyScope.POD)
     ledger, hardware, policy = Ledger(), machine(2), RESTRICTED
     totals = PodTotals(900 * MIB)
     other = engine.decide(hardware, policy, ledger, request("other", 300 * MIB))

@@ -21,11 +21,10 @@ from bayplan.engines.kubelet.memory.restore import same_state
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.workload import Pod, Resources
 from bayplan.placement.reconcile import adopt
@@ -200,7 +199,7 @@ def test_a_guaranteed_container_without_a_visible_limit_gets_its_cpus() -> None:
 # --- pod by pod ---
 
 
-POD_SCOPE = ManagerOptions(scope=Scope.POD)
+POD_SCOPE = ManagerOptions(scope=TopologyScope.POD)
 
 
 def _sums(memory_bytes: int, milli_cpus: int) -> Resources:

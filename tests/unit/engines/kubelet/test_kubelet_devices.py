@@ -10,11 +10,10 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.model.decision import Decision, DeviceHint, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
@@ -138,7 +137,7 @@ def test_under_the_scope_pod_the_devices_of_the_first_container_align_the_pod() 
     home = replace(pod("p", QosClass.GUARANTEED), resources=sums)
     one = container("c", home, memory_bytes=300 * MIB, milli_cpus=500)
     request = derive_request(home, one, FOUR.memory_bytes, hints=(DISK,))
-    engine = KubeletEngine(ManagerOptions(scope=Scope.POD))
+    engine = KubeletEngine(ManagerOptions(scope=TopologyScope.POD))
     placed = engine.decide(FOUR, RESTRICTED, Ledger(), request)
     assert str(placed.placement.mems) == "2"
     other = derive_request(home, replace(one, id="d"), FOUR.memory_bytes)

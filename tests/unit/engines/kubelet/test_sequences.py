@@ -21,10 +21,9 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import Scope
 from bayplan.engines.kubelet.topology.refusals import HINT, REFUSED, ROOM, reasons
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
@@ -210,7 +209,7 @@ def machine():
     return Machine(tuple(nodes), tuple(cpus))
 
 
-def engine(policy, scope=Scope.CONTAINER):
+def engine(policy, scope=TopologyScope.CONTAINER):
     hardware = machine()
     cpus = StaticCpuPolicy.reserving(CpuTopology.of_machine(hardware), CpuOptions(), 2)
     gpus = {f"gpu{node}": Device(NodeSet([node])) for node in range(NODES)}
@@ -279,7 +278,7 @@ SIZES = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2))
 
 @given(
     st.sampled_from(TopologyPolicy),
-    st.sampled_from(Scope),
+    st.sampled_from(TopologyScope),
     st.lists(st.tuples(st.lists(SIZES, min_size=1, max_size=2), st.lists(SIZES, max_size=1)), max_size=8),
     st.randoms(use_true_random=False),
 )

@@ -13,7 +13,6 @@ from bayplan.engines.kubelet.topology.manager import NOT_ALIGNED, TopologyManage
 from bayplan.engines.kubelet.topology.options import (
     Maturity,
     OptionGates,
-    Scope,
     TopologyConfigError,
     TopologyOptions,
     parse_policy,
@@ -21,7 +20,7 @@ from bayplan.engines.kubelet.topology.options import (
 )
 from bayplan.errors import BayplanError
 from bayplan.model.machine import Machine, Node
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 NODES = NodeSet([0, 1])
@@ -74,7 +73,7 @@ class Giver:
         return self.allocate(state, pod, ContainerSpec("*"), hint)
 
 
-def manager(policy, scope=Scope.CONTAINER, gates=None):
+def manager(policy, scope=TopologyScope.CONTAINER, gates=None):
     return TopologyManager(policy, NODES, scope, gates=gates or FeatureGates())
 
 
@@ -114,7 +113,7 @@ def test_a_refused_container_leaves_what_the_earlier_ones_got():
         (OddError(), "OddError", "nothing is left"),
     ],
 )
-@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("scope", TopologyScope)
 @pytest.mark.parametrize("policy", TopologyPolicy)
 def test_a_failed_allocation_ends_admission(policy, scope, error, reason, message):
     providers = (Giver("one"), Giver("two", fails="app", error=error))
@@ -129,13 +128,13 @@ def test_a_failed_allocation_ends_admission(policy, scope, error, reason, messag
 
 def test_pod_scope_merges_once_and_stores_the_hint_for_every_container():
     one, two = Giver("one", whole=prefers(0, 1)), Giver("two", whole=prefers(1))
-    admission = manager(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD).admit(Books(), POD, (one, two))
+    admission = manager(TopologyPolicy.SINGLE_NUMA_NODE, TopologyScope.POD).admit(Books(), POD, (one, two))
     assert admission.hints == dict.fromkeys(("init", "app", "log"), Hint(NodeSet([1]), preferred=True))
 
 
 def test_pod_scope_refuses_before_anything_is_allocated():
     one, two = Giver("one", whole=prefers(0)), Giver("two", whole=prefers(1))
-    admission = manager(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD).admit(Books(), POD, (one, two))
+    admission = manager(TopologyPolicy.SINGLE_NUMA_NODE, TopologyScope.POD).admit(Books(), POD, (one, two))
     assert not admission.admitted
     assert admission.state == Books()
     assert admission.refused is None
@@ -143,7 +142,7 @@ def test_pod_scope_refuses_before_anything_is_allocated():
 
 def test_none_asks_nobody_and_allocates_without_a_hint():
     one = Giver("one", {"app": prefers(0)}, whole=prefers(0))
-    admission = manager(TopologyPolicy.NONE, Scope.POD).admit(Books(), POD, (one,))
+    admission = manager(TopologyPolicy.NONE, TopologyScope.POD).admit(Books(), POD, (one,))
     assert admission.admitted
     assert {hint for _, _, hint in admission.state.given} == {NOT_ALIGNED}
 
@@ -151,8 +150,8 @@ def test_none_asks_nobody_and_allocates_without_a_hint():
 @pytest.mark.parametrize(
     ("scope", "words"),
     [
-        (Scope.POD, "under pod-scope topology manager"),
-        (Scope.CONTAINER, "with a container-level topology manager"),
+        (TopologyScope.POD, "under pod-scope topology manager"),
+        (TopologyScope.CONTAINER, "with a container-level topology manager"),
     ],
 )
 def test_pods_with_resources_of_their_own_are_refused_in_other_words(scope, words):
@@ -167,7 +166,7 @@ def test_a_pod_with_resources_of_its_own_is_allocated_as_a_whole():
     whole = replace(POD, resources=PodLevelResources({"memory": 1}))
     gates = FeatureGates(pod_level_resource_managers=True)
     providers = (Giver("one", whole=prefers(1)), Giver("two", fails="*"))
-    admission = manager(TopologyPolicy.RESTRICTED, Scope.POD, gates).admit(Books(), whole, providers)
+    admission = manager(TopologyPolicy.RESTRICTED, TopologyScope.POD, gates).admit(Books(), whole, providers)
     assert not admission.admitted
     assert admission.state.given == (("one", "*", Hint(NodeSet([1]), preferred=True)),)
 
@@ -241,6 +240,6 @@ def test_many_nodes_are_remarked_on_but_not_refused():
 
 def test_policies_and_scopes_go_by_kubelets_names():
     assert parse_policy("single-numa-node") is TopologyPolicy.SINGLE_NUMA_NODE
-    assert parse_scope("pod") is Scope.POD
+    assert parse_scope("pod") is TopologyScope.POD
     with pytest.raises(TopologyConfigError, match='unknown policy: "strict"'):
         parse_policy("strict")

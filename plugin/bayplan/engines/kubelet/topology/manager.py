@@ -16,10 +16,10 @@ from bayplan.engines.kubelet.resources import has_pod_level
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, flatten
 from bayplan.engines.kubelet.topology.merge import Merged, merge
-from bayplan.engines.kubelet.topology.options import Scope, TopologyConfigError, TopologyOptions
+from bayplan.engines.kubelet.topology.options import TopologyConfigError, TopologyOptions
 from bayplan.errors import BayplanError
 from bayplan.model.machine import Machine
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet
 
 NOT_ALIGNED: Final = Hint(None, preferred=False)
@@ -31,8 +31,10 @@ UNEXPECTED_ERROR: Final = "UnexpectedAdmissionError"
 
 _REFUSED: Final = "Resources cannot be allocated with Topology locality"
 _REFUSED_POD_LEVEL: Final = {
-    Scope.POD: "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager",
-    Scope.CONTAINER: (
+    TopologyScope.POD: (
+        "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager"
+    ),
+    TopologyScope.CONTAINER: (
         "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
     ),
 }
@@ -95,7 +97,7 @@ class TopologyManager(Struct, frozen=True):
 
     policy: TopologyPolicy
     everything: NodeSet
-    scope: Scope = Scope.CONTAINER
+    scope: TopologyScope = TopologyScope.CONTAINER
     distances: Distances | None = None
     gates: FeatureGates = field(default=FeatureGates())
 
@@ -104,7 +106,7 @@ class TopologyManager(Struct, frozen=True):
         cls,
         machine: Machine,
         policy: TopologyPolicy,
-        scope: Scope = Scope.CONTAINER,
+        scope: TopologyScope = TopologyScope.CONTAINER,
         options: TopologyOptions | None = None,
         gates: FeatureGates | None = None,
     ) -> "TopologyManager":
@@ -138,7 +140,7 @@ class TopologyManager(Struct, frozen=True):
 
     def admit(self, state: State, pod: PodSpec, providers: Sequence[Provider[State]]) -> Admission[State]:
         """Admit a pod: one merge for each container or for all, then everything is allocated."""
-        if self.policy is not TopologyPolicy.NONE and self.scope is Scope.POD:
+        if self.policy is not TopologyPolicy.NONE and self.scope is TopologyScope.POD:
             return self._admit_pod(state, pod, providers)
         so_far: Admission[State] = Admission(state, admitted=True)
         for container in pod.all_containers:

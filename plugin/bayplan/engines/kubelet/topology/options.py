@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from bayplan.errors import BayplanError, excerpt
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 
 PREFER_CLOSEST: Final = "prefer-closest-numa-nodes"
 MAX_NODES: Final = "max-allowable-numa-nodes"
@@ -45,13 +45,6 @@ class TopologyConfigError(BayplanError):
 
     def __str__(self) -> str:
         return "; ".join(self.problems)
-
-
-class Scope(enum.Enum):
-    """What is aligned at a time: each container, or the pod as a whole."""
-
-    CONTAINER = "container"
-    POD = "pod"
 
 
 class OptionGates(Struct, frozen=True):
@@ -117,13 +110,13 @@ def parse_policy(name: str) -> TopologyPolicy:
     return _parse(TopologyPolicy, name, "policy")
 
 
-def parse_scope(name: str) -> Scope:
+def parse_scope(name: str) -> TopologyScope:
     """Read topologyManagerScope.
 
     Raises:
         TopologyConfigError: there is no such scope.
     """
-    return _parse(Scope, name, "scope")
+    return _parse(TopologyScope, name, "scope")
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
