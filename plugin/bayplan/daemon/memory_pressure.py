@@ -22,6 +22,7 @@ from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
 from bayplan.daemon.page_relief import STEP_S, PageRelief
+from bayplan.daemon.risk_log import RiskLog
 from bayplan.daemon.ticks import ticking
 from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
@@ -33,7 +34,6 @@ from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
@@ -44,7 +44,7 @@ from bayplan.placement.page_owners import (
     pages_in_the_way,
     start_bytes,
 )
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Risk, plan
+from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan
 from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
 from bayplan.sets import NodeSet
 
@@ -56,8 +56,6 @@ COUNT_S: Final = 30.0
 """What containers hold is counted at least as often."""
 AT_RISK_S: Final = 3.0
 """And as often while something is at risk."""
-QUIET_S: Final = 60.0
-"""For so long nothing was at risk when it is said that it is, or is over."""
 _THRESHOLD: Final = "an eviction threshold"
 """Who is promised what is to be kept available."""
 
@@ -108,7 +106,7 @@ class PressureWatch:
         self._enough_bytes: Mapping[int, int] = {}
         """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
-        self._at_risk_at_s: dict[NodeSet, float] = {}
+        self._risks = RiskLog(controller, clock_s)
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
@@ -229,7 +227,7 @@ class PressureWatch:
         }
         self.latest, self._kept_seen_bytes = seen, kept_bytes
         self._counted_at_s, self._counted_for = self._clock_s(), look
-        self._report(seen)
+        self._risks.report(seen, self.mode)
         return seen
 
     def _record(self, *, all_of_them: bool = False) -> None:
@@ -351,45 +349,3 @@ class PressureWatch:
                 look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
             )
         return found
-
-    def _report(self, seen: LivePages) -> None:
-        """Log and count sets of nodes that were not at risk of late: on a full node one comes and goes every
-        few seconds. In shadow mode record what would be moved."""
-        now_s, found = self._clock_s(), seen.plan
-        for risk in found.risks:
-            last_s = self._at_risk_at_s.get(risk.nodes, -QUIET_S)
-            self._at_risk_at_s[risk.nodes] = now_s
-            if now_s - last_s < QUIET_S:
-                continue
-            self._controller.counters["memory_at_risk"] += 1
-            moves = [move for move in found.moves if move.source in risk.nodes]
-            logger.warning(
-                "less memory than is outstanding",
-                extra={
-                    "problem": str(risk),
-                    "mode": self.mode.value,
-                    "to_move_bytes": sum(move.amount_bytes for move in moves),
-                    "to_move": sorted({move.container_id for move in moves}),
-                },
-            )
-            if shadow_mode.is_on() and moves:
-                self._controller.recorder.pages_moved([_not_moved(seen, risk, move) for move in moves])
-        if self._at_risk_at_s and now_s - max(self._at_risk_at_s.values()) >= QUIET_S:
-            logger.info("nodes can give what is outstanding again")
-            self._at_risk_at_s.clear()
-
-
-def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
-    """That pages would have been moved, but for shadow mode."""
-    return PageMoveRecord(
-        seen.measured_us,
-        move.container_id,
-        seen.holder(move.container_id).name,
-        move.source,
-        move.target,
-        move.amount_bytes,
-        0,
-        0,
-        risk.nodes,
-        shadow_mode.NOTHING_APPLIED,
-    )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import Event
 from typing import Final, NamedTuple, Protocol
 
+from bayplan.daemon.move_records import MoveRecords
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
@@ -20,7 +21,6 @@ from bayplan.host.reclaim import can_reclaim_nodes, reclaim_in_cgroup, reclaim_o
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove
 from bayplan.quantity import MIB
-from bayplan.sets import NodeSet
 
 STEP_S: Final = 0.5
 FEWEST_CALLS: Final = 8
@@ -31,8 +31,6 @@ STUCK_S: Final = 600.0
 """So long pages count as unmovable that did not move: pinned by a device, or of a tmpfs that nobody maps."""
 PASSING_S: Final = 10.0
 """And so long, where there was no room for them, or the kernel refused the call."""
-RECORD_S: Final = 10.0
-"""What is moved of one container from one node to another is recorded together for at most so long."""
 
 
 class MovePages(Protocol):
@@ -48,21 +46,6 @@ class MovePages(Protocol):
 class _Stuck(NamedTuple):
     amount_bytes: int
     until_s: float
-
-
-class _Open(NamedTuple):
-    """What is not recorded yet of the pages that go one way: since when, and the sums."""
-
-    since_s: float
-    last_s: float
-    name: str
-    at_risk: NodeSet
-    wanted_bytes: int
-    moved_bytes: int
-    obstacle: str
-
-
-_Way = tuple[str, int, int]
 
 
 class PageRelief:
@@ -83,7 +66,7 @@ class PageRelief:
         self._move = move or self._by_kernel
         self._clock_s = clock_s
         self._stuck: dict[tuple[str, int], _Stuck] = {}
-        self._open: dict[_Way, _Open] = {}
+        self._records = MoveRecords(clock_s, 2 * STEP_S)
 
     def movable(self, container_id: str, of_processes_bytes: Mapping[int, int]) -> dict[int, int]:
         """What of the memory of a container's processes can be moved, as far as that is known."""
@@ -114,30 +97,14 @@ class PageRelief:
     @property
     def has_unrecorded(self) -> bool:
         """Whether something was moved that `records` has not said yet."""
-        return bool(self._open)
+        return bool(self._records)
 
     def records(self, *, all_of_them: bool = False) -> tuple[PageMoveRecord, ...]:
         """What can be recorded by now: what went one way for long enough, or is over."""
-        now_s, found = self._clock_s(), []
-        for way, one in list(self._open.items()):
-            if all_of_them or now_s - one.since_s >= RECORD_S or now_s - one.last_s >= 2 * STEP_S:
-                del self._open[way]
-                self.pace.laps.clear()
-                found.append(
-                    PageMoveRecord(
-                        time.time_ns() // 1000,
-                        way[0],
-                        one.name,
-                        way[1],
-                        way[2],
-                        one.wanted_bytes,
-                        one.moved_bytes,
-                        max(1, round((one.last_s - one.since_s) * 1000)),
-                        one.at_risk,
-                        one.obstacle,
-                    )
-                )
-        return tuple(found)
+        found = self._records.take(all_of_them=all_of_them)
+        if found:
+            self.pace.laps.clear()
+        return found
 
     def _one(self, seen: LivePages, move: PageMove, cgroup: str, until_s: float) -> int:
         begun_s, found = self._clock_s(), PagesMoved()
@@ -163,7 +130,7 @@ class PageRelief:
             stuck_bytes = self._learn(seen, move, cgroup, found)
             if found.obstacle or stuck_bytes:
                 obstacle = found.obstacle or "no more of its pages there can be moved"
-        self._note(seen, move, found.moved_bytes, obstacle, begun_s)
+        self._records.note(seen, move, found.moved_bytes, obstacle, begun_s)
         return found.moved_bytes
 
     def _learn(self, seen: LivePages, move: PageMove, cgroup: str, found: PagesMoved) -> int:
@@ -185,23 +152,6 @@ class PageRelief:
             return read_held(self._hierarchy, cgroup).of_processes_bytes.get(node, 0)
         except HostError:
             return 0
-
-    def _note(self, seen: LivePages, move: PageMove, moved_bytes: int, obstacle: str, begun_s: float) -> None:
-        way = move.container_id, move.source, move.target
-        before, now_s = self._open.get(way), self._clock_s()
-        risks = seen.plan.risks
-        # Pages may also have to make room for pages.
-        concerned = [risk for risk in risks if move.source in risk.nodes] or risks
-        at_risk = NodeSet(node for risk in concerned for node in risk.nodes)
-        name = seen.holder(move.container_id).name
-        if before is None:
-            one = _Open(begun_s, now_s, name, at_risk, move.amount_bytes, moved_bytes, obstacle)
-        else:
-            # What was wanted before was moved in part; the rest is wanted still.
-            wanted_bytes = max(before.wanted_bytes, before.moved_bytes + move.amount_bytes)
-            moved_bytes += before.moved_bytes
-            one = _Open(before.since_s, now_s, name, at_risk, wanted_bytes, moved_bytes, obstacle)
-        self._open[way] = one
 
     def _reclaim(self, seen: LivePages, cgroups: Mapping[str, str]) -> None:
         root = self._hierarchy.root

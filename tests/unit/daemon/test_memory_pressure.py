@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, WATERMARKS_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, WATERMARKS_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
+from bayplan.daemon.risk_log import QUIET_S
 from bayplan.host.hierarchy import Layout
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved

@@ -1,0 +1,72 @@
+"""Logs and counts sets of nodes on which memory can run out; in shadow mode records what would be moved.
+
+On a full node a risk comes and goes every few seconds. It is logged when it begins, and when all are over.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from bayplan.config.settings import MemoryPressure
+from bayplan.control.controller import Controller
+from bayplan.host import shadow_mode
+from bayplan.model.page_records import PageMoveRecord
+from bayplan.placement.page_placement import LivePages, PageMove, Risk
+from bayplan.sets import NodeSet
+
+logger = logging.getLogger(__name__)
+
+QUIET_S: Final = 60.0
+"""A set of nodes was not at risk for so long when it is logged that it is, or that nothing is any more."""
+
+
+class RiskLog:
+    """See the module."""
+
+    def __init__(self, controller: Controller, clock_s: Callable[[], float]) -> None:
+        self._controller = controller
+        self._clock_s = clock_s
+        self._at_risk_at_s: dict[NodeSet, float] = {}
+
+    def report(self, seen: LivePages, mode: MemoryPressure) -> None:
+        """Log what is new in *seen*; *mode* says what is done about it."""
+        now_s = self._clock_s()
+        for risk in seen.plan.risks:
+            last_s = self._at_risk_at_s.get(risk.nodes, -QUIET_S)
+            self._at_risk_at_s[risk.nodes] = now_s
+            if now_s - last_s >= QUIET_S:
+                self._begun(seen, risk, mode)
+        if self._at_risk_at_s and now_s - max(self._at_risk_at_s.values()) >= QUIET_S:
+            logger.info("nodes can give what is outstanding again")
+            self._at_risk_at_s.clear()
+
+    def _begun(self, seen: LivePages, risk: Risk, mode: MemoryPressure) -> None:
+        self._controller.counters["memory_at_risk"] += 1
+        moves = [move for move in seen.plan.moves if move.source in risk.nodes]
+        logger.warning(
+            "less memory than is outstanding",
+            extra={
+                "problem": str(risk),
+                "mode": mode.value,
+                "to_move_bytes": sum(move.amount_bytes for move in moves),
+                "to_move": sorted({move.container_id for move in moves}),
+            },
+        )
+        if shadow_mode.is_on() and moves:
+            self._controller.recorder.pages_moved([_not_moved(seen, risk, move) for move in moves])
+
+
+def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
+    """That pages would have been moved, but for shadow mode."""
+    return PageMoveRecord(
+        at_us=seen.measured_us,
+        container_id=move.container_id,
+        name=seen.holder(move.container_id).name,
+        source=move.source,
+        target=move.target,
+        wanted_bytes=move.amount_bytes,
+        moved_bytes=0,
+        duration_ms=0,
+        at_risk=risk.nodes,
+        obstacle=shadow_mode.NOTHING_APPLIED,
+    )
