@@ -359,7 +359,8 @@ class Controller:
         stopped holds nothing, whether or not that could be recorded in time.
         """
         self.counters["missed"] += 1
-        logger.error("answered by default", extra={"event": event.name, "id": container_id, "why": why})
+        extra = {"event": event.name, "id": container_id, "why": why}
+        logger.error("the runtime went on without a decision", extra=extra)
         self.placements.notifications.observed(event, container_id)
         if event in (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
             self._missed_ends.add(container_id)

@@ -173,13 +173,17 @@ class Narrowing:
         controller.counters["pages_moved_bytes"] += found.moved_bytes
         if found.obstacle:
             controller.counters["returns_failed"] += 1
-            logger.warning("stays on more nodes than it needs", extra={**fields, "why": found.obstacle})
+            logger.warning(
+                "container stays on more nodes than it needs", extra={**fields, "why": found.obstacle}
+            )
             wide = not_moved_back(ledger, move, found.obstacle)
             if wide is not ledger:
                 await transaction.commit(wide)
             return False
         if key in self.staying or not _possible(transaction.basis, ledger.entries.keys() - {key}):
-            logger.info("the room was taken while its pages were moved", extra=fields)
+            logger.info(
+                "container stays on more nodes: the room was taken while its pages were moved", extra=fields
+            )
             return False
         logger.info("pages moved", extra=fields)
         await transaction.commit(moved_back(ledger, move))

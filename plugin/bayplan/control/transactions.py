@@ -247,7 +247,7 @@ class Transactions:
         try:
             self._recorder.check_commit(write)
         except StateError as error:
-            logger.error("not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
+            logger.error("changes not recorded; trying again", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             self._retry_later()
         else:
             self._recorded(number)

@@ -160,7 +160,10 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
         except AbsentError:
             continue
         except BayplanError as error:
-            logger.warning("cannot verify", extra={"container": one.name, "problem": str(error)})
+            logger.warning(
+                "a container's cgroup cannot be compared with the decision",
+                extra={"container": one.name, "problem": str(error)},
+            )
             continue
         compared.append(Drift(one, one.differences(found, oom_score_adj)))
     return compared
@@ -182,7 +185,10 @@ def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> 
             except AbsentError:
                 continue
             except BayplanError as error:
-                logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
+                logger.warning(
+                    "a container's cgroup cannot be set to the decision",
+                    extra={"container": one.name, "problem": str(error)},
+                )
 
 
 def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
@@ -194,7 +200,10 @@ def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -
         except AbsentError:
             continue
         except BayplanError as error:
-            logger.warning("cannot repair", extra={"container": one.name, "problem": str(error)})
+            logger.warning(
+                "a container's cgroup cannot be set to the decision",
+                extra={"container": one.name, "problem": str(error)},
+            )
 
 
 def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:

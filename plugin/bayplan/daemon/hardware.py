@@ -156,7 +156,7 @@ class Hardware:
                 await self.measure_once()
             except Exception:
                 # Placing containers does not depend on it.
-                logger.exception("what is held outside of containers could not be measured")
+                logger.exception("memory held outside of containers could not be measured")
 
     async def measure_once(self) -> None:
         """Measure, and reserve what follows. Also notices what changed without an event."""
@@ -166,7 +166,9 @@ class Hardware:
             found = await self._in_thread(partial(self._host.measure, containers or (), nodes))
         except BayplanError as error:
             if str(error) != self._unmeasurable:
-                logger.warning("nothing measured outside of containers", extra={"problem": str(error)})
+                logger.warning(
+                    "memory held outside of containers cannot be measured", extra={"problem": str(error)}
+                )
             self._unmeasurable = str(error)
             return
         self._unmeasurable = ""
@@ -226,7 +228,7 @@ class Hardware:
         except TimeoutError:
             logger.warning("measurement not finished in time; the previous one stays in force until it is")
         except Exception:
-            logger.exception("what is held outside of containers could not be measured")
+            logger.exception("memory held outside of containers could not be measured")
 
     def _containers(self) -> list[tuple[Pod, Container]] | None:
         """The containers; None where measurements don't count or would take them for something else, because
@@ -314,7 +316,7 @@ class Hardware:
         for key, problem in current.items():
             if key in self._reported:
                 continue
-            logger.warning("less than was promised", extra={"problem": problem})
+            logger.warning("the machine has less than was promised", extra={"problem": problem})
             if self._controller is not None:
                 self._controller.counters["capacity_shortfalls"] += 1
         if self._reported and not current:

@@ -122,7 +122,7 @@ class PressureWatch:
                         continue
                 except Exception:
                     # Placing containers does not depend on it.
-                    logger.exception("it could not be seen whether nodes can give what was promised")
+                    logger.exception("the memory of the nodes could not be compared with the promises")
 
     def is_look_due(self) -> bool:
         """Whether a look may find something else than the latest one. Blocks, and may be asked in any thread.

@@ -31,7 +31,7 @@ def ticking(is_due: Callable[[], bool], pause_s: float) -> Iterator[asyncio.Even
                 if not is_due():
                     continue
             except Exception:
-                logger.exception("it could not be found out whether something is due")
+                logger.exception("the check whether something is due failed")
             try:
                 loop.call_soon_threadsafe(due.set)
             except RuntimeError:

@@ -244,7 +244,7 @@ class RequestQueue:
             sent = one.requester.send(response)
         except LocalProtocolError as error:
             # Nothing was sent, so that the request still waits for an answer.
-            logger.exception("unsendable answer", extra=one.fields(str(error)))
+            logger.exception("an answer cannot be sent", extra=one.fields(str(error)))
             one.problem = one.problem or f"unsendable answer: {error}"
             sent = one.requester.send(Response(one.stream_id, payload=self._default(one)))
         self._replied(self._clock.time() - one.arrived_s)

@@ -151,7 +151,7 @@ class Session:
             self._retry.cancel()
         self._queue.abandon("the connection ended")
         if not await wait(self._queue.when_idle(), self._timeouts.answer_s, self._clock):
-            logger.error("a handler goes on although it was cancelled")
+            logger.error("a handler continues although it was cancelled")
         self._connection = None
         if self._synchronized_at is not None:
             self._last_failure = ""

@@ -133,7 +133,10 @@ class RuntimeUpdater:
                     return False
                 async with self._at_once:
                     if await asyncio.to_thread(content.amounts) != at_first:
-                        logger.info("updated by somebody else", extra={"container_id": container_id})
+                        logger.info(
+                            "the container was updated by another program; left as it is",
+                            extra={"container_id": container_id},
+                        )
                         return False
                     failed = await asyncio.to_thread(_run, command, container_id, resources)
                 if failed is None:

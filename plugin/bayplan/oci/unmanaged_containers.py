@@ -121,7 +121,7 @@ class UnmanagedContainers:
         bundles = [Path(one.bundle) for one in recorded]
         elsewhere = {one.parent.parent for one in bundles if one.name == USERDATA}
         for one in started(read_storage(self._hierarchy.root), elsewhere):
-            if not _is_news(one, search.known):
+            if not _is_unrecorded(one, search.known):
                 continue
             seen.add(one)
             if one in self._passed_over:
@@ -142,12 +142,15 @@ class UnmanagedContainers:
             if announced is not None and not announced_container.is_alive(self._hierarchy, announced.origin):
                 return None  # a process that ended and whose parent has not asked for it yet
         except (ValueError, BayplanError) as error:
-            logger.debug("no container", extra={"bundle": str(one.bundle), "problem": str(error)})
+            logger.debug(
+                "a container that was started cannot be read",
+                extra={"bundle": str(one.bundle), "problem": str(error)},
+            )
             return None
         return announced
 
 
-def _is_news(one: Started, known: Mapping[str, Origin | None]) -> bool:
+def _is_unrecorded(one: Started, known: Mapping[str, Origin | None]) -> bool:
     """Whether nothing is recorded of it, or not this process: wrapper and precreate come before there is one,
     and podman starts a container again under its id."""
     if one.container_id not in known:

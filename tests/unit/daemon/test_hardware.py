@@ -154,7 +154,9 @@ class TestHotPlug:
                 assert problem.startswith("node 0 has 2Gi ")
                 assert "default/first/first-name" in problem
                 assert one.controller.counters["capacity_shortfalls"] == 1
-                assert [record.message for record in caplog.records].count("less than was promised") == 1
+                assert [record.message for record in caplog.records].count(
+                    "the machine has less than was promised"
+                ) == 1
                 assert await one.place("second", 500 * MIB) == NodeSet([1])
 
         run(scenario())
@@ -299,7 +301,7 @@ class TestMeasuredReservation:
                 (problem,) = one.hardware.problems()
                 assert problem.startswith("node 0: 3Gi are held outside of containers")
                 assert "default/first/first-name" in problem
-                assert caplog.messages.count("less than was promised") == 1
+                assert caplog.messages.count("the machine has less than was promised") == 1
                 assert await one.place("second", 100 * MIB) == NodeSet([1])
 
         run(scenario())
@@ -404,7 +406,7 @@ class TestMeasuredReservation:
                 one.host.problem = HostError("/sys/x", "is garbled")
                 await one.hardware.measure_once()
                 await one.hardware.measure_once()
-                assert caplog.messages == ["nothing measured outside of containers"]
+                assert caplog.messages == ["memory held outside of containers cannot be measured"]
                 assert one.hardware.learned == {}
 
         run(scenario())

@@ -90,4 +90,7 @@ class HttpPort:
             try:
                 certificate.refresh()
             except ConfigError as error:
-                logger.warning("the certificate stays the one it was", extra={"problem": error.on_one_line()})
+                logger.warning(
+                    "the new certificate is not used; the old one stays in force",
+                    extra={"problem": error.on_one_line()},
+                )
