@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from bayplan.agent.cluster import happenings
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.condition import Condition
 from bayplan.agent.cluster.happenings import Happening
+from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.errors import UnavailableError

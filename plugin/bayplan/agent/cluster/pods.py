@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.condition import Condition
+from bayplan.agent.condition import Condition
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
 from bayplan.agent.kubelet_pods.watch import PodKeeper
 from bayplan.backoff import Backoff

@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.condition import Condition
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
+from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.errors import UnavailableError

@@ -10,21 +10,22 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from bayplan.agent.condition import Condition
 from bayplan.agent.http_client import OK, Request, Server, ask
 from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
 from bayplan.agent.kubelet_pods.watch import PodKeeper
-from bayplan.errors import BayplanError, ParseError, UnavailableError
+from bayplan.errors import ParseError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 LEAST_INTERVAL_S: Final = 3.0
 MOST_INTERVAL_S: Final = 60.0
-"""What was changed without a word to the runtime, such as a memory request alone, is known after this
+"""What was changed without the runtime, such as a memory request alone, is known after this
 time."""
 
 
 class PodEndpoint:
-    """Asks *kubelet* and tells *keeper*, unless that is *needless*, as another source knows more.
+    """Asks *kubelet* for *keeper*, unless that is *needless*, as another source knows more.
     ``in_sync``: kubelet has answered, the last time it was asked."""
 
     def __init__(
@@ -42,7 +43,7 @@ class PodEndpoint:
         self._least_interval_s = least_interval_s
         self._most_interval_s = most_interval_s
         self._wanted = asyncio.Event()
-        self._noted = ""
+        self._condition = Condition("kubelet's pods are not known", "kubelet's pods are known again")
 
     def ask_soon(self) -> None:
         """Ask as soon as kubelet may be asked again."""
@@ -66,11 +67,11 @@ class PodEndpoint:
             pods, problems = pods_of_json(await self._answer())
         except (UnavailableError, ParseError) as error:
             self.in_sync = False
-            self._note(error)
+            self._condition.holds(str(error))
             return
         for problem in problems:
             logger.warning("a pod cannot be read", extra={"problem": str(problem)})
-        self._note(None)
+        self._condition.over()
         self.in_sync = True
         self._keeper.keep({pod.uid: pod for pod in pods})
 
@@ -79,12 +80,3 @@ class PodEndpoint:
         if answer.status != OK:
             raise UnavailableError(self._kubelet.url, f"kubelet answers {answer.status} {answer.reason}")
         return answer.body
-
-    def _note(self, problem: BayplanError | None) -> None:
-        """Log *problem*, unless it is the last one again."""
-        text = "" if problem is None else str(problem)
-        if text and text != self._noted:
-            logger.warning("kubelet's pods are not known", extra={"problem": text})
-        elif self._noted and not text:
-            logger.info("kubelet's pods are known again")
-        self._noted = text

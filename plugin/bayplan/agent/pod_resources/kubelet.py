@@ -5,7 +5,6 @@ holds for a moment too, so that not each of many clients waits for the deadline.
 """
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +12,8 @@ from typing import Any, Final
 import grpc
 
 from bayplan._proto.podresources import api_pb2 as pb
+from bayplan.agent.condition import Condition
 from bayplan.errors import UnavailableError
-
-logger = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 2.0
 FAILURE_HOLDS_S: Final = 1.0
@@ -44,7 +42,9 @@ class KubeletPodResources:
         self._calls: dict[str, asyncio.Task[Any]] = {}
         self._failure: UnavailableError | None = None
         self._failed_at_s = 0.0
-        self._noted: str | None = None
+        self._condition = Condition(
+            "kubelet's PodResources are missing", "kubelet's PodResources are there again"
+        )
 
     async def pods(self) -> pb.ListPodResourcesResponse:
         """What the containers of all pods have.
@@ -83,7 +83,7 @@ class KubeletPodResources:
             return False
         if os.access(self._socket, os.R_OK | os.W_OK):
             return True
-        self._note(f"{self._socket}: not there, or not for this user; devices are not passed on")
+        self._condition.holds(f"{self._socket}: not there, or not for this user; devices are not passed on")
         return False
 
     async def _shared_call(self, method: str, request: Any, answer_type: Any) -> Any:
@@ -118,16 +118,8 @@ class KubeletPodResources:
             problem = f"kubelet does not answer: {error.code().name}: {error.details()}"
             self._failure = UnavailableError(str(self._socket), problem)
             self._failed_at_s = asyncio.get_running_loop().time()
-            self._note(str(self._failure))
+            self._condition.holds(str(self._failure))
             raise self._failure from error
         self._failure = None
-        self._note(None)
+        self._condition.over()
         return answer
-
-    def _note(self, problem: str | None) -> None:
-        """Log *problem* if it is a new one, and that there is none any more."""
-        if problem is not None and self._noted is None:
-            logger.warning("kubelet's PodResources are missing", extra={"problem": problem})
-        elif problem is None and self._noted is not None:
-            logger.info("kubelet's PodResources are there again")
-        self._noted = problem

@@ -123,7 +123,7 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
 async def test_what_is_in_the_way_is_one_line_and_then_it_goes_on(
     trouble: dict, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "bayplan.agent.cluster")
+    caplog.set_level("INFO", "bayplan.agent")
     api, usual = FakeApiServer(), FakeApiServer()
     for name, value in trouble.items():
         setattr(api, name, value)
