@@ -35,7 +35,7 @@ from bayplan.model.pod_facts import PodFacts
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
-"""The daemon says something every two seconds; after this time without a word the connection is made anew."""
+"""The daemon sends something every two seconds; after this time without it the connection is made anew."""
 
 
 class DaemonLink:
@@ -65,18 +65,18 @@ class DaemonLink:
         self._to_say = asyncio.Event()
 
     def know(self, pod: PodFacts) -> None:
-        """Tell the daemon what kubelet says of *pod*, unless it was told so already."""
+        """Send the daemon what kubelet says of *pod*, unless it has that already."""
         if self._pods.get(pod.uid) != pod:
             self._pods[pod.uid] = pod
             self._say(pod.uid, PodKnown(pod))
 
     def forget(self, uid: str) -> None:
-        """Tell the daemon that kubelet does not have this pod any more."""
+        """Send the daemon that kubelet does not have this pod any more."""
         if self._pods.pop(uid, None) is not None:
             self._say(uid, PodGone(uid))
 
     def keep(self, pods: dict[str, PodFacts]) -> None:
-        """Tell the daemon what is different, where *pods*, by uid, are all that kubelet has."""
+        """Send the daemon what is different, where *pods*, by uid, are all that kubelet has."""
         for uid in self._pods.keys() - pods.keys():
             self.forget(uid)
         for pod in pods.values():

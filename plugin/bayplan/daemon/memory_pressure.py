@@ -70,7 +70,7 @@ class Look(NamedTuple):
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
     ``looked`` is set at each look. *widen* gives a promise more nodes where moving pages does not suffice,
-    and says whether it did; it is told None where nothing is relieved any more."""
+    and says whether it did; it is called with None where nothing is relieved any more."""
 
     def __init__(
         self,

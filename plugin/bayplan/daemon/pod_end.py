@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 HARD_GRACE_S: Final = 1
 """kubelet's own for hard thresholds."""
 SOFT_GRACE_S: Final = 30
-"""Kubernetes' default of terminationGracePeriodSeconds; nobody tells the pod's own."""
+"""Kubernetes' default of terminationGracePeriodSeconds; the pod's own is not known here."""
 ANSWER_S: Final = 5.0
 """For the agent's answer. Until then the pod goes on using what is short."""
 KUBELET_S: Final = 10.0
-"""For kubelet, beside the grace period: to hear of the deletion, and to have the runtime stop the pod."""
+"""For kubelet, beside the grace period: to notice the deletion, and to have the runtime stop the pod."""
 
 AskAgent = Callable[[EvictPod, float], Awaitable[EvictionAnswer | None]]
 EndProcesses = Callable[[Hierarchy, Sequence[str], float], str]

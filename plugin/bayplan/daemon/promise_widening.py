@@ -1,7 +1,7 @@
 """Gives a promise another node where its own have not got what was promised, and keeps it there meanwhile.
 
 What is decided, and by which numbers, is in `bayplan.placement.widening`. Here it is recorded, and the kernel
-and the runtime are told as of every other move. A container at a time: the next look has its effect.
+and the runtime get it as they get every other move. One container at a time: the next look has its effect.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ _ENGINE: Final = "exact"
 
 
 class PromiseWidening:
-    """See the module. *narrowing* takes containers back to fewer nodes, and is told who must not go;
-    *verify_now* has the kernel's values verified, by those of the record."""
+    """See the module. *narrowing* takes containers back to fewer nodes, and gets the ids of those that must
+    stay; *verify_now* has the kernel's values verified, by those of the record."""
 
     def __init__(
         self, controller: Controller, in_thread: InThread, verify_now: asyncio.Event, narrowing: Narrowing

@@ -128,15 +128,15 @@ def move_pages(
     """
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     wanted = -(-wanted_bytes // page_bytes)
-    moved = refused = told = 0
+    moved = refused = reported = 0
     obstacle, lap = "", pace.laps.pop((pid, source), _Lap())
     for start, stop in _pieces(movable_ranges(pid, source, target, root), lap.address, page_bytes):
         left = _on_node(pid, source, array("Q", range(start, stop, page_bytes)))
         while True:
-            if not go_on((moved - told) * page_bytes):
+            if not go_on((moved - reported) * page_bytes):
                 pace.laps[pid, source] = _Lap(left[0] if left else stop, lap.moved + moved)
                 return PagesMoved(moved * page_bytes, refused * page_bytes, obstacle)
-            told = moved
+            reported = moved
             some, left = left[: min(pace.pages, wanted - moved)], left[min(pace.pages, wanted - moved) :]
             if not some:
                 break

@@ -1,8 +1,8 @@
 """Ends all processes of some cgroups: SIGTERM, time to end by themselves, then SIGKILL for all at once. Or
 waits until somebody else has ended them.
 
-A process is told through a pidfd, opened before it was seen to be in the cgroup, so that no successor of its
-id is meant. cgroup v2 kills a whole cgroup itself from Linux 5.14 on, however fast it forks. Blocks.
+A process is signalled through a pidfd, opened before it was seen to be in the cgroup, so that no successor
+of its id is meant. cgroup v2 kills a whole cgroup itself from Linux 5.14 on, however fast it forks. Blocks.
 """
 
 import os

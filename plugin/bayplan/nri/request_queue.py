@@ -2,7 +2,7 @@
 exactly once and none after its deadline.
 
 At the deadline a timer answers by default, whatever the handler is doing, and cancels the handler's task. The
-next request begins when that task has ended. The runtime is told nothing of failures, except for a refusal
+next request begins when that task has ended. The runtime gets no error for failures, except for a refusal
 that a user should read: an error status would stop a container for a fault of ours.
 """
 

@@ -1,8 +1,8 @@
 """Events on pods (events.k8s.io/v1) about what happened to them and their containers.
 
 Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted, and
-five requests a second in all. What the API server cannot take now is told later, as far as the latest
-containers; what it refuses is not told again. What happened before the agent knew the daemon is not told.
+five requests a second in all. What the API server cannot take now is reported later, for the latest
+containers; what it refuses is not reported again, nor what happened before the agent knew the daemon.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ _ACTIONS: Final = {
 
 
 class _Series(Struct):
-    """A happening and its repetitions, *count* in all. The API server knows of *told* of them, in an event
-    called *name*, since *told_s* (monotonic)."""
+    """A happening and its repetitions, *count* in all. The API server knows of *reported* of them, in an
+    event called *name*, since *reported_s* (monotonic)."""
 
     latest: Happening
     first_us: int
     last_us: int
     count: int = 1
-    told: int = 0
-    told_s: float = float("-inf")
+    reported: int = 0
+    reported_s: float = float("-inf")
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class EventRecorder:
                 series.count, series.last_us = series.count + 1, at_us
             else:
                 # Its words cannot be changed; a new event, no sooner than the old one could be.
-                series = _Series(one, at_us, at_us, told_s=series.told_s)
+                series = _Series(one, at_us, at_us, reported_s=series.reported_s)
             self._series[key] = series
             if len(self._series) > MAX_SERIES:
                 del self._series[next(iter(self._series))]
@@ -136,21 +136,21 @@ class EventRecorder:
     async def _tell_all(self) -> None:
         while True:
             self._news.clear()
-            untold = [series for series in self._series.values() if series.told < series.count]
+            unreported = [series for series in self._series.values() if series.reported < series.count]
             now_s = time.monotonic()
-            due = [one for one in untold if one.told_s + self._series_interval_s <= now_s]
+            due = [one for one in unreported if one.reported_s + self._series_interval_s <= now_s]
             for series in due:
                 await self._tell_or_keep(series)
             if not due:
                 soonest_s = min(
-                    (one.told_s + self._series_interval_s - now_s for one in untold), default=None
+                    (one.reported_s + self._series_interval_s - now_s for one in unreported), default=None
                 )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(soonest_s):
                         await self._news.wait()
 
     async def _tell_or_keep(self, series: _Series) -> None:
-        told = series.count
+        reported = series.count
         try:
             await self._tell(series)
         except UnavailableError as error:
@@ -166,7 +166,7 @@ class EventRecorder:
             self._was_away = False
             self._condition.over()
             self._backoff.reset()
-        series.told, series.told_s = told, time.monotonic()
+        series.reported, series.reported_s = reported, time.monotonic()
         await asyncio.sleep(LEAST_INTERVAL_S)
 
     def _may_pass(self, error: ApiError) -> bool:
@@ -183,7 +183,7 @@ class EventRecorder:
 
     async def _tell(self, series: _Series) -> None:
         collection = f"/apis/events.k8s.io/v1/namespaces/{series.latest.namespace}/events"
-        if not series.told and (await self._created(collection, series) or series.count == 1):
+        if not series.reported and (await self._created(collection, series) or series.count == 1):
             return
         try:
             await self._api.merge(f"{collection}/{series.name}", _repeated(series))

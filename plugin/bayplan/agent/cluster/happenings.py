@@ -1,5 +1,5 @@
-"""What is told on pods: containers that were refused, placed less well than asked, or moved, and that the pod
-is evicted. Pure."""
+"""What events on pods say: that containers were refused, placed less well than asked, or moved, and that the
+pod is evicted. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

@@ -38,7 +38,7 @@ class _UnusableError(Exception):
 
 
 class SetWaiting(Protocol):
-    """Is told when a client begins or ends to wait for its own next request."""
+    """Called when a client begins or ends to wait for its own next request."""
 
     def __call__(self, *, waiting: bool) -> None:
         """It begins, or ends."""
@@ -46,7 +46,7 @@ class SetWaiting(Protocol):
 
 class ClientConnection:
     """Serves a client with the answers of *answer*, until it is gone or does what it should not.
-    *set_waiting* is told whether the client has nothing to be answered."""
+    *set_waiting* is called with whether the client has nothing to be answered."""
 
     def __init__(
         self,

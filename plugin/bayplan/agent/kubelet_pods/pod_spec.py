@@ -146,15 +146,15 @@ def _amounts(given: Quantities) -> Amounts:
 
 
 def _qos_class(
-    told: str, containers: tuple[ContainerFacts, ...], pod_level: ContainerResources | None
+    reported: str, containers: tuple[ContainerFacts, ...], pod_level: ContainerResources | None
 ) -> QosClass:
-    """The class that kubelet tells, else by its own rule: all limits are there and equal the requests;
+    """The class that kubelet reports, else by its own rule: all limits are there and equal the requests;
     nothing is there; everything else. Source: GetPodQOS, pkg/apis/core/v1/helper/qos."""
-    if told:
+    if reported:
         try:
-            return QosClass(told)
+            return QosClass(reported)
         except ValueError as error:
-            raise ParseError("QoS class", told, "one of Kubernetes'") from error
+            raise ParseError("QoS class", reported, "one of Kubernetes'") from error
     asked = [pod_level] if pod_level is not None else [one.desired or one.allocated for one in containers]
     if all(_nothing(one.requests) and _nothing(one.limits) for one in asked):
         return QosClass.BEST_EFFORT

@@ -101,13 +101,14 @@ def _block(resource: str, amount_bytes: int, nodes: NodeSet) -> pb.ContainerMemo
 
 def _add_kubelets(ours: pb.PodResources, theirs: pb.PodResources) -> None:
     """Add to the pod what kubelet says of it. A container of a name that occurs twice, because the one before
-    has not ended yet, is told once."""
+    has not ended yet, is listed once."""
     containers = {one.name: one for one in ours.containers}
-    for told in theirs.containers:
-        one = containers[told.name] if told.name in containers else ours.containers.add(name=told.name)
-        one.devices.extend(told.devices)
-        one.dynamic_resources.extend(told.dynamic_resources)
+    for container in theirs.containers:
+        name = container.name
+        one = containers[name] if name in containers else ours.containers.add(name=name)
+        one.devices.extend(container.devices)
+        one.dynamic_resources.extend(container.dynamic_resources)
         if not one.cpu_ids:
-            one.cpu_ids.extend(told.cpu_ids)
+            one.cpu_ids.extend(container.cpu_ids)
         if not one.memory:
-            one.memory.extend(told.memory)
+            one.memory.extend(container.memory)
