@@ -406,6 +406,7 @@ set_up() {
 		cluster)
 			purpose=cluster
 			has openssl || want_package openssl
+			has buildah || want_package buildah
 			;;
 		install)
 			[ "$(id -u)" = 0 ] || fail "$installed, /usr/local/bin and $unit_directory are root's: run this as root"

@@ -10,6 +10,8 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+# For Helm.
+sys.path.append(str(HERE.parent / "interop"))
 
 from testbed.crio import CrioNode  # noqa: E402 - the path comes first
 from testbed.errors import GuestError, TestBedError  # noqa: E402 - found only once the path is set
@@ -23,7 +25,15 @@ SCENARIO_LIMIT_S = 1200
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
 BY_NAME_ONLY = frozenset(
     f"test_{name}.py"
-    for name in ("agent", "cluster", "real_kubelet", "kubelet_eviction", "crio", "crio_faults")
+    for name in (
+        "agent",
+        "cluster",
+        "chart_in_cluster",
+        "real_kubelet",
+        "kubelet_eviction",
+        "crio",
+        "crio_faults",
+    )
 )
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from testbed.bayplan import POLL_S
-from testbed.cache import artefact
 from testbed.channel import LIMIT_S
 from testbed.debian import package_root
+from testbed.handed_out import packages
 from testbed.node import Node
 from testbed.payload import uv_program
 from testbed.pods import best_effort, guaranteed
@@ -46,15 +46,7 @@ pytestmark = pytest.mark.matrix
 
 @pytest.fixture(scope="session")
 def handed_out() -> Path:
-    """The directory with all that `make deb` makes."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-    def build(path: Path) -> None:
-        build_command("The Debian package", [PROJECT / "packaging" / "build.sh", "deb", path])
-
-    return artefact("handed-out", {"commit": commit}, build, keep=2)
+    return packages()
 
 
 @pytest.fixture(scope="session")

@@ -27,16 +27,17 @@ NODE: Final = "node-a"
 class Refusal(Exception):  # noqa: N818 - it is an answer
     """The answer to a request that is refused."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *causes: str) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.causes = causes
 
 
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
-    (methods and beginnings of paths), ``crd_versions``, ``hangs``, and ``budgets``, names of pods that a
-    PodDisruptionBudget keeps."""
+    (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, and ``budgets``, names of pods
+    that a PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {
@@ -46,6 +47,7 @@ class FakeApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.crd_versions = ("v1alpha2",)
         self.hangs = False
+        self.busy = False
         self.budgets: set[str] = set()
         self.changed = threading.Condition()
         self.port = 0
@@ -116,8 +118,12 @@ class FakeApiServer:
             if method == "GET" and path == PODS:
                 pods = [one for name, one in self.objects.items() if name.startswith(f"{PODS}/")]
                 return {"kind": "PodList", "metadata": self._metadata({}), "items": pods}
+            if self.busy:
+                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests, please try again later")
             if path.endswith("/eviction") and body["metadata"]["name"] in self.budgets:
-                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Cannot evict pod: its disruption budget")
+                raise Refusal(
+                    HTTPStatus.TOO_MANY_REQUESTS, "Cannot evict pod: its budget", "DisruptionBudget"
+                )
             if method == "POST":
                 return self._create(f"{path}/{body['metadata']['name']}", body)
             if method == "PATCH" and "fieldManager" in query:
@@ -200,8 +206,9 @@ def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
                 else:
                     self._send(HTTPStatus.OK, fake.answer(self.command, parts.path, query, body))
             except Refusal as refusal:
+                causes = [{"reason": one, "message": ""} for one in refusal.causes]
                 status = {"kind": "Status", "code": refusal.status, "message": refusal.message}
-                self._send(refusal.status, status)
+                self._send(refusal.status, {**status, "details": {"causes": causes}})
             except OSError:
                 pass  # the client is gone
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from support.control_plane import GUESTS_VIEW, ControlPlane
+from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane
 from testbed.agent import GROUP, start_agent
 from testbed.channel import LIMIT_S
 from testbed.errors import GuestError
@@ -22,6 +22,23 @@ NETWORK = """modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15
 ip route add default via 10.0.2.2"""
 # kubelet calls a node ready that has a network; the pods here use that of the node.
 CNI = '{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}'
+FORWARD = """
+import asyncio
+async def copy(reader, writer):
+    try:
+        while piece := await reader.read(65536):
+            writer.write(piece)
+            await writer.drain()
+    finally:
+        writer.close()
+async def serve(reader, writer):
+    theirs = await asyncio.open_connection("{host}", {port})
+    await asyncio.gather(copy(reader, theirs[1]), copy(theirs[0], writer), return_exceptions=True)
+async def main():
+    async with await asyncio.start_server(serve, "{service}", 443) as server:
+        await server.serve_forever()
+asyncio.run(main())
+"""
 CNI_FILE = "/etc/cni/net.d/10-none.conflist"
 
 
@@ -29,15 +46,28 @@ def join(node: Node, plane: ControlPlane, name: str, token: str, *flags: str) ->
     """Have a node become `name` of a cluster, with baypland under these flags, and the agent with the token
     of a service account; returns once the API server calls it ready."""
     guest = node.guest
-    guest.run("sh", "-c", NETWORK)
-    guest.write(CNI_FILE, CNI)
     node.bayplan.start("--agent-group", GROUP, *flags)
     node.bayplan.await_synchronized()
-    kubelet = Kubelet(guest, name, plane.kubeconfig(f"{name}-kubelet", GUESTS_VIEW, token=name).read_text())
-    kubelet.start({})
+    kubelet = start_kubelet(guest, plane, name)
     follow(guest, plane, name, token)
     await_object(plane, f"/api/v1/nodes/{name}", is_ready)
     return kubelet
+
+
+def start_kubelet(guest: Guest, plane: ControlPlane, name: str) -> Kubelet:
+    """Have kubelet register the guest as the node `name`."""
+    guest.run("sh", "-c", NETWORK)
+    guest.write(CNI_FILE, CNI)
+    kubelet = Kubelet(guest, name, plane.kubeconfig(f"{name}-kubelet", GUESTS_VIEW, token=name).read_text())
+    kubelet.start({})
+    return kubelet
+
+
+def serve_api(guest: Guest, plane: ControlPlane) -> None:
+    """Have pods of the guest reach the API server at its service's address, as kube-proxy does."""
+    guest.run("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
+    forward = FORWARD.format(service=SERVICE, host=GUESTS_VIEW, port=plane.port)
+    guest.start("api-service", "python3", "-c", forward, log="/var/log/api-service.log")
 
 
 def follow(guest: Guest, plane: ControlPlane, name: str, token: str) -> None:

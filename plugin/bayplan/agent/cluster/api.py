@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from bayplan.agent.http_client import Answer, Request, Server, ask
 from bayplan.errors import BayplanError, UnavailableError, excerpt
@@ -16,14 +17,30 @@ FIELD_MANAGER: Final = "bayplan-agent"
 _SUCCESS: Final = range(200, 300)
 
 Object = dict[str, Any]
+
+
+class _Cause(Struct, frozen=True):
+    reason: str = ""
+
+
+class _Details(Struct, frozen=True):
+    causes: tuple[_Cause, ...] = ()
+
+
+class _Status(Struct, frozen=True):
+    message: str = ""
+    details: _Details = _Details()
+
+
 Kind = TypeVar("Kind")
 
 
 class ApiError(BayplanError):
-    """The API server refuses: *status* is HTTP's, *message* its own words."""
+    """The API server refuses: *status* is HTTP's, *message* its words for people, *causes* for programs."""
 
-    def __init__(self, path: str, status: int, message: str) -> None:
+    def __init__(self, path: str, status: int, message: str, causes: frozenset[str] = frozenset()) -> None:
         super().__init__(path, status, message)
+        self.causes = causes
         self.path = path
         self.status = status
         self.message = message
@@ -97,12 +114,13 @@ def _accepted(path: str, answer: Answer) -> Answer:
 
 
 def _refusal(path: str, answer: Answer) -> ApiError:
-    """By the message of the Status object that comes with it; other answers are a proxy's."""
+    """By the Status object that comes with it; other answers are a proxy's."""
     try:
-        message = msgspec.json.decode(answer.body, type=Object).get("message")
+        status = msgspec.json.decode(answer.body, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        message = None
-    return ApiError(path, answer.status, excerpt(str(message)) if message else _phrase(answer))
+        status = _Status()
+    message = excerpt(status.message) if status.message else _phrase(answer)
+    return ApiError(path, answer.status, message, frozenset(one.reason for one in status.details.causes))
 
 
 def _phrase(answer: Answer) -> str:

@@ -6,8 +6,8 @@ done with waiting (`bayplan.daemon.pod_end.ANSWER_S`): what could not be had in 
 """
 
 import asyncio
-from http import HTTPStatus
 from typing import Final
+from urllib.parse import quote
 
 from bayplan.agent.cluster.api import Api, ApiError
 from bayplan.agent.daemon_link import DaemonLink
@@ -16,6 +16,9 @@ from bayplan.errors import UnavailableError
 
 TIMEOUT_S: Final = 4.0
 """For the API server: less than the daemon waits."""
+
+_BUDGET: Final = "DisruptionBudget"
+"""Source: DisruptionBudgetCause, k8s.io/api/policy/v1/types.go."""
 
 
 class PodEvictions:
@@ -41,11 +44,12 @@ class PodEvictions:
             # Another pod may have got the name.
             "deleteOptions": {"gracePeriodSeconds": asked.grace_s, "preconditions": {"uid": asked.uid}},
         }
-        path = f"/api/v1/namespaces/{asked.namespace}/pods/{asked.name}/eviction"
+        path = f"/api/v1/namespaces/{quote(asked.namespace, '')}/pods/{quote(asked.name, '')}/eviction"
         try:
             await self._api.create(path, eviction)
         except ApiError as error:
-            later = error.status == HTTPStatus.TOO_MANY_REQUESTS
+            # By its status alone it might as well be an API server with too much to do.
+            later = _BUDGET in error.causes
             outcome = EvictionOutcome.LATER if later else EvictionOutcome.REFUSED
             return EvictionAnswer(asked.uid, outcome, str(error))
         except UnavailableError as error:

@@ -62,14 +62,29 @@ async def test_a_budget_is_told_from_a_refusal_and_from_silence(tmp_path: Path) 
         async with evicting(tmp_path, api, timeout_s=0.5) as server:
             api.budgets.add("web")
             answers = [await server.evict(WEB, PATIENCE_S)]
+            api.busy = True
+            answers.append(await server.evict(WEB, PATIENCE_S))
+            api.busy = False
             api.forbidden.add(("POST", EVICTION))
             answers.append(await server.evict(WEB, PATIENCE_S))
             api.hangs = True
             answers.append(await server.evict(WEB, PATIENCE_S))
     outcomes = [(one.outcome.value, one.problem) for one in answers if one is not None]
-    assert [outcome for outcome, _ in outcomes] == ["later", "refused", "refused"]
-    for (_, problem), said in zip(outcomes, ("429", "403", "https://127.0.0.1"), strict=True):
+    assert [outcome for outcome, _ in outcomes] == ["later", "refused", "refused", "refused"]
+    for (_, problem), said in zip(outcomes, ("429", "429", "403", "https://127.0.0.1"), strict=True):
         assert said in problem
+
+
+async def test_names_are_no_paths(tmp_path: Path) -> None:
+    api = FakeApiServer()
+    with api.serving():
+        async with evicting(tmp_path, api, PATIENCE_S) as server:
+            await server.evict(replace(WEB, name="../../nodes/node-a?x="), PATIENCE_S)
+    ((method, path),) = (one for one in api.requests if one[0] == "POST")
+    assert (method, path) == (
+        "POST",
+        "/api/v1/namespaces/default/pods/..%2F..%2Fnodes%2Fnode-a%3Fx%3D/eviction",
+    )
 
 
 async def test_an_agent_that_cannot_is_not_asked(tmp_path: Path) -> None:
