@@ -28,6 +28,7 @@ BY_NAME_ONLY = frozenset(
     for name in (
         "agent",
         "cluster",
+        "cluster_scheduling",
         "chart_in_cluster",
         "real_kubelet",
         "kubelet_eviction",
