@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bayplan.recording.replay import read_recording, replay, replay_view
@@ -15,6 +15,7 @@ from support.recordings import RECORDINGS, TRACE, recorded_engine, recording_at
 
 
 @given(st.integers(0, 1 << 32))
+@example(151593)  # several containers are found at once, and each is booked beside those before it
 def test_a_recording_of_any_schedule_replays_without_a_difference(seed):
     with TemporaryDirectory() as directory:
         path = Path(directory) / "recording"

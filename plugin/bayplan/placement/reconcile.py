@@ -15,7 +15,6 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
-from bayplan.model.ledger_totals import with_booking
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
@@ -171,8 +170,9 @@ def _adopted(
 ) -> list[Entry]:
     """An entry for each of the *observed* containers that *ledger* does not have.
 
-    None of them is entered in *ledger* meanwhile, which would copy all others: what one has matters for the
-    next one by its booked bytes only, because *cpusets* are of all containers.
+    What one has matters for the next one only where bytes are booked node by node: *cpusets* are of all
+    containers, and a claim is made whether or not it fits. To enter one copies all others, so that only those
+    are entered meanwhile.
     """
     found = []
     unknown = sorted(observed.keys() - ledger.entries.keys())
@@ -182,7 +182,8 @@ def _adopted(
         own = container.resources.cpuset_cpus
         others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
         entry = adopt(machine, policy, engine, ledger, pod, container, others)
-        ledger = replace(ledger, booked_bytes=with_booking(ledger.booked_bytes, entry.decision.placement, 1))
+        if entry.decision.placement.claim is None:
+            ledger = ledger.with_entry(entry)
         found.append(entry)
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import UnavailableError
-from bayplan.host.unix_socket import Peer
+from bayplan.host.unix_socket import MAX_REQUEST_WAIT_S, Peer
 from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_STATE_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
 from bayplan.oci.server import MAX_CLIENTS, OciServer
 from support.oci_client import ask, exchange
@@ -181,6 +181,8 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
             await asyncio.sleep(0)
             assert len(server.clients) <= MAX_CLIENTS
         assert daemon.asked == []
+        # Those who waited are accepted now, and have sent nothing yet.
+        server._max_wait_s = MAX_REQUEST_WAIT_S
         daemon.done.set()
         assert await asyncio.gather(*asked) == [("ok", b"yes")] * len(asked)
 
