@@ -25,7 +25,15 @@ from support.cluster_agents import (
     published,
     until,
 )
-from support.control_plane import MERGE, ControlPlane, Object, agent_rules, scheduler_configuration
+from support.control_plane import (
+    MERGE,
+    SCHEDULER,
+    ControlPlane,
+    Object,
+    agent_rules,
+    scheduler_configuration,
+    scheduler_rules,
+)
 from support.controllers import Controlled, begun, controlled
 from support.machines import container, pod
 
@@ -157,6 +165,17 @@ async def test_pods_go_where_a_numa_node_has_room_and_no_node_refuses_any(
     # The machine has 12Gi left, but no NUMA node has 8.
     assert list(found.pending) == ["pod-1"]
     assert "cannot align container" in found.pending["pod-1"]
+    check_rights(control_plane)
+
+
+def check_rights(plane: ControlPlane) -> None:
+    """By the audit log: nothing was denied to the scheduler, and the documented rules are what it used."""
+    audited = plane.audited(f"system:serviceaccount:default:{SCHEDULER}")
+    assert {one["annotations"]["authorization.k8s.io/decision"] for one in audited} == {"allow"}
+    (documented,) = scheduler_rules()
+    targets = [(one["objectRef"], one["verb"]) for one in audited if "objectRef" in one]
+    used = {verb for one, verb in targets if [one["resource"]] == documented["resources"]}
+    assert used == set(documented["verbs"])
 
 
 @pytest.mark.usefixtures("topology")

@@ -36,7 +36,10 @@ MERGE: Final = "application/merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
 LIMIT_S: Final = 180.0
 POLL_S: Final = 0.1
+SCHEDULER: Final = "scheduler"
+"""The scheduler's service account, of the namespace default."""
 
+_RBAC: Final = "rbac.authorization.k8s.io"
 _AUDIT: Final = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -59,11 +62,26 @@ def agent_rules() -> list[Object]:
 
 def scheduler_configuration() -> Object:
     """The configuration of a scheduler that knows the room of NUMA nodes, as docs/kubernetes.md has it."""
-    (found,) = re.findall(
-        r"^```yaml\n(apiVersion: kubescheduler.*?)^```", _DOCUMENTED.read_text(), re.MULTILINE | re.DOTALL
-    )
-    configuration: Object = yaml.safe_load(found)
-    return configuration
+    return _documented("KubeSchedulerConfiguration")
+
+
+def scheduler_rules() -> list[Object]:
+    """What that scheduler needs beside `scheduler_roles`, as docs/kubernetes.md has it."""
+    rules: list[Object] = _documented("ClusterRole")["rules"]
+    return rules
+
+
+def scheduler_roles() -> list[str]:
+    """The ClusterRoles of every cluster that a scheduler needs, as docs/kubernetes.md names them."""
+    return re.findall(r"`(system:[a-z-]+)`", _DOCUMENTED.read_text())
+
+
+def _documented(kind: str) -> Object:
+    """The object of this kind in a block of docs/kubernetes.md."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", _DOCUMENTED.read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = (one for one in map(yaml.safe_load, blocks) if one.get("kind") == kind)
+    documented: Object = found
+    return documented
 
 
 class ControlPlaneError(Exception):
@@ -167,8 +185,10 @@ class ControlPlane:
             _end(self._controllers)
 
     def start_scheduler(self, programs: Path, configuration: Object) -> None:
-        """Start ``bin/scheduler`` in *programs* with this KubeSchedulerConfiguration."""
-        kubeconfig = self.kubeconfig("scheduler", token=ADMIN)
+        """Start ``bin/scheduler`` in *programs* with this KubeSchedulerConfiguration, and the documented
+        rights."""
+        token = self.make_service_account(SCHEDULER, scheduler_rules(), *scheduler_roles())
+        kubeconfig = self.kubeconfig(SCHEDULER, token=token)
         path = self.directory / "scheduler.json"
         here = {"clientConnection": {"kubeconfig": str(kubeconfig)}, "leaderElection": {"leaderElect": False}}
         path.write_text(json.dumps(configuration | here))
@@ -230,27 +250,33 @@ class ControlPlane:
                 raise ControlPlaneError(f"{path} is still {found}")
             time.sleep(POLL_S)
 
-    def make_service_account(self, name: str, rules: list[Object]) -> str:
-        """Make the service account *name* of the namespace default, with *rules* everywhere; its token."""
-        meta = {"name": name}
+    def make_service_account(self, name: str, rules: list[Object], *roles: str) -> str:
+        """Make the service account *name* of the namespace default, with *rules* everywhere, and these
+        ClusterRoles; its token."""
         account = self._make_account(name)
-        rbac = "rbac.authorization.k8s.io"
+        meta = {"name": name}
         self.apply(
-            f"/apis/{rbac}/v1/clusterroles/{name}",
-            {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": meta, "rules": rules},
+            f"/apis/{_RBAC}/v1/clusterroles/{name}",
+            {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": rules},
         )
-        self.apply(
-            f"/apis/{rbac}/v1/clusterrolebindings/{name}",
-            {
-                "apiVersion": f"{rbac}/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": meta,
-                "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": name},
-                "subjects": [{"kind": "ServiceAccount", "namespace": "default", "name": name}],
-            },
-        )
+        for role in (name, *roles):
+            self._bind(name, role)
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.ask("POST", f"{account}/token", asked)["status"]["token"])
+
+    def _bind(self, account: str, role: str) -> None:
+        """Give a service account of the namespace default a ClusterRole."""
+        name = f"{account}:{role}"
+        self.apply(
+            f"/apis/{_RBAC}/v1/clusterrolebindings/{name}",
+            {
+                "apiVersion": f"{_RBAC}/v1",
+                "kind": "ClusterRoleBinding",
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "namespace": "default", "name": account}],
+            },
+        )
 
     def _make_account(self, name: str) -> str:
         """Make a service account of the namespace default; its path."""
