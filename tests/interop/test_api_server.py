@@ -1,11 +1,14 @@
 """bayplan-agent at a real API server, with the role of docs/kubernetes.md and nothing beyond."""
 
 import asyncio
+import itertools
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 from msgspec.structs import replace
@@ -253,7 +256,7 @@ async def test_an_api_server_that_is_killed_delays_and_loses_nothing(
                 failing = (
                     "the node's room is not published",
                     "the API server's pods are not followed",
-                    "events on pods are not recorded",
+                    "events are not recorded",
                 )
                 await until(lambda: all(map(running.said, failing)))
             finally:
@@ -291,6 +294,64 @@ async def test_two_agents_for_one_node_say_the_same(
         assert not [*first.warnings, *second.warnings]
     # Its name has the moment of the refusal: both make the same event.
     assert len(told(plane, made)) == 1
+
+
+async def test_agents_of_two_machines_for_one_node_are_an_event_on_it(
+    tmp_path: Path, control_plane: ControlPlane, token: str, crd: Callable[..., None], node_name: str
+) -> None:
+    """Of which kubelet has not said what machine it is."""
+    crd()
+    plane, sockets = control_plane, (tmp_path / "a.sock", tmp_path / "b.sock")
+    kubeconfig = plane.kubeconfig("agent", token=token)
+    async with (
+        controlled(tmp_path / "a", on=MACHINE) as one,
+        controlled(tmp_path / "b", on=MACHINE) as other,
+        serving(one, sockets[0]),
+        serving(other, sockets[1]),
+        agent(sockets[0], kubeconfig, node_name) as first,
+        agent(sockets[1], kubeconfig, node_name) as second,
+    ):
+        events: list[Object] = []
+        for number in itertools.count():
+            for node, size_bytes in ((one, MIB), (other, 100 * MIB)):
+                owner = pod(f"pod-{number}", QosClass.GUARANTEED)
+                spec = container(owner.name, owner, memory_bytes=size_bytes, milli_cpus=100)
+                await begun(node.controller, owner, spec)
+            with suppress(TimeoutError):
+                events = await until(lambda: on_node(plane, node_name), 3)
+                break
+        said = [*first.warnings, *second.warnings]
+    assert {one["reason"] for one in events} == {"TopologyOverwritten"}
+    assert {one["msg"] for one in said} == {"the node's room is written by others, too"}
+    assert events[0]["note"].endswith(said[0]["problem"])
+
+
+async def test_an_agent_with_the_name_of_another_machine_publishes_nothing_and_is_an_event_on_the_node(
+    tmp_path: Path, control_plane: ControlPlane, token: str, crd: Callable[..., None], node_name: str
+) -> None:
+    crd()
+    plane, socket = control_plane, tmp_path / "a.sock"
+    kubeconfig = plane.kubeconfig("agent", token=token)
+    described = plane.ask("GET", f"/api/v1/nodes/{node_name}")["status"]["nodeInfo"] | {"bootID": "another"}
+    plane.ask("PATCH", f"/api/v1/nodes/{node_name}/status", {"status": {"nodeInfo": described}}, MERGE)
+    async with (
+        controlled(tmp_path / "state", on=MACHINE) as one,
+        serving(one, socket),
+        agent(socket, kubeconfig, node_name) as running,
+    ):
+        (event,) = await until(lambda: on_node(plane, node_name))
+        (problem,) = running.said("the node's room is not published")
+    assert event["reason"] == "TopologyNotPublished"
+    assert event["note"] == f"bayplan-agent on {gethostname()}: {problem}"
+    assert "whose boot id is another" in problem
+    assert plane.find(f"{TOPOLOGIES}/{node_name}") is None
+
+
+def on_node(plane: ControlPlane, node_name: str) -> list[Object]:
+    """The agents' events on a node, as `kubectl describe node` asks for them."""
+    query = f"fieldSelector=involvedObject.kind=Node,involvedObject.uid={node_name}"
+    found = plane.ask("GET", f"/api/v1/namespaces/default/events?{query}")["items"]
+    return [one | {"note": one["message"]} for one in found]
 
 
 async def test_pods_are_evicted_as_their_disruption_budgets_allow_and_told_so(

@@ -36,8 +36,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
-    (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, and ``budgets``, names of pods
-    that a PodDisruptionBudget keeps."""
+    (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``loses_answers`` (to writes of
+    managed fields), and ``budgets``, names of pods that a PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {
@@ -48,10 +48,12 @@ class FakeApiServer:
         self.crd_versions = ("v1alpha2",)
         self.hangs = False
         self.busy = False
+        self.loses_answers = False
         self.budgets: set[str] = set()
         self.changed = threading.Condition()
         self.port = 0
         self._managers: dict[str, str] = {}
+        self._generations: dict[str, Object] = {}
         self._version = 100
         self._events: list[Object] = []
         self._oldest = 0
@@ -163,9 +165,21 @@ class FakeApiServer:
         if other != manager and self.objects.get(path, {}).get("zones") != applied["zones"]:
             raise Refusal(HTTPStatus.CONFLICT, f'conflict with "{other}": .zones')
         self._managers[path] = manager
-        self.objects[path] = applied
+        before, self.objects[path] = self.objects.get(path), applied
         self.changed.notify_all()
-        return applied
+        generation = self._generation(path, before, applied)
+        if self.loses_answers:
+            raise ConnectionAbortedError
+        return {**applied, "metadata": applied["metadata"] | generation}
+
+    def _generation(self, path: str, before: Object | None, applied: Object) -> Object:
+        """The object's uid, and its generation, which rises with each change."""
+        if before is None:
+            self._version += 1
+            self._generations[path] = {"uid": str(self._version), "generation": 1}
+        elif before != applied:
+            self._generations[path]["generation"] += 1
+        return dict(self._generations[path])
 
     def taken_by(self, path: str, manager: str) -> None:
         """From now on *manager* owns the fields of the object at *path*."""

@@ -79,10 +79,11 @@ def _cluster(
     api = Api(server)
     if ClusterTask.PODS in settings.cluster_tasks:
         yield ApiPodWatch(api, node_name, link, lambda: any(source.in_sync for source in kubelet))
-    if ClusterTask.TOPOLOGY in settings.cluster_tasks:
-        yield TopologyPublisher(api, mirror, node_name)
+    recorder = None
     if ClusterTask.EVENTS in settings.cluster_tasks:
-        yield EventRecorder(api, mirror, node_name, link.pod_named)
+        yield (recorder := EventRecorder(api, mirror, node_name, link.pod_named))
+    if ClusterTask.TOPOLOGY in settings.cluster_tasks:
+        yield TopologyPublisher(api, mirror, node_name, recorder.report if recorder else None)
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
 

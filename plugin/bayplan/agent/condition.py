@@ -12,12 +12,15 @@ class Condition:
         self._failing = failing
         self._again = again
         self._problem = ""
+        self._times = 0
 
-    def holds(self, problem: str) -> None:
-        """There is *problem*."""
+    def holds(self, problem: str) -> int:
+        """There is *problem*; how many times in a row."""
         if problem != self._problem:
-            self._problem = problem
+            self._problem, self._times = problem, 0
             logger.warning("%s", self._failing, extra={"problem": problem})
+        self._times += 1
+        return self._times
 
     def over(self) -> None:
         """There is none."""

@@ -62,12 +62,15 @@ class Api:
         answer = await ask(self._server, Request(path), self._timeout_s)
         return self._decoded(path, _accepted(path, answer).body, kind)
 
-    async def apply(self, path: str, applied: Object) -> Object:
+    async def apply(self, path: str, applied: Object, kind: type[Kind]) -> Kind:
         """Server-side apply: the object at *path* has from now on what *applied* says, and is made where it
-        is missing. Fields that others manage are not taken from them (409)."""
+        is missing; what it is then, as far as *kind* has fields. Fields that others manage are not taken from
+        them (409)."""
         target = f"{path}?fieldManager={FIELD_MANAGER}&fieldValidation=Strict"
         # JSON is YAML.
-        return await self._ask(path, _with_body("PATCH", target, applied, "application/apply-patch+yaml"))
+        request = _with_body("PATCH", target, applied, "application/apply-patch+yaml")
+        answer = await ask(self._server, request, self._timeout_s)
+        return self._decoded(path, _accepted(path, answer).body, kind)
 
     async def create(self, path: str, created: Object) -> Object:
         """Make the object *created* in the collection at *path*."""

@@ -1,4 +1,4 @@
-"""Events on pods (events.k8s.io/v1) about what happened to them and their containers.
+"""Events (events.k8s.io/v1) on pods about what happened to them and their containers, and on the Node.
 
 Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted, and
 five requests a second in all. What the API server cannot take now is reported later, for the latest
@@ -34,6 +34,8 @@ RETRY_LIMIT_S: Final = 30.0
 _US_PER_S: Final = 1_000_000
 _NS_PER_US: Final = 1000
 _CONTROLLER: Final = "bayplan.dev/agent"
+_NAMESPACE_OF_NODES: Final = "default"
+"""Of events on what has no namespace; source: legacyValidateEvent, in the same file as the next one."""
 _MAX_NOTE_BYTES: Final = 1024
 """Of the API server; source: ValidateEventCreate, pkg/apis/core/validation/events.go."""
 
@@ -42,6 +44,8 @@ _ACTIONS: Final = {
     happenings.DEGRADED: "CreateContainer",
     happenings.MOVED: "MoveContainer",
     happenings.EVICTED: "EvictPod",
+    happenings.NOT_PUBLISHED: "PublishTopology",
+    happenings.OVERWRITTEN: "PublishTopology",
 }
 
 
@@ -58,11 +62,16 @@ class _Series(Struct):
 
     @property
     def name(self) -> str:
-        return f"{self.latest.pod}.{self.first_us:x}"
+        return f"{self.latest.name}.{self.first_us:x}"
+
+    @property
+    def namespace(self) -> str:
+        return self.latest.namespace or _NAMESPACE_OF_NODES
 
 
 class EventRecorder:
-    """Tells what *mirror* learns on the pods of the node *node_name*; *pod_named* knows more of them."""
+    """Tells what *mirror* learns on the pods of the node *node_name*, and what it is given to report. Of pods
+    *pod_named* knows more."""
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class EventRecorder:
         self._pod_named = pod_named
         self._series_interval_s = series_interval_s
         self._backoff = backoff or Backoff(random.random, first_s=0.5, limit_s=RETRY_LIMIT_S)
-        self._condition = Condition("events on pods are not recorded", "events on pods are recorded again")
+        self._condition = Condition("events are not recorded", "events are recorded again")
         self._series: dict[tuple[str, ...], _Series] = {}
         self._news = asyncio.Event()
         self._was_away = False
@@ -94,6 +103,10 @@ class EventRecorder:
         async with asyncio.TaskGroup() as both:
             both.create_task(self._notice_all())
             both.create_task(self._tell_all())
+
+    def report(self, happened: Happening) -> None:
+        """Tell what has just happened."""
+        self._notice(_now_us(), happened)
 
     async def _notice_all(self) -> None:
         while True:
@@ -114,12 +127,12 @@ class EventRecorder:
                 if key not in self._evicted:
                     self._notice(eviction.record.at_us, *happenings.evicted(eviction))
             if self._ledger is not ledger:
-                self._notice(time.time_ns() // _NS_PER_US, *happenings.between(self._ledger, ledger))
+                self._notice(_now_us(), *happenings.between(self._ledger, ledger))
         self._ledger, self._refused, self._evicted = ledger, refusals.keys(), evictions.keys()
 
     def _notice(self, at_us: int, *happened: Happening) -> None:
         for one in happened:
-            key = (one.namespace, one.pod, one.container, one.reason)
+            key = (one.namespace, one.name, one.container, one.reason)
             series = self._series.pop(key, None)
             if series is None:
                 series = _Series(one, at_us, at_us)
@@ -182,7 +195,7 @@ class EventRecorder:
         await asyncio.sleep(self._backoff.next_s())
 
     async def _tell(self, series: _Series) -> None:
-        collection = f"/apis/events.k8s.io/v1/namespaces/{series.latest.namespace}/events"
+        collection = f"/apis/events.k8s.io/v1/namespaces/{series.namespace}/events"
         if not series.reported and (await self._created(collection, series) or series.count == 1):
             return
         try:
@@ -206,24 +219,32 @@ class EventRecorder:
 
     def _event(self, series: _Series) -> Object:
         one = series.latest
-        pod = self._pod_named(one.namespace, one.pod)
-        regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": one.namespace, "name": one.pod}
-        if pod is not None:
-            regarding |= {"uid": pod.uid} | _field_path(pod, one.container)
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"namespace": one.namespace, "name": series.name} | _annotations(one),
+            "metadata": {"namespace": series.namespace, "name": series.name} | _annotations(one),
             "eventTime": _micro_time(series.first_us),
             "reportingController": _CONTROLLER,
             "reportingInstance": self._node_name,
             "action": _ACTIONS[one.reason],
             "reason": one.reason,
-            "regarding": regarding,
+            "regarding": self._regarding(one),
             "note": _cut(one.note),
             "type": "Normal" if one.reason == happenings.MOVED else "Warning",
             **(_repeated(series) if series.count > 1 else {}),
         }
+
+    def _regarding(self, one: Happening) -> Object:
+        if not one.namespace:
+            # As kubelet has it, where `kubectl describe node` finds it.
+            return {"apiVersion": "v1", "kind": "Node", "name": one.name, "uid": one.name}
+        regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": one.namespace, "name": one.name}
+        pod = self._pod_named(one.namespace, one.name)
+        return regarding if pod is None else regarding | {"uid": pod.uid} | _field_path(pod, one.container)
+
+
+def _now_us() -> int:
+    return time.time_ns() // _NS_PER_US
 
 
 def _repeated(series: _Series) -> Object:

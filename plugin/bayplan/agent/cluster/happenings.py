@@ -1,5 +1,5 @@
-"""What events on pods say: that containers were refused, placed less well than asked, or moved, and that the
-pod is evicted. Pure."""
+"""What events say: on pods that containers were refused, placed less well than asked, or moved, and that the
+pod is evicted; on the Node that its room is not published as it should be. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -17,14 +17,17 @@ DEGRADED: Final = "PlacementDegraded"
 MOVED: Final = "PlacementMoved"
 EVICTED: Final = "Evicted"
 """kubelet's own word."""
+NOT_PUBLISHED: Final = "TopologyNotPublished"
+OVERWRITTEN: Final = "TopologyOverwritten"
 
 
 class Happening(Struct, frozen=True):
-    """What happened to the container *container* of a pod, or to all of the pod if that is empty: *reason* is
-    a word for programs, *note* the sentence that `bayplan explain` has for it."""
+    """What happened to the container *container* of the pod *name*, or to all of the pod if that is empty, or
+    to the Node *name* if *namespace* is, too: *reason* is a word for programs, *note* a sentence, of pods the
+    one that `bayplan explain` has for it."""
 
     namespace: str
-    pod: str
+    name: str
     container: str
     reason: str
     note: str
@@ -42,6 +45,11 @@ def evicted(message: Evicted) -> Iterator[Happening]:
     if parts is not None:
         namespace, pod, _ = parts
         yield Happening(namespace, pod, "", EVICTED, message.record.message.strip(), message.annotations)
+
+
+def on_node(node_name: str, reason: str, note: str) -> Happening:
+    """It concerns all of a node."""
+    return Happening("", node_name, "", reason, note)
 
 
 def between(before: Ledger, after: Ledger) -> Iterator[Happening]:

@@ -6,44 +6,34 @@ tries again, less and less often; nothing is queued, since the next object says 
 
 import asyncio
 import random
+import socket
+from collections.abc import Callable
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.happenings import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
+from bayplan.agent.cluster.other_writers import OtherWriters, Written
+from bayplan.agent.cluster.own_node import own_node_uid
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
 from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
-from bayplan.errors import UnavailableError
+from bayplan.errors import ConfigError, UnavailableError
 from bayplan.views.snapshot import Snapshot
 
 LEAST_INTERVAL_S: Final = 1.0
 AGAIN_AFTER_S: Final = 300.0
 RETRY_LIMIT_S: Final = 10.0
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_REPORTED_AT: Final = 2
+"""In a row: an API server that starts denies everything until it has read its roles."""
+_QUIET_INTERVALS: Final = 3
+"""Without another writer, which writes in each as this one does."""
 _GROUP_PATH: Final = f"/apis/{API_GROUP}"
 _COLLECTION: Final = f"{_GROUP_PATH}/{API_VERSION}/{RESOURCE}"
-
-
-class _Metadata(Struct):
-    uid: str
-
-
-class _NodeInfo(Struct, frozen=True):
-    bootID: str = ""  # noqa: N815 - Kubernetes' name
-
-
-class _Status(Struct, frozen=True):
-    nodeInfo: _NodeInfo = _NodeInfo()  # noqa: N815 - likewise
-
-
-class _Node(Struct):
-    metadata: _Metadata
-    status: _Status = _Status()
 
 
 class _GroupVersion(Struct):
@@ -55,13 +45,15 @@ class _Group(Struct):
 
 
 class TopologyPublisher:
-    """Publishes what *mirror* knows as the room of the node *node_name*."""
+    """Publishes what *mirror* knows as the room of the node *node_name*. *report* is given what somebody has
+    to put right."""
 
     def __init__(
         self,
         api: Api,
         mirror: Mirror,
         node_name: str,
+        report: Callable[[Happening], None] | None = None,
         least_interval_s: float = LEAST_INTERVAL_S,
         again_after_s: float = AGAIN_AFTER_S,
         backoff: Backoff | None = None,
@@ -69,11 +61,16 @@ class TopologyPublisher:
         self._api = api
         self._mirror = mirror
         self._node_name = node_name
+        self._report = report
         self._least_interval_s = least_interval_s
         self._again_after_s = again_after_s
         self._backoff = backoff or Backoff(random.random, first_s=1.0, limit_s=RETRY_LIMIT_S)
         self._condition = Condition("the node's room is not published", "the node's room is published again")
-        self._boot_id = _BOOT_ID.read_text().strip()
+        self._others = OtherWriters(
+            f"{_COLLECTION}/{node_name}: changed in between; has another agent this --node-name?",
+            lambda problem: self._report_problem(OVERWRITTEN, problem),
+            _QUIET_INTERVALS * again_after_s,
+        )
         self._node_uid = ""
         self._published: Object | None = None
 
@@ -89,9 +86,10 @@ class TopologyPublisher:
                 continue
             try:
                 await self._publish(last)
-            except (ApiError, UnavailableError) as error:
-                self._condition.holds(await self._explained(error))
+            except (ApiError, ConfigError, UnavailableError) as error:
+                await self._not_published(error)
                 last = self._published = None
+                self._others.failed()
                 await asyncio.sleep(self._backoff.next_s())
             else:
                 self._condition.over()
@@ -109,23 +107,26 @@ class TopologyPublisher:
     async def _publish(self, snapshot: Snapshot) -> None:
         if self._published is None:
             # Another node object of this name has another uid, and would leave this one to be collected.
-            self._node_uid = await self._own_node_uid()
+            self._node_uid = await own_node_uid(self._api, self._node_name)
         wanted = await asyncio.to_thread(topology_object, self._node_name, self._node_uid, snapshot)
         if wanted != self._published:
-            await self._api.apply(f"{_COLLECTION}/{self._node_name}", wanted)
+            written = await self._api.apply(f"{_COLLECTION}/{self._node_name}", wanted, Written)
             self._published = wanted
+            self._others.wrote(written)
 
-    async def _own_node_uid(self) -> str:
-        """The uid of the node's own object, unless kubelet has said that it is another machine's: two agents
-        under one name would go on replacing each other's object."""
-        path = f"/api/v1/nodes/{self._node_name}"
-        node = await self._api.get(path, _Node)
-        if (theirs := node.status.nodeInfo.bootID) not in {"", self._boot_id}:
-            problem = f"is another machine: its boot id is {theirs}, here it is {self._boot_id}"
-            raise UnavailableError(path, f"{problem} (--node-name)")
-        return node.metadata.uid
+    async def _not_published(self, error: ApiError | ConfigError | UnavailableError) -> None:
+        problem = await self._explained(error)
+        times = self._condition.holds(problem)
+        if times == _REPORTED_AT and not isinstance(error, UnavailableError):
+            self._report_problem(NOT_PUBLISHED, problem)
 
-    async def _explained(self, error: ApiError | UnavailableError) -> str:
+    def _report_problem(self, reason: str, problem: str) -> None:
+        """Say which agent it is: perhaps not the node's own."""
+        if self._report is not None:
+            note = f"bayplan-agent on {socket.gethostname()}: {problem}"
+            self._report(on_node(self._node_name, reason, note))
+
+    async def _explained(self, error: ApiError | ConfigError | UnavailableError) -> str:
         if isinstance(error, ApiError) and error.path.startswith(_GROUP_PATH):
             if error.status == HTTPStatus.NOT_FOUND:
                 return await self._missing()

@@ -1,4 +1,4 @@
-"""Events on pods: what is told, how often, and what an API server can do about it."""
+"""Events on pods and on the Node: what is told, how often, and what an API server can do about it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.events import EventRecorder
-from bayplan.agent.cluster.happenings import refused
+from bayplan.agent.cluster.happenings import NOT_PUBLISHED, on_node, refused
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Change, Evicted, Refused
@@ -54,12 +54,14 @@ def counts(api: FakeApiServer) -> list[int]:
 
 
 @asynccontextmanager
-async def recording(api: FakeApiServer, mirror: Mirror, interval_s: float = 0.05) -> AsyncIterator[None]:
+async def recording(
+    api: FakeApiServer, mirror: Mirror, interval_s: float = 0.05
+) -> AsyncIterator[EventRecorder]:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
     recorder = EventRecorder(Api(api.server, 0.5), mirror, NODE, lambda *_: FACTS, interval_s, backoff)
     async with running(recorder):
         await until(lambda: recorder._ledger is not None)
-        yield
+        yield recorder
 
 
 async def test_a_refusal_is_an_event_on_its_pod_in_the_words_of_explain() -> None:
@@ -88,6 +90,24 @@ async def test_a_refusal_is_an_event_on_its_pod_in_the_words_of_explain() -> Non
         },
         "note": f"container main: {summary(REFUSED)}",
         "type": "Warning",
+    }
+
+
+async def test_what_concerns_the_node_is_an_event_on_it_as_kubelets_own() -> None:
+    api = FakeApiServer()
+    with api.serving():
+        async with recording(api, mirror_of(make_snapshot())) as recorder:
+            recorder.report(on_node(NODE, NOT_PUBLISHED, "there is no such resource"))
+            await until(lambda: bool(told(api)))
+    (event,) = told(api)
+    assert event["metadata"]["namespace"] == "default"
+    assert event["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}
+    shown = {key: event[key] for key in ("action", "reason", "type", "note")}
+    assert shown == {
+        "action": "PublishTopology",
+        "reason": "TopologyNotPublished",
+        "type": "Warning",
+        "note": "there is no such resource",
     }
 
 

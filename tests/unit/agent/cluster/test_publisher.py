@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from socket import gethostname
+from typing import Any
 
 import pytest
 
 from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.cluster.happenings import Happening
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
 from bayplan.agent.cluster.topology import topology_object
 from bayplan.agent.mirror import Mirror
@@ -22,14 +25,21 @@ from support.snapshots import GUARANTEED, make_snapshot
 PATH = f"{TOPOLOGY}/v1alpha2/noderesourcetopologies/{NODE}"
 EVERYTHING = make_snapshot()
 NOTHING = make_snapshot(ledger=Ledger())
+ONE_POD = make_snapshot(ledger=Ledger.of([Entry(GUARANTEED)]))
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def publisher(
-    api: FakeApiServer, mirror: Mirror, interval_s: float = 0.01, again_s: float = 3600, timeout_s: float = 5
+    api: FakeApiServer,
+    mirror: Mirror,
+    interval_s: float = 0.01,
+    again_s: float = 3600,
+    timeout_s: float = 5,
+    reported: list[Happening] | None = None,
 ) -> TopologyPublisher:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
-    return TopologyPublisher(Api(api.server, timeout_s), mirror, NODE, interval_s, again_s, backoff)
+    report = None if reported is None else reported.append
+    return TopologyPublisher(Api(api.server, timeout_s), mirror, NODE, report, interval_s, again_s, backoff)
 
 
 def shows(api: FakeApiServer, snapshot) -> bool:
@@ -46,16 +56,16 @@ def on_machine(boot_id: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def publishing(api: FakeApiServer, mirror: Mirror, **times: float) -> AsyncIterator[None]:
+async def publishing(api: FakeApiServer, mirror: Mirror, **more: Any) -> AsyncIterator[None]:
     with api.serving():
-        async with running(publisher(api, mirror, **times)):
+        async with running(publisher(api, mirror, **more)):
             yield
 
 
 async def test_the_object_follows_the_ledger() -> None:
     api, mirror = FakeApiServer(), Mirror()
     async with publishing(api, mirror):
-        for snapshot in (EVERYTHING, NOTHING, make_snapshot(ledger=Ledger.of([Entry(GUARANTEED)]))):
+        for snapshot in (EVERYTHING, NOTHING, ONE_POD):
             show(mirror, snapshot)
             await until(lambda snapshot=snapshot: shows(api, snapshot))
 
@@ -108,27 +118,34 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "problem"),
+    ("trouble", "problem", "events"),
     [
-        ({"crd_versions": ()}, "install its CustomResourceDefinition"),
-        ({"crd_versions": ("v1alpha1",)}, "as v1alpha1, not as v1alpha2"),
-        ({"forbidden": {("PATCH", TOPOLOGY)}}, 'answers 403: "/apis/topology'),
-        ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden'),
-        ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found"),
-        ({"objects": {f"/api/v1/nodes/{NODE}": {"metadata": []}}}, "not what an API server answers"),
-        ({"objects": {f"/api/v1/nodes/{NODE}": on_machine("another")}}, "its boot id is another, here"),
-        ({"hangs": True}, "no answer within 0.3 s"),
+        ({"crd_versions": ()}, "install its CustomResourceDefinition", 1),
+        ({"crd_versions": ("v1alpha1",)}, "as v1alpha1, not as v1alpha2", 1),
+        ({"forbidden": {("PATCH", TOPOLOGY)}}, 'answers 403: "/apis/topology', 1),
+        ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden', 1),
+        ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found", 1),
+        ({"objects": {f"/api/v1/nodes/{NODE}": {"metadata": []}}}, "not what an API server answers", 0),
+        (
+            {"objects": {f"/api/v1/nodes/{NODE}": on_machine("another")}},
+            f"node-a: found another machine, whose boot id is another, expected this one, whose is {BOOT_ID}",
+            1,
+        ),
+        # There would be nobody to tell.
+        ({"hangs": True}, "no answer within 0.3 s", 0),
     ],
 )
-async def test_what_is_in_the_way_is_one_line_and_then_it_goes_on(
-    trouble: dict, problem: str, caplog: pytest.LogCaptureFixture
+async def test_what_is_in_the_way_is_one_line_and_one_event_and_then_it_goes_on(
+    trouble: dict, problem: str, events: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bayplan.agent")
     api, usual = FakeApiServer(), FakeApiServer()
     for name, value in trouble.items():
         setattr(api, name, value)
-    async with publishing(api, mirror_of(EVERYTHING), timeout_s=0.3 if api.hangs else 5):
-        await until(lambda: len(api.requests) >= 6 and bool(caplog.records))
+    reported: list[Happening] = []
+    timeout_s = 0.3 if api.hangs else 5
+    async with publishing(api, mirror_of(EVERYTHING), timeout_s=timeout_s, reported=reported):
+        await until(lambda: len(api.requests) >= 10 and bool(caplog.records))
         (record,) = caplog.records
         assert record.levelname == "WARNING"
         assert problem in record.problem
@@ -139,6 +156,67 @@ async def test_what_is_in_the_way_is_one_line_and_then_it_goes_on(
         await until(lambda: shows(api, EVERYTHING))
         await until(lambda: len(caplog.records) > 1)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert [(one.namespace, one.name, one.reason) for one in reported] == [
+        ("", NODE, "TopologyNotPublished")
+    ] * events
+    assert all(one.note == f"bayplan-agent on {gethostname()}: {record.problem}" for one in reported)
+
+
+async def test_a_denial_that_passes_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    """As of an API server that has not read its roles yet."""
+    api, reported = FakeApiServer(), list[Happening]()
+    api.forbidden = {("GET", "/api/v1/nodes")}
+    async with publishing(api, mirror_of(EVERYTHING), reported=reported):
+        await until(lambda: bool(caplog.records))
+        api.forbidden = set()
+        await until(lambda: shows(api, EVERYTHING))
+    assert reported == []
+
+
+async def test_another_agent_of_the_same_name_is_one_line_and_one_event_until_it_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "bayplan.agent")
+    api, mirror, reported = FakeApiServer(), mirror_of(EVERYTHING), list[Happening]()
+    theirs = topology_object(NODE, "node-uid", ONE_POD)
+
+    def other_agent_writes() -> None:
+        with api.changed:
+            api.answer("PATCH", PATH, {"fieldManager": ["bayplan-agent"]}, theirs)
+
+    async with publishing(api, mirror, again_s=0.05, reported=reported):
+        for snapshot in (NOTHING, EVERYTHING, NOTHING):
+            show(mirror, snapshot)
+            await until(lambda snapshot=snapshot: shows(api, snapshot))
+        assert caplog.records == []
+        for _ in range(3):
+            other_agent_writes()
+            await until(lambda: shows(api, NOTHING))
+        await until(lambda: len(caplog.records) == 2)
+    problem = f"{PATH}: changed in between; has another agent this --node-name?"
+    warning, over = caplog.records
+    assert (warning.levelname, warning.problem, over.levelname) == ("WARNING", problem, "INFO")
+    (event,) = reported
+    assert (event.name, event.reason) == (NODE, "TopologyOverwritten")
+    assert event.note.endswith(problem)
+
+
+async def test_a_write_whose_answer_was_lost_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "bayplan.agent")
+    api, mirror = FakeApiServer(), mirror_of(NOTHING)
+    async with publishing(api, mirror):
+        await until(lambda: shows(api, NOTHING))
+        api.loses_answers = True
+        show(mirror, EVERYTHING)
+        await until(lambda: shows(api, EVERYTHING) and bool(caplog.records))
+        show(mirror, ONE_POD)
+        api.loses_answers = False
+        await until(lambda: shows(api, ONE_POD))
+        await until(lambda: len(caplog.records) > 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the node's room is not published",
+        "the node's room is published again",
+    ]
 
 
 async def test_an_api_server_that_is_killed_is_told_when_it_is_back() -> None:
