@@ -2,7 +2,8 @@
 
 Run by hand: ``.venv/bin/python tests/bench/oracle.py [OPERATIONS] [FIRST_SEED] [SECONDS]``. Every machine is
 random (2 to 10 nodes), and every disagreement is printed with the seed that shows it again. Two of three
-trials leave the engine as good as no sets to enumerate, one of them always under `restricted`.
+trials leave the engine as good as no sets to enumerate, one of them always under `restricted`. In one of five
+every container asks for huge pages.
 """
 
 import random
@@ -12,6 +13,7 @@ from collections import Counter
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.policy import TopologyPolicy
+from support.exact_draws import USUAL_PAGES
 from support.exact_errors import KINDS, BrokenPromiseError
 from support.exact_oracle import Trial
 
@@ -32,6 +34,7 @@ def main(operations: int = OPERATIONS, seed: int = 0, seconds: int = 24 * 3600) 
             witness_every=WITNESS_EVERY,
             engine=ExactEngine() if seed % 3 == 0 else ExactEngine(max_combinations=1),
             topology=TopologyPolicy.RESTRICTED if seed % 3 == 1 else None,
+            pages_one_in=1 if seed % 5 == 0 else USUAL_PAGES,
         )
         try:
             for _ in range(STEPS):

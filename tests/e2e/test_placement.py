@@ -153,6 +153,27 @@ def test_huge_pages_and_memory_come_from_one_node(node: Node) -> None:
     assert node.view(pods[0]).files["hugetlb.2MB.max"].strip() == str(64 * MIB)
 
 
+@on(FOUR_NODES, "2.1")
+def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> None:
+    node.bayplan.start("--topology-manager-policy", "restricted")
+    node.bayplan.await_synchronized()
+    over_four = {"bayplan.dev/hugepages-over-nodes": "4"}
+    even = node.launch(guaranteed("even", 0.5, "100Mi", hugepages={"2MB": 64 * MIB}, annotations=over_four))
+    assert node.view(even).mems_allowed == {0, 1, 2, 3}
+    booked = node.bayplan.decided(even.container_id)["bookedBytes"]
+    assert {place: row["hugepages-2Mi"] for place, row in booked.items()} == dict.fromkeys("0123", 16 * MIB)
+    pages = {"2MB": 48 * MIB}
+    pods = [node.launch(guaranteed(f"rest-{i}", 0.5, "100Mi", hugepages=pages)) for i in range(4)]
+    assert [node.view(pod).mems_allowed for pod in pods] == [{0}, {1}, {2}, {3}]
+    refusal = node.crictl.refused(guaranteed("more", 0.5, "100Mi", hugepages={"2MB": 2 * MIB}))
+    assert "of hugepages-2Mi are promised to" in refusal
+    refusal = node.crictl.refused(
+        guaranteed("even-more", 0.5, "100Mi", hugepages={"2MB": 8 * MIB}, annotations=over_four)
+    )
+    assert "its huge pages evenly" in refusal
+    assert "on 4 nodes" in refusal
+
+
 @on(TWO_NODES, "2.1")
 def test_a_resize_is_decided_again_or_refused(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")

@@ -12,15 +12,16 @@ from bayplan.model.decision import Decision, Outcome, Placement, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from support.exact_draws import USUAL_PAGES
 from support.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
 from support.exact_oracle import Trial
 
 STEPS = 40
 
 
-@given(st.integers(0, 2**32), st.integers(2, 8))
-def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None:
-    trial = Trial(random.Random(seed), nodes)
+@given(st.integers(0, 2**32), st.integers(2, 8), st.sampled_from([1, USUAL_PAGES]))
+def test_brute_force_agrees_after_every_operation(seed: int, nodes: int, pages_one_in: int) -> None:
+    trial = Trial(random.Random(seed), nodes, pages_one_in=pages_one_in)
     for _ in range(STEPS):
         trial.step()
 
@@ -29,12 +30,13 @@ def test_brute_force_agrees_after_every_operation(seed: int, nodes: int) -> None
     st.integers(0, 2**32),
     st.integers(2, 8),
     st.sampled_from([TopologyPolicy.RESTRICTED, TopologyPolicy.BEST_EFFORT]),
+    st.sampled_from([1, USUAL_PAGES]),
 )
 def test_brute_force_agrees_where_almost_no_sets_are_enumerated(
-    seed: int, nodes: int, topology: TopologyPolicy
+    seed: int, nodes: int, topology: TopologyPolicy, pages_one_in: int
 ) -> None:
     engine = ExactEngine(max_combinations=1)
-    trial = Trial(random.Random(seed), nodes, engine=engine, topology=topology)
+    trial = Trial(random.Random(seed), nodes, engine=engine, topology=topology, pages_one_in=pages_one_in)
     for _ in range(STEPS):
         trial.step()
     assert trial.counts["given up"] == 0

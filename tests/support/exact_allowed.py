@@ -1,6 +1,7 @@
 """Every set of nodes that a request may be claimed on, by the rules for operators, whether or not it fits."""
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 from bayplan.model.decision import QosClass, Request
 from bayplan.model.machine import MEMORY, Machine
@@ -17,6 +18,8 @@ def amounts_of(request: Request) -> dict[str, int]:
 
 def is_required(request: Request) -> bool:
     """Whether the request has a wish that must be granted."""
+    if request.even_hugepages is not None:
+        return True
     return any(wish is not None and wish.required for wish in (request.nodes, request.tier))
 
 
@@ -37,7 +40,9 @@ def allowed_sets(
         options = [tier & machine.memory_nodes, *([] if request.tier.required else options)]
     for nodes in options:
         wished = nodes is options[0] and (request.nodes is not None or request.tier is not None)
-        if request.qos is QosClass.GUARANTEED or wished:
+        if request.even_hugepages is not None:
+            yield _sets_of(nodes, request.even_hugepages.node_count, topology)
+        elif request.qos is QosClass.GUARANTEED or wished:
             widest = _widest(request, nodes, topology, capacity, cpus)
             yield _sets_on(nodes, widest, exactly=request.nodes is not None and wished)
         else:
@@ -54,6 +59,13 @@ def _sets_on(nodes: NodeSet, widest: int, *, exactly: bool) -> Iterator[int]:
         if mask.bit_count() <= widest:
             yield mask
         mask = (mask - 1) & nodes.mask
+
+
+def _sets_of(nodes: NodeSet, width: int, topology: TopologyPolicy) -> Iterator[int]:
+    """The sets of *width* of *nodes*, on which huge pages may lie evenly: as many nodes as an empty machine
+    would need for it, whatever else is asked for."""
+    if topology is not TopologyPolicy.SINGLE_NUMA_NODE or width == 1:
+        yield from (sum(1 << node for node in some) for some in combinations(nodes, width))
 
 
 def _widest(

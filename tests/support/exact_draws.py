@@ -5,7 +5,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.decision import Interval, NodeWish, QosClass, QosSource, Request, TierWish
+from bayplan.model.decision import (
+    EvenHugepagesWish,
+    Interval,
+    NodeWish,
+    QosClass,
+    QosSource,
+    Request,
+    TierWish,
+)
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.request import BY_ANNOTATION
 from bayplan.model.sidecar_scores import BY_SCORE
@@ -15,8 +23,13 @@ from bayplan.sets import CpuSet, NodeSet
 PAGES: Final = "hugepages-2Mi"
 
 
-def draw_request(draw: random.Random, machine: Machine, container_id: str) -> Request:
-    """What a new container asks for; some have wishes."""
+USUAL_PAGES: Final = 7
+
+
+def draw_request(
+    draw: random.Random, machine: Machine, container_id: str, pages_one_in: int = USUAL_PAGES
+) -> Request:
+    """What a new container asks for; some have wishes. One of *pages_one_in* asks for huge pages."""
     qos = draw.choices(list(QosClass), [6, 3, 1])[0]
     amount = 0 if qos is QosClass.BEST_EFFORT else draw_amount_bytes(draw, machine)
     nodes = tier = None
@@ -29,9 +42,12 @@ def draw_request(draw: random.Random, machine: Machine, container_id: str) -> Re
         nodes = NodeWish(chosen, required=draw.choice([True, True, False]))
     elif wish == "tier":
         tier = TierWish(draw.randint(0, 1), required=draw.choice([True, False]))
-    pages = {}
-    if qos is not QosClass.BEST_EFFORT and not draw.randrange(7):
+    pages, even = {}, None
+    if qos is not QosClass.BEST_EFFORT and not draw.randrange(pages_one_in):
         pages = {PAGES: draw.randint(1, 6) * 2 * MIB}
+        if draw.randrange(2):
+            count = draw.randint(1, min(4, len(machine.memory_nodes)))
+            pages, even = {PAGES: pages[PAGES] * count}, EvenHugepagesWish(count)
     memory, pod_id, score = Interval(amount, amount, "limit"), f"pod-{container_id}", None
     if qos is QosClass.BURSTABLE and draw.randrange(2):
         # Of a few pods whose containers often have the same score.
@@ -51,6 +67,7 @@ def draw_request(draw: random.Random, machine: Machine, container_id: str) -> Re
         nodes=nodes,
         tier=tier,
         score=score,
+        even_hugepages=even,
     )
 
 

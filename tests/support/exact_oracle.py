@@ -24,7 +24,7 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.sets import NodeSet
 from support.exact_allowed import allowed_sets, amounts_of, is_required
 from support.exact_cpus import Cpus
-from support.exact_draws import PAGES, draw_amount_bytes, draw_machine, draw_request
+from support.exact_draws import PAGES, USUAL_PAGES, draw_amount_bytes, draw_machine, draw_request
 from support.exact_errors import (
     OVERCOMMIT,
     WRONG_CHOICE,
@@ -33,7 +33,7 @@ from support.exact_errors import (
     WRONG_REFUSAL,
     BrokenPromiseError,
 )
-from support.subsets import Claims, room, rooms_by_subset, slack_by_subset
+from support.subsets import Claims, fit_together, room, rooms_by_subset, slack_by_subset
 
 STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
@@ -41,13 +41,15 @@ STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 @dataclass
 class Trial:
     """A random machine under a policy (a random one if none is given), and what happened on it so far. The
-    witness is looked at after every *witness_every* operations."""
+    witness is looked at after every *witness_every* operations; one request of *pages_one_in* is for huge
+    pages."""
 
     random: random.Random
     most_nodes: int = 10
     witness_every: int = 1
     engine: ExactEngine = field(default_factory=ExactEngine)
     topology: TopologyPolicy | None = None
+    pages_one_in: int = USUAL_PAGES
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class Trial:
     def arrive(self) -> None:
         """A new container."""
         self.number += 1
-        request = draw_request(self.random, self.machine, f"c{self.number:05}")
+        request = draw_request(self.random, self.machine, f"c{self.number:05}", self.pages_one_in)
         decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
         before, self.ledger = self.ledger, self.ledger.as_if_newest(request)
         self._answered(request, decision, None)
@@ -179,7 +181,10 @@ class Trial:
             claim = entry.decision.placement.claim
             for resource, amount in (claim.amounts_bytes if claim is not None else {}).items():
                 parts = {node: row.get(resource, 0) for node, row in spreads[container_id].items()}
-                whole = sum(parts.values()) == amount or self.unmet.get(resource, 0)
+                whole = sum(parts.values()) == amount
+                if claim is not None and claim.even_hugepages and resource == PAGES:
+                    whole = parts == dict.fromkeys(claim.nodes, amount // len(claim.nodes))
+                whole = whole or bool(self.unmet.get(resource, 0))
                 if claim is None or not whole or not NodeSet(parts) <= claim.nodes:
                     raise BrokenPromiseError(
                         OVERCOMMIT, f"the witness of {container_id} is {parts} for {claim}"
@@ -195,6 +200,8 @@ class Trial:
         self.counts[decision.outcome.value] += 1
         self.counts["moves"] += len(decision.moves)
         self.counts["overlapping"] += decision.placement.overlapping
+        placed = decision.placement.claim
+        self.counts["evenly"] += placed is not None and placed.even_hugepages
         asked = amounts_of(request)
         by_candidates = [
             list(masks)
@@ -252,10 +259,11 @@ class Trial:
 
     def _fits(self, request: Request, mask: int) -> bool:
         """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
-        return self._has_cpus(request, mask) and all(
-            room(slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), mask) >= amount
-            for resource, amount in amounts_of(request).items()
-        )
+        slacks = {resource: self._slack(resource) for resource in amounts_of(request)}
+        return self._has_cpus(request, mask) and _has_room(request, mask, slacks)
+
+    def _slack(self, resource: str, *, widened: bool = False) -> dict[int, int]:
+        return slack_by_subset(self._capacity(resource), self._claims(resource, widened=widened), self.ids)
 
     def _check_refusal(
         self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Placement | None
@@ -274,17 +282,11 @@ class Trial:
             raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
         # Nobody is moved about where promises cannot be kept as it is.
         widened = not any(self.unmet.values())
-        slacks = {
-            resource: slack_by_subset(
-                self._capacity(resource), self._claims(resource, widened=widened), self.ids
-            )
-            for resource in asked
-        }
+        slacks = {resource: self._slack(resource, widened=widened) for resource in asked}
         fits = [
             mask
             for mask in [*allowed, *([had.nodes.mask] if had is not None else [])]
-            if self._has_cpus(request, mask)
-            and all(room(slacks[resource], mask) >= amount for resource, amount in asked.items())
+            if self._has_cpus(request, mask) and _has_room(request, mask, slacks)
         ]
         if fits:
             raise BrokenPromiseError(
@@ -295,12 +297,8 @@ class Trial:
         self, request: Request, claim: Claim, asked: Mapping[str, int], by_candidates: list[list[int]]
     ) -> None:
         """No set that fits, of the first candidate nodes with one, crosses fewer, is narrower or nearer."""
-        rooms = {
-            resource: rooms_by_subset(
-                slack_by_subset(self._capacity(resource), self._claims(resource), self.ids), self.ids
-            )
-            for resource in asked
-        }
+        slacks = {resource: self._slack(resource) for resource in asked}
+        rooms = {resource: rooms_by_subset(slack, self.ids) for resource, slack in slacks.items()}
         claimed = {mask for resource in (MEMORY, PAGES) for mask, _ in self._claims(resource)}
         fitting = [
             [
@@ -308,6 +306,7 @@ class Trial:
                 for mask in masks
                 if self._has_cpus(request, mask)
                 and all(rooms[resource][mask] >= amount for resource, amount in asked.items())
+                and (request.even_hugepages is None or _has_room(request, mask, slacks))
             ]
             for masks in by_candidates
         ]
@@ -353,6 +352,28 @@ class Trial:
             claim = entry.decision.placement.claim
             if claim is None or not claim.amounts_bytes.get(resource):
                 continue
+            if claim.even_hugepages and resource == PAGES:
+                found += _even(claim.nodes.mask, claim.amounts_bytes[resource])
+                continue
             wide = self.machine.ordinary_nodes if widened and claim.flexible else NodeSet()
             found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
         return found
+
+
+def _even(mask: int, amount: int) -> Claims:
+    """*amount* evenly on the nodes of *mask*."""
+    nodes = NodeSet.of_mask(mask)
+    return [(1 << node, amount // len(nodes)) for node in nodes]
+
+
+def _has_room(request: Request, mask: int, slacks: Mapping[str, Mapping[int, int]]) -> bool:
+    """Whether *slacks*, of each resource by subset, leave room for *request* on the nodes of *mask*."""
+    wish = request.even_hugepages
+    if wish is not None and mask.bit_count() != wish.node_count:
+        return False
+    return all(
+        room(slacks[resource], mask) >= amount
+        if wish is None or resource == MEMORY
+        else fit_together(slacks[resource], _even(mask, amount))
+        for resource, amount in amounts_of(request).items()
+    )

@@ -62,3 +62,12 @@ def room(slack: Mapping[int, int], nodes: int) -> int:
     more by it: by min-cut max-flow all that can be met is the sum of the claims plus the least slack of all.
     """
     return min(left for mask, left in slack.items() if not nodes & ~mask) - min(slack.values())
+
+
+def fit_together(slack: Mapping[int, int], claims: Claims) -> bool:
+    """Whether all *claims* can be made: what is unmet does not become more by them."""
+    least = min(slack.values())
+    return all(
+        left - sum(amount for claimant, amount in claims if not claimant & ~mask) >= least
+        for mask, left in slack.items()
+    )

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from bayplan.model.claim_parts import Parts, divided, hugepages_of
 from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
@@ -99,6 +100,12 @@ class TierWish(Struct, frozen=True):
     required: bool = False
 
 
+class EvenHugepagesWish(Struct, frozen=True):
+    """Huge pages, each size for itself, evenly on ``node_count`` nodes; nothing else will do."""
+
+    node_count: int
+
+
 class MemoryPolicyMode(enum.Enum):
     """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with."""
 
@@ -133,9 +140,9 @@ class Request(Struct, frozen=True):
     ``name`` is for humans: ``namespace/pod/container``. ``exclusive_cpus`` is the number of whole CPUs to
     give to it alone, 0 for the shared pool. ``pinned_cpus`` and ``pinned_mems`` were set in the spec by
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
-    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier`` and ``memory_policy``
-    are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing about it is changed;
-    pages of one that ``keeps_pages`` are not moved for the sake of others.
+    None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier``, ``memory_policy`` and
+    ``even_hugepages`` are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing
+    about it is changed; pages of one that ``keeps_pages`` are not moved for the sake of others.
     ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
@@ -165,15 +172,16 @@ class Request(Struct, frozen=True):
     pinned_by_update: bool = False
     score: int | None = None
     strategy: PlacementStrategy | None = None
+    even_hugepages: EvenHugepagesWish | None = None
 
 
 class Claim(Struct, frozen=True):
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
 
-    Which node keeps how much is settled by a flow over all claims, not here. A ``flexible`` claim may be
-    given other nodes for the sake of a later request. ``short_bytes`` is what was asked for beyond that and
-    could not be promised, ``explained_bytes`` the memory that is claimed by another container with the same
-    score (see `bayplan.model.sidecar_scores`).
+    Which node keeps how much is settled by a flow over all claims, not here; only of ``even_hugepages`` each
+    node keeps the same. A ``flexible`` claim may be given other nodes for the sake of a later request.
+    ``short_bytes`` is what was asked for beyond that and could not be promised, ``explained_bytes`` the
+    memory that is claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
     """
 
     nodes: NodeSet
@@ -181,6 +189,13 @@ class Claim(Struct, frozen=True):
     flexible: bool = False
     short_bytes: Mapping[str, int] = field(default_factory=dict)
     explained_bytes: int = 0
+    even_hugepages: bool = False
+
+    @property
+    def parts(self) -> Parts:
+        """What is promised on each set by itself."""
+        even_bytes = hugepages_of(self.amounts_bytes) if self.even_hugepages else {}
+        return divided(self.nodes, self.amounts_bytes, even_bytes)
 
 
 class Affinity(Struct, frozen=True):

@@ -32,14 +32,15 @@ def with_claim(
     claim = placement.claim
     if claim is None or not claim.amounts_bytes:
         return totals
-    row = dict(totals.get(claim.nodes, {}))
-    for resource, amount_bytes in claim.amounts_bytes.items():
-        row[resource] = row.get(resource, 0) + sign * amount_bytes
     changed = dict(totals)
-    if any(row.values()):
-        changed[claim.nodes] = row
-    else:
-        changed.pop(claim.nodes, None)
+    for nodes, amounts_bytes in claim.parts:
+        row = dict(changed.get(nodes, {}))
+        for resource, amount_bytes in amounts_bytes.items():
+            row[resource] = row.get(resource, 0) + sign * amount_bytes
+        if any(row.values()):
+            changed[nodes] = row
+        else:
+            changed.pop(nodes, None)
     return changed
 
 

@@ -71,6 +71,7 @@ def derive_request(
         guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
         known = Interval(0, limit_bytes or capacity_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
+    hugepages_bytes = _hugepages(resources)
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
@@ -81,7 +82,7 @@ def derive_request(
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         exclusive_cpus=exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level),
-        hugepages_bytes=_hugepages(resources),
+        hugepages_bytes=hugepages_bytes,
         pinned_cpus=resources.cpuset_cpus,
         pinned_mems=resources.cpuset_mems,
         pod_totals=_pod_totals(pod.resources, qos),
@@ -92,6 +93,7 @@ def derive_request(
         opted_out=wishes.opted_out,
         keeps_pages=wishes.keeps_pages,
         strategy=wishes.strategy,
+        even_hugepages=wishes.even_hugepages if hugepages_bytes else None,
         pod_level=pod_level,
         score=adjustment if scored else None,
     )

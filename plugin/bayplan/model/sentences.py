@@ -77,6 +77,9 @@ def wishes(request: Request) -> list[str]:
         found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
     if request.memory_policy is not None:
         found.append(f"memory policy {policy_text(request.memory_policy)}")
+    if request.even_hugepages is not None:
+        count = request.even_hugepages.node_count
+        found.append(f"huge pages evenly on {count} node{'' if count == 1 else 's'} (required)")
     if request.strategy is not None:
         found.append(f"placement strategy {request.strategy.value}")
     return found + [_hint(hint) for hint in request.hints]
@@ -107,9 +110,13 @@ def placed(decision: Decision) -> list[str]:
     if placement.original_nodes is not None:
         lines.append(f"placed on {nodes_text(placement.original_nodes)} at first, on others since")
     claim = placement.claim
-    if claim is not None and claim.amounts_bytes and (claim.flexible or claim.nodes != placement.mems):
-        flexible = ", and may move over for others" if claim.flexible else ""
-        lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{flexible}")
+    beside_place = claim is not None and (
+        claim.flexible or claim.even_hugepages or claim.nodes != placement.mems
+    )
+    if claim is not None and claim.amounts_bytes and beside_place:
+        how = ", and may move over for others" if claim.flexible else ""
+        how += ", its huge pages evenly" if claim.even_hugepages else ""
+        lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{how}")
     if claim is not None and claim.short_bytes:
         lines.append(f"not promised: {_amounts(claim.short_bytes)}")
     if claim is not None and claim.explained_bytes:

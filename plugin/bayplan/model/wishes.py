@@ -15,12 +15,13 @@ from msgspec import Struct
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.model.decision import (
     DeviceHint,
+    EvenHugepagesWish,
     MemoryPolicyMode,
     MemoryPolicyWish,
     NodeWish,
     TierWish,
 )
-from bayplan.model.machine import Machine
+from bayplan.model.machine import Machine, hugepages
 from bayplan.model.memory_kinds import tier_rank
 from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import parse_bytes, whole_number
@@ -42,6 +43,8 @@ MAX_KEY_CHARACTERS: Final = 63
 
 MAX_PROBLEMS: Final = 20
 """No more unknown keys than these are reported of one container; they are recorded with its decision."""
+
+_NO_HUGEPAGES: Final[Mapping[int, int]] = {}
 
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
@@ -69,6 +72,7 @@ class Wishes(Struct, frozen=True):
     opted_out: bool = False
     keeps_pages: bool = False
     strategy: PlacementStrategy | None = None
+    even_hugepages: EvenHugepagesWish | None = None
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -139,6 +143,13 @@ def _memory_policy(text: str) -> MemoryPolicyWish:
     )
 
 
+def _even_hugepages(text: str) -> EvenHugepagesWish:
+    count = whole_number(text)
+    if not count:
+        raise ParseError("number of NUMA nodes", text, "how many nodes, 1 or more")
+    return EvenHugepagesWish(count)
+
+
 def _strategy(text: str) -> PlacementStrategy:
     known = {one.value: one for one in PlacementStrategy}
     if text not in known:
@@ -167,6 +178,7 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
         "tier", lambda text, machine: TierWish(_tier(text, machine), required=True)
     ),
     "memory-policy": _key("memory_policy", _memory_policy),
+    "hugepages-over-nodes": _key("even_hugepages", _even_hugepages),
     "placement-strategy": _key("strategy", _strategy),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
@@ -177,15 +189,20 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
 
 
 def read_wishes(
-    annotations: Mapping[str, str], container_name: str, machine: Machine | None = None
+    annotations: Mapping[str, str],
+    container_name: str,
+    machine: Machine | None = None,
+    hugepage_limits_bytes: Mapping[int, int] = _NO_HUGEPAGES,
 ) -> Wishes:
     """The wishes for *container_name* in a pod's *annotations*; other prefixes are none of our business.
 
-    With a *machine* they are held against it too.
+    With a *machine* they are held against it too, and against the container's *hugepage_limits_bytes*, by
+    page size.
 
     Raises:
-        ConfigError: unknown keys, wrong values and contradictions under our prefix, and nodes and tiers that
-            the machine lacks: all of them, for this container, but not beyond `MAX_PROBLEMS` unknown keys.
+        ConfigError: unknown keys, wrong values and contradictions under our prefix, nodes and tiers that the
+            machine lacks, and huge pages that cannot be divided: all of them, for this container, but not
+            beyond `MAX_PROBLEMS` unknown keys.
     """
     values: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -219,6 +236,7 @@ def read_wishes(
                 continue
             if machine is not None:
                 problems += _lacking(machine, path, text, values[key.field])
+                problems += _undivided(hugepage_limits_bytes, path, text, values[key.field])
     if problems:
         raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
     return Wishes(**values)
@@ -244,8 +262,23 @@ def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Probl
     """The nodes that *wish* names and *machine* does not have."""
     if isinstance(wish, tuple) and not all(hint.nodes <= machine.node_ids for hint in wish):
         return [Problem(path, repr(excerpt(text)), f"nodes of this machine: {machine.node_ids}")]
+    count = len(machine.memory_nodes)
+    if isinstance(wish, EvenHugepagesWish) and wish.node_count > count:
+        return [Problem(path, repr(excerpt(text)), f"no more than the {count} nodes with memory")]
     nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
     if nodes is None or nodes <= machine.memory_nodes:
         return []
     expected = f"nodes of this machine with memory: {machine.memory_nodes}"
     return [Problem(path, repr(excerpt(text)), expected)]
+
+
+def _undivided(limits_bytes: Mapping[int, int], path: str, text: str, wish: object) -> list[Problem]:
+    """The sizes of huge pages of which not every node would get as many."""
+    if not isinstance(wish, EvenHugepagesWish):
+        return []
+    pages = {size_bytes: amount // size_bytes for size_bytes, amount in limits_bytes.items()}
+    return [
+        Problem(path, repr(excerpt(text)), f"a number that divides the {count} pages of {hugepages(size)}")
+        for size, count in sorted(pages.items())
+        if count % wish.node_count
+    ]

@@ -41,7 +41,8 @@ class Annotated(NamedTuple):
 def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container) -> Annotated:
     """What the annotations of *pod* ask for *container*."""
     try:
-        return Annotated(read_wishes(pod.annotations, container.name, machine))
+        limits_bytes = container.resources.hugepage_limits_bytes
+        return Annotated(read_wishes(pod.annotations, container.name, machine, limits_bytes))
     except ConfigError as error:
         ignored = "" if policy.refuse_wrong_annotations else "ignored: "
         return Annotated(Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}"))

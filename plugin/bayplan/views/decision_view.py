@@ -89,6 +89,7 @@ def _placement(decision: Decision) -> View:
             "shortBytes": dict(claim.short_bytes),
             "explainedBytes": claim.explained_bytes,
             "flexible": claim.flexible,
+            "evenHugepages": claim.even_hugepages,
         },
         "home": _nodes(placement.original_nodes),
         "overlapping": placement.overlapping,

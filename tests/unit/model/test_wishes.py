@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.errors import ConfigError
-from bayplan.model.decision import MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
+from bayplan.model.decision import EvenHugepagesWish, MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementStrategy
 from bayplan.model.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
@@ -52,6 +52,7 @@ def test_every_key_is_documented() -> None:
             "preferred-many:1",
             Wishes(memory_policy=MemoryPolicyWish(MemoryPolicyMode.PREFERRED_MANY, NodeSet([1]))),
         ),
+        ("hugepages-over-nodes", "4", Wishes(even_hugepages=EvenHugepagesWish(4))),
         ("placement-strategy", "spread", Wishes(strategy=PlacementStrategy.SPREAD)),
         ("placement-strategy", "pack", Wishes(strategy=PlacementStrategy.PACK)),
         ("opt-out", "true", Wishes(opted_out=True)),
@@ -81,6 +82,9 @@ def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:
         ("memory-policy", "interleave:7", "with memory: 0-3"),
         ("memory-policy", "local:0", "local has neither flag nor nodes"),
         ("opt-out", "yes", "true or false"),
+        ("hugepages-over-nodes", "0", "how many nodes, 1 or more"),
+        ("hugepages-over-nodes", "0-3", "how many nodes, 1 or more"),
+        ("hugepages-over-nodes", "5", "no more than the 4 nodes with memory"),
         ("placement-strategy", "wide", "pack or spread"),
         ("opt_out", "true", "bayplan.dev/opt-out, perhaps"),
         ("Prefered-Nodes", "0", "bayplan.dev/preferred-nodes, perhaps"),
@@ -138,3 +142,14 @@ def test_a_machine_without_tiers_says_so() -> None:
 
 def test_every_key_sets_a_field() -> None:
     assert {key.field for key in KEYS.values()} == set(Wishes.__struct_fields__)
+
+
+def test_every_size_of_huge_pages_has_to_divide() -> None:
+    wish = {"bayplan.dev/hugepages-over-nodes": "4"}
+    assert read_wishes(wish, "main", TIERED, {2 * MIB: 16 * MIB, GIB: 4 * GIB}).even_hugepages
+    with pytest.raises(ConfigError) as caught:
+        read_wishes(wish, "main", TIERED, {2 * MIB: 12 * MIB, 32 * MIB: 128 * MIB, GIB: 2 * GIB})
+    assert [problem.expected for problem in caught.value.problems] == [
+        "a number that divides the 6 pages of hugepages-2Mi",
+        "a number that divides the 2 pages of hugepages-1Gi",
+    ]

@@ -2,10 +2,11 @@
 
 Memory and CPUs are those that bayplan assigned; where it assigned none, kubelet's managers may have. Devices
 and dynamic resources are kubelet's alone. As in kubelet's answers, memory that a container has on several
-nodes is one block with all of them, and only what is bound is listed: exclusive CPUs, and memory of
-containers that are bound to nodes.
+nodes is one block with all of them (huge pages that lie evenly on them are a block for each), and only what
+is bound is listed: exclusive CPUs, and memory of containers that are bound to nodes.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -81,17 +82,20 @@ def _container(name: str, decision: Decision) -> pb.ContainerResources:
 
 
 def _assigned_memory(placement: Placement) -> list[pb.ContainerMemory]:
-    """A block for each resource: of the claim on its nodes, of bookings on the nodes of the container."""
+    """A block for each resource and set of nodes that a claim has a part on; of bookings, on the nodes of the
+    container."""
     if placement.mems is None:
         return []
     if placement.claim is not None:
-        nodes, amounts = placement.claim.nodes, dict(placement.claim.amounts_bytes)
+        parts = placement.claim.parts
     else:
-        nodes, amounts = placement.mems, {}
-        for booked in placement.booked_bytes.values():
-            for resource, amount_bytes in booked.items():
-                amounts[resource] = amounts.get(resource, 0) + amount_bytes
-    return [_block(resource, amount, nodes) for resource, amount in sorted(amounts.items()) if amount]
+        booked = Counter[str]()
+        for row in placement.booked_bytes.values():
+            booked.update(row)
+        parts = ((placement.mems, booked),)
+    rows = [(resource, amount, nodes) for nodes, amounts in parts for resource, amount in amounts.items()]
+    rows.sort(key=lambda row: (row[0], row[2].mask))
+    return [_block(resource, amount, nodes) for resource, amount, nodes in rows if amount]
 
 
 def _block(resource: str, amount_bytes: int, nodes: NodeSet) -> pb.ContainerMemory:

@@ -40,6 +40,7 @@ fit, room    whether, and how much of, an amount can be claimed on a set beside 
 slack        what a set holds, less all claims within it
 carried      where a flow has put the bytes of a claim; `free` is what a node carries nothing of
 unmet        what a flow cannot carry, of claims that were found or whose capacity went away
+even         of huge pages: each node of the set keeps the same; they are claimed on each node by itself
 cross        two sets share nodes, and neither lies within the other
 wide         of several nodes; a container that gets more nodes becomes *wider*
 candidates   the nodes a request may choose from; *allowed* is their mask; a *width* is a number of nodes

@@ -20,12 +20,14 @@ from bayplan.engines.exact.claiming import (
     claimed_amounts,
     most_on_empty,
     unreserved_cpus,
+    widest_allowed,
 )
 from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.resources import Amounts, Cut, ResourceFlows, shortage
+from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
-from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request, Shortage
+from bayplan.model.claim_parts import Amounts
+from bayplan.model.decision import Decision, EvenHugepagesWish, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import verb_after
@@ -60,7 +62,7 @@ class Attempt(Struct, frozen=True):
             if bare.plausible(area.allowed):
                 yield area.allowed
             return
-        widths = range(1, min(area.widest, area.allowed.bit_count()) + 1)
+        widths = range(area.narrowest, min(area.widest, area.allowed.bit_count()) + 1)
         for width in reversed(widths) if widest_first else widths:
             for nodes in bare.topology.ranked(area.allowed, width, {}):
                 if bare.plausible(nodes):
@@ -73,7 +75,7 @@ class Attempt(Struct, frozen=True):
         counted = question.counted
         for nodes in self.targets():
             before = counted.steps
-            fits = question.plausible(nodes) and counted.fits(nodes, question.amounts)
+            fits = question.plausible(nodes) and question.fits(nodes)
             budget.spent += _STEPS_OF_A_TARGET + counted.steps - before
             if fits:
                 found = True
@@ -87,6 +89,20 @@ class Attempt(Struct, frozen=True):
         nodes = Branching(question, area.allowed, 0, width).any_set(at_all=True)
         if nodes:
             yield nodes
+
+
+def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesWish | None) -> Area:
+    """The sets of *candidates* that may be taken: as many nodes as the policy allows; all of them if they
+    were named or chosen for the pod; as many as are wished for to have even huge pages on them."""
+    nodes, narrowest = candidates.nodes, 1 if wish is None else wish.node_count
+    widest = widest_allowed(
+        question.topology, question.flows, nodes, question.amounts, question.cpus, narrowest
+    )
+    if wish is not None:
+        widest = narrowest if candidates.of_pod else min(widest, narrowest)
+        return Area(nodes.mask, widest, narrowest=narrowest)
+    exactly = candidates.exactly and (candidates.of_pod or widest >= len(nodes))
+    return Area(nodes.mask, len(nodes) if exactly else widest, exactly=exactly)
 
 
 def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
@@ -106,7 +122,7 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
         reasons.append(_cpus_or_devices(question, attempt.area))
     else:
         cut = _least_short(question, targets)
-        lacking = None if cut is None else _shortage(question, ledger, cut)
+        lacking = None if cut is None else shortage(question.flows, ledger, cut)
     if lacking is not None:
         reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
@@ -134,12 +150,12 @@ def _least_short(question: Question, targets: Iterable[int]) -> Cut | None:
     for nodes in targets:
         if best is not None and (True, max(flows.bound(nodes, amounts).values())) <= most:
             continue
-        cut = flows.cut(nodes, amounts)
+        cut = flows.cut(question.parts(nodes))
         if cut is None:
             continue
         flow, mask = flows.flow(cut.resource), cut.nodes.mask
         capacity_bytes = flow.capacity_of(mask)
-        left = capacity_bytes >= amounts[cut.resource], capacity_bytes - flow.claimed_within(mask)
+        left = capacity_bytes >= cut.asked_bytes, capacity_bytes - flow.claimed_within(mask)
         if best is None or left > most:
             best, most = cut, left
     return best
@@ -151,8 +167,8 @@ def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     if not attempt.candidates.nodes:
         return Reason("wish-not-granted", f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
-    cut = question.flows.cut(attempt.area.allowed, question.amounts)
-    text = _shortage(question, ledger, cut).sentence() if cut else "no set of them will do"
+    cut = question.flows.cut([(attempt.area.allowed, question.amounts)])
+    text = shortage(question.flows, ledger, cut).sentence() if cut else "no set of them will do"
     return Reason("wish-not-granted", f"{why}: {text}")
 
 
@@ -161,6 +177,8 @@ def _what_and_where(attempt: Attempt, request: Request) -> str:
     asked = amounts_text(amounts, attempt.question.cpus)
     if amounts and amounts != claimed_amounts(request):
         asked += " with the rest of its pod"
+    if attempt.question.even:
+        asked += ", its huge pages evenly,"
     width, policy = attempt.area.widest, attempt.question.flows.policy.topology.value
     allowed = f" on {'one node' if width == 1 else f'{width} nodes'} under {policy}"
     if not attempt.candidates.why:
@@ -168,10 +186,6 @@ def _what_and_where(attempt: Attempt, request: Request) -> str:
     if attempt.area.exactly or width >= len(attempt.candidates.nodes):
         allowed = ""
     return f"asks for {asked}{allowed} and {attempt.candidates.why}"
-
-
-def _shortage(question: Question, ledger: Ledger, cut: Cut) -> Shortage:
-    return shortage(question.flows, ledger, cut, question.amounts[cut.resource])
 
 
 def chosen(nodes: NodeSet) -> Reason:
@@ -212,6 +226,18 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
 def _too_large(question: Question, area: Area) -> str:
     """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
     allowed, topology, flows = NodeSet.of_mask(area.allowed), question.topology, question.flows
+    width = min(area.widest, len(allowed))
+    if width < area.narrowest:
+        return f"its huge pages are to lie on {area.narrowest} nodes, and it may have {width}"
+    for resource, amount_bytes in question.even.items():
+        each_bytes, capacity = amount_bytes // area.narrowest, flows.capacity.get(resource, {})
+        able = NodeSet.of_mask(
+            sum(node for node in bits(area.allowed) if capacity.get(node, 0) >= each_bytes)
+        )
+        if len(able) < area.narrowest:
+            who = f"only {nodes_text(able)} {verb_after(able, 'holds')}" if able else "no node holds"
+            each = f"each of {area.narrowest} nodes is to hold {format_bytes(each_bytes)} of {resource}"
+            return f"{each}, and {who} as much"
     for resource, amount_bytes in question.amounts.items():
         held_bytes, nodes = most_on_empty(flows.capacity.get(resource, {}), allowed, area.widest)
         if held_bytes < amount_bytes:

@@ -84,7 +84,8 @@ class Branching:
             branch = stack[-1]
             if not branch.missing:
                 stack.pop()
-                yield branch.included
+                if self._fits_evenly(branch.included):
+                    yield branch.included
                 continue
             node = self._next(branch)
             if not node:
@@ -98,6 +99,13 @@ class Branching:
             child = self._with_node(branch, node)
             if child is not None:
                 stack.append(child)
+
+    def _fits_evenly(self, nodes: int) -> bool:
+        """Whether *nodes*, which have room for everything together, have room for what is to lie evenly."""
+        question, before = self.question, self.question.counted.steps
+        fits = not question.even or question.fits(nodes)
+        self.budget.take(question.counted.steps - before)
+        return fits
 
     def _root(self) -> _Branch | None:
         """All sets there are."""

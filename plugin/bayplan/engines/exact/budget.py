@@ -9,7 +9,7 @@ from typing import Final
 
 from bayplan.engines.exact.crossings import ClaimedSets
 from bayplan.engines.exact.flow import Flow, Trial
-from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.resources import Parts, ResourceFlows, by_resource
 
 MAX_STEPS: Final = 40_000
 """Steps of one decision, so that with everything around it none takes more than 100 ms of CPU
@@ -85,12 +85,23 @@ class CountedFlows:
         self._crossing_cost = 1 + len(self.claimed.sets) // _SETS_A_STEP
         self._trials: dict[str, Trial] = {}
 
-    def fits(self, nodes: int, amounts: Amounts) -> bool:
-        """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
+    def fits(self, parts: Parts) -> bool:
+        """Whether all *parts* can be claimed beside everything that is claimed."""
+        if len(parts) > 1:
+            return self._fit_together(parts)
+        ((nodes, amounts),) = parts
         for resource, amount_bytes in amounts.items():
             flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
             self.steps += cost
             if flow.room(nodes, amount_bytes) < amount_bytes:
+                return False
+        return True
+
+    def _fit_together(self, parts: Parts) -> bool:
+        for resource, claims in by_resource(parts).items():
+            flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
+            self.steps += cost * len(claims)
+            if not flow.fits(claims):
                 return False
         return True
 

@@ -12,10 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import reserved_cpus
-from bayplan.model.decision import QosClass, Request
+from bayplan.model.claim_parts import Amounts
+from bayplan.model.decision import Claim, QosClass, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
@@ -57,6 +58,14 @@ def _claimed_memory(request: Request) -> int:
     return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
 
 
+def claim_in_full(request: Request, nodes: NodeSet, *, flexible: bool = False) -> Claim:
+    """The claim on *nodes* of a container that is there, whether or not it fits. Its huge pages are taken to
+    lie evenly on as many nodes as it wished for."""
+    wish = request.even_hugepages
+    evenly = wish is not None and wish.node_count == len(nodes)
+    return Claim(nodes, claimed_amounts(request), flexible, even_hugepages=evenly)
+
+
 def is_bounded(request: Request) -> bool:
     """Whether the container cannot use more than it claims."""
     limit_bytes = request.memory_limit_bytes
@@ -67,7 +76,7 @@ def is_bounded(request: Request) -> bool:
 
 def is_confined(request: Request) -> bool:
     """Whether the container is bound to a set by its claim, its wishes or a pinned cpuset.mems."""
-    wishes = request.nodes is not None or request.tier is not None
+    wishes = request.nodes is not None or request.tier is not None or request.even_hugepages is not None
     return is_bounded(request) or wishes or request.pinned_mems is not None
 
 
@@ -77,6 +86,7 @@ def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
         request.opted_out
         or request.pinned_mems is not None
         or request.memory_policy is not None
+        or request.even_hugepages is not None
         or (request.nodes is not None and request.nodes.required)
         or (request.tier is not None and request.tier.required)
         or (policy.topology in STRICT and is_bounded(request))
@@ -124,17 +134,17 @@ def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str
 
 
 def widest_allowed(
-    topology: NodeTopology, flows: ResourceFlows, nodes: NodeSet, amounts: Amounts, cpus: int
+    topology: NodeTopology, flows: ResourceFlows, nodes: NodeSet, amounts: Amounts, cpus: int, least: int = 1
 ) -> int:
     """How many of *nodes* a set for *amounts* and *cpus* may have under the topology policy, as kubelet does
-    it: `restricted` allows as many as an empty machine would need, `single-numa-node` one. All of them where
-    even an empty machine would not do, so that the minimum cut can say so."""
+    it: `restricted` allows as many as an empty machine would need, which is at least *least*,
+    `single-numa-node` one. All of them where even an empty machine would not do, so that the minimum cut can
+    say so."""
     policy = flows.policy.topology
     if policy is TopologyPolicy.SINGLE_NUMA_NODE:
         return 1
     if policy is not TopologyPolicy.RESTRICTED:
         return len(nodes)
-    least = 1
     for resource, amount_bytes in amounts.items():
         capacity = flows.capacity.get(resource, {})
         haves = [capacity.get(node, 0) for node in bits(nodes.mask)]

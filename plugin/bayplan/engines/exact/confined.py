@@ -16,6 +16,7 @@ from bayplan.engines.exact.attempts import (
     MAX_TARGETS,
     Attempt,
     amounts_text,
+    area_of,
     chosen,
     not_granted,
     overlap,
@@ -31,7 +32,6 @@ from bayplan.engines.exact.claiming import (
     is_confined,
     is_flexible,
     nodes_of_pod,
-    widest_allowed,
     wished_nodes,
     without,
 )
@@ -39,12 +39,13 @@ from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
-from bayplan.engines.exact.resources import Amounts, ResourceFlows
-from bayplan.engines.exact.search import Area, Found, search
+from bayplan.engines.exact.resources import ResourceFlows, parts_of
+from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
+from bayplan.model.claim_parts import Amounts, hugepages_of
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -80,6 +81,7 @@ class Confinement:
         self.machine, self.policy, self.request = flows.machine, flows.policy, request
         self.current = current
         self.amounts = claimed_amounts(request)
+        self.even = hugepages_of(self.amounts) if request.even_hugepages is not None else {}
         self.bounded = is_bounded(request)
         self.strict = self.policy.topology in STRICT
         aligned = self.policy.topology is not TopologyPolicy.NONE
@@ -98,12 +100,14 @@ class Confinement:
         if kept is not None:
             return kept
         wished = wished_nodes(self.machine, self.request)
-        if wished is None and not self.bounded:
+        if not is_confined(self.request):
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
         of_pod = nodes_of_pod(self.ledger, self.request, required=self.strict) if self.by_pod else None
         options = [candidates for candidates in (of_pod, wished) if candidates is not None]
-        if self.bounded and not any(candidates.required for candidates in options):
-            options.append(CandidateNodes(self.machine.ordinary_nodes, required=self.strict))
+        anywhere = self.bounded or bool(self.even)
+        if anywhere and not any(candidates.required for candidates in options):
+            required = self.strict or bool(self.even)
+            options.append(CandidateNodes(self.machine.ordinary_nodes, required=required))
         passed_over: list[Attempt] = []
         for candidates in options:
             attempt = self._attempt(candidates, self.cpus, self._asked_together(candidates))
@@ -142,7 +146,9 @@ class Confinement:
         no_more = (
             not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
         )
-        if not no_more and (cpus_elsewhere or not self.flows.fits(nodes.mask, self.amounts)):
+        evenly = current.claim.even_hugepages
+        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request), even_hugepages=evenly)
+        if not no_more and (cpus_elsewhere or not self.flows.fits(parts_of(claim))):
             return None
         taken = self._kept_cpus(nodes, elsewhere=cpus_elsewhere)
         if taken is None:
@@ -160,7 +166,8 @@ class Confinement:
         wished = wished_nodes(self.machine, self.request)
         if wished is not None and not nodes <= wished.nodes:
             notes.append(Reason("wish-not-granted", wished.why))
-        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request))
+        if self.even and not evenly:
+            notes.append(Reason("wish-not-granted", "its huge pages are not promised evenly"))
         placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, tuple(notes))
@@ -204,12 +211,9 @@ class Confinement:
             self.counted,
             self.budget,
             self._shares(amounts),
+            self.even,
         )
-        widest = widest_allowed(self.topology, self.flows, candidates.nodes, amounts, cpus)
-        exactly = candidates.exactly and (candidates.of_pod or widest >= len(candidates.nodes))
-        if exactly:
-            widest = len(candidates.nodes)
-        return Attempt(candidates, Area(candidates.nodes.mask, widest, exactly=exactly), question)
+        return Attempt(candidates, area_of(question, candidates, self.request.even_hugepages), question)
 
     def _shares(self, amounts: Amounts) -> Shares | None:
         """What is taken of the nodes, if the container goes where the least is."""
@@ -265,7 +269,12 @@ class Confinement:
             mems=nodes | device_nodes(self.machine, self.request),
             exclusive_cpus=cpus,
             affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
-            claim=Claim(nodes, self.amounts, is_flexible(self.policy, self.request)),
+            claim=Claim(
+                nodes,
+                self.amounts,
+                is_flexible(self.policy, self.request),
+                even_hugepages=bool(self.even),
+            ),
             booked_bytes=_on_one(nodes, self.amounts),
             overlapping=overlapping,
         )
@@ -289,7 +298,7 @@ class Confinement:
 
     def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
-        amounts, budget = attempt.question.amounts, self.for_moves
+        question, budget = attempt.question, self.for_moves
         movers = movers_of(self.flows, self.ledger)
         if not movers:
             return None
@@ -297,13 +306,13 @@ class Confinement:
         best = None
         relaxed = with_all_widened(self.flows, movers)
         for nodes in islice(attempt.reachable(relaxed, budget), MAX_TARGETS):
-            sets = room.make(nodes, amounts)
+            sets = room.make(nodes, question.amounts, question.parts(nodes))
             if sets and (best is None or len(sets) < len(best[1])):
                 best = nodes, sets
             if budget.exhausted:
                 budget.ended = True
                 break
-        attempt.question.budget.ended |= budget.ended
+        question.budget.ended |= budget.ended
         if best is None:
             return None
         nodes, sets = best

@@ -7,6 +7,7 @@ only between sets that are alike in all that; so it changes neither what fits no
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -14,11 +15,13 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.flow import bits
-from bayplan.engines.exact.resources import Amounts, ResourceFlows
+from bayplan.engines.exact.resources import Parts, ResourceFlows
 from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
+from bayplan.model.claim_parts import Amounts, divided
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
+from bayplan.sets import NodeSet
 
 EIGHTHS: Final = 8
 
@@ -31,6 +34,7 @@ class Question(Struct, frozen=True):
     are close to; the set must touch all ``required_hints``.
     ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
     ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
+    ``even`` are those of the amounts that are to lie evenly on the nodes of the set.
     """
 
     topology: NodeTopology
@@ -43,6 +47,7 @@ class Question(Struct, frozen=True):
     counted: CountedFlows
     budget: StepBudget
     shares: Shares | None = None
+    even: Amounts = MappingProxyType({})
 
     @property
     def flows(self) -> ResourceFlows:
@@ -63,6 +68,17 @@ class Question(Struct, frozen=True):
             if have_bytes < amount_bytes:
                 return False
         return True
+
+    def parts(self, nodes: int) -> Parts:
+        """What is asked for if the set is *nodes*, on each set by itself."""
+        if not self.even:
+            return ((nodes, self.amounts),)
+        every = divided(NodeSet.of_mask(nodes), self.amounts, self.even)
+        return [(part.mask, amounts) for part, amounts in every]
+
+    def fits(self, nodes: int) -> bool:
+        """Whether there is room for all of it on *nodes*."""
+        return self.counted.fits(self.parts(nodes))
 
     def on(self, flows: ResourceFlows) -> "Question":
         """The same question of other *flows*."""

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from bayplan.engines.exact.budget import MAX_STEPS
-from bayplan.engines.exact.claiming import claimed_amounts, is_bounded, is_flexible, wished_nodes, without
+from bayplan.engines.exact.claiming import claim_in_full, is_bounded, is_confined, is_flexible, without
 from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
-from bayplan.engines.exact.resources import ResourceFlows, shortage
+from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import completed_claims, open_mems, place_unconfined, widened_placements
 from bayplan.engines.interface import OPTED_OUT, pinned_reason
@@ -71,7 +71,7 @@ class ExactEngine:
         flows = self._followed(machine, policy, ledger)
         if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
             return _left_alone(flows, ledger, request, current)
-        if is_bounded(request) or wished_nodes(machine, request) is not None or request.exclusive_cpus:
+        if is_confined(request) or request.exclusive_cpus:
             topology = self._topology_of(machine)
             decision = Confinement(
                 topology, flows, ledger, request, self.scope, current, self._max_steps
@@ -97,8 +97,8 @@ class ExactEngine:
         mems: NodeSet | None,
     ) -> Placement:
         """See `Engine.adopt`: claimed in full, whether or not it fits, because it is there."""
-        amounts = claimed_amounts(request)
-        claim = Claim(mems or machine.ordinary_nodes, amounts, is_flexible(policy, request))
+        claim = claim_in_full(request, mems or machine.ordinary_nodes, flexible=is_flexible(policy, request))
+        amounts = claim.amounts_bytes
         booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
         return Placement(booked_bytes=booked, claim=claim)
 
@@ -163,9 +163,9 @@ def _left_alone(
     kept = current or Placement()
     own = None if request.pinned_mems is not None or request.opted_out else kept.claim
     nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)
-    claim = Claim(nodes, claimed_amounts(request))
-    cut = flows.cut(nodes.mask, claim.amounts_bytes)
-    lacking = None if cut is None else shortage(flows, ledger, cut, claim.amounts_bytes[cut.resource])
+    claim = claim_in_full(request, nodes)
+    cut = flows.cut(parts_of(claim))
+    lacking = None if cut is None else shortage(flows, ledger, cut)
     mems = None if own is None else kept.mems
     if mems is None and request.pinned_mems is None and not request.opted_out:
         mems = open_mems(flows.machine, request)
@@ -212,5 +212,4 @@ def _with_claim(machine: Machine, entry: Entry) -> Placement:
     nodes = placement.mems or request.pinned_mems
     if nodes is None and request.qos is QosClass.GUARANTEED and placement.booked_bytes:
         nodes = NodeSet(placement.booked_bytes)
-    claim = Claim(nodes or machine.ordinary_nodes, claimed_amounts(request))
-    return replace(placement, claim=claim)
+    return replace(placement, claim=claim_in_full(request, nodes or machine.ordinary_nodes))

@@ -5,7 +5,7 @@ does not depend on the order of the changes; which node carries what does (`witn
 Invariant: on every node the carried bytes and the free ones sum to its capacity, and neither is negative.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -254,6 +254,15 @@ class Flow(Loads):
                 return max(0, bound)
         return self.trial().push(nodes, wanted_bytes)
 
+    def fits(self, claims: Sequence[tuple[int, int]]) -> bool:
+        """Whether all *claims* (set and bytes) can be made beside everything that is claimed. Of several, the
+        narrow ones come first."""
+        if len(claims) == 1:
+            nodes, wanted_bytes = claims[0]
+            return self.room(nodes, wanted_bytes) >= wanted_bytes
+        trial = self.trial()
+        return all(trial.push(nodes, amount) == amount for nodes, amount in claims)
+
     def bound(self, nodes: int, wanted_bytes: int) -> int:
         """What `room` is at most: what is left of *nodes*, or of a claimed set around them. No flow is needed
         to know it, and mostly it is all there is."""
@@ -276,15 +285,19 @@ class Flow(Loads):
             loads.push(nodes, self.claimed[nodes])
         return Trial(loads)
 
-    def cut(self, nodes: int, wanted_bytes: int) -> int:
-        """The smallest set around *nodes* whose capacity is what keeps *wanted_bytes* out; 0 if nothing does.
+    def cut(self, claims: Sequence[tuple[int, int]]) -> int:
+        """The smallest set around one of *claims* (set and bytes, the narrow ones first) whose capacity is
+        what keeps it out, beside those before it; 0 if nothing does.
 
-        It is the same for every maximum flow: the nodes that can be reached from *nodes* once all that fits
-        was added. Everything that loads them is claimed within them. Where claims are unmet already it
-        depends on which they are: then the loads are taken as they are in a fixed order.
+        It is the same for every maximum flow: the nodes that can be reached from those of the claim once all
+        that fits was added. Everything that loads them is claimed within them. Where claims are unmet already
+        it depends on which they are: then the loads are taken as they are in a fixed order.
         """
         trial = self.rebuilt() if self.unmet else self.trial()
-        return 0 if trial.push(nodes, wanted_bytes) == wanted_bytes else trial.reached(nodes)
+        for nodes, wanted_bytes in claims:
+            if trial.push(nodes, wanted_bytes) < wanted_bytes:
+                return trial.reached(nodes)
+        return 0
 
     def crossed(self, nodes: int) -> int:
         """How many claimed sets cross *nodes*."""

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import is_confined, without
 from bayplan.engines.exact.flow import bits, crosses
-from bayplan.engines.exact.resources import Amounts, ResourceFlows, claim_of
+from bayplan.engines.exact.resources import Parts, ResourceFlows, claim_of, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
+from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Claim, Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.sets import NodeSet
@@ -81,8 +82,9 @@ class RoomSearch:
         self.topology, self.flows, self.movers, self.budget = topology, flows, movers, budget
         self._claimed = [other for flow in flows.by_resource.values() for other in flow.wide]
 
-    def make(self, nodes: int, amounts: Amounts) -> dict[str, NodeSet]:
-        """The containers that must become wider so that *amounts* fit on *nodes*, with their new nodes.
+    def make(self, nodes: int, amounts: Amounts, parts: Parts) -> dict[str, NodeSet]:
+        """The containers that must become wider so that *amounts* fit on *nodes*, divided into *parts*, with
+        their new nodes.
 
         Empty if no moves help, or if that took too many steps to find out.
         """
@@ -90,14 +92,14 @@ class RoomSearch:
             lacking = without(amounts, most(nodes, amounts))
             if _too_small(self.movers, lacking):
                 return {}
-        chosen = self._fewest(self._in_the_way(nodes, amounts), nodes, amounts, lacking)
+        chosen = self._fewest(self._in_the_way(parts), parts, lacking)
         if not chosen or len(chosen) > MAX_MOVES:
             return {}
         sets = {mover.entry.container_id: mover.widest for mover in chosen}
         for mover in chosen:
             for wider in self._wider_sets(mover):
                 trial = {**sets, mover.entry.container_id: wider}
-                if self._works(chosen, trial, nodes, amounts):
+                if self._works(chosen, trial, parts):
                     sets = trial
                     break
         return sets
@@ -107,13 +109,13 @@ class RoomSearch:
         each = _STEPS_OF_A_TRIAL // 2 + len(self._claimed) // _SETS_A_STEP
         return self.budget.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
 
-    def _in_the_way(self, nodes: int, amounts: Amounts) -> list[Mover]:
+    def _in_the_way(self, parts: Parts) -> list[Mover]:
         """The movers within the minimum cut, which grows as they are taken to be wider; none if even with
         all of them wider the request does not fit."""
         candidates = {mover.entry.container_id: mover for mover in self.movers}
         relaxed, movers = self.flows.copy(), list[Mover]()
         while candidates:
-            cut = relaxed.cut(nodes, amounts)
+            cut = relaxed.cut(parts)
             if cut is None:
                 return movers
             within = [one for one in candidates.values() if one.claim.nodes <= cut.nodes]
@@ -125,9 +127,9 @@ class RoomSearch:
                 relaxed.change(mover.claim, -1)
                 relaxed.change(replace(mover.claim, nodes=mover.widest))
             movers += useful
-        return movers if relaxed.cut(nodes, amounts) is None else []
+        return movers if relaxed.cut(parts) is None else []
 
-    def _fewest(self, movers: Sequence[Mover], nodes: int, amounts: Amounts, lacking: Amounts) -> list[Mover]:
+    def _fewest(self, movers: Sequence[Mover], parts: Parts, lacking: Amounts) -> list[Mover]:
         """One mover if one suffices, the smallest such; else the fewest of the largest, without those that
         are not needed after all. Each try costs a flow, so that nothing here tries all subsets."""
         by_size = sorted(movers, key=lambda mover: (mover.size_bytes, mover.entry.container_id))
@@ -135,7 +137,7 @@ class RoomSearch:
             return []
 
         def suffice(some: Sequence[Mover]) -> bool:
-            return self._works(some, _widest(some), nodes, amounts)
+            return self._works(some, _widest(some), parts)
 
         for mover in by_size:
             if not without(lacking, mover.claim.amounts_bytes) and suffice([mover]):
@@ -149,18 +151,15 @@ class RoomSearch:
                 kept = fewer
         return kept
 
-    def _works(
-        self, movers: Sequence[Mover], sets: Mapping[str, NodeSet], nodes: int, amounts: Amounts
-    ) -> bool:
+    def _works(self, movers: Sequence[Mover], sets: Mapping[str, NodeSet], parts: Parts) -> bool:
         """Whether everything fits once the *movers* have the nodes in *sets*."""
         if not self._take(len(movers)):
             return False
         trial = self.flows.copy()
         for mover in movers:
             trial.release(mover.claim)
-        return all(
-            trial.carry(sets[mover.entry.container_id].mask, mover.claim.amounts_bytes) for mover in movers
-        ) and trial.carry(nodes, amounts)
+        moved = [(sets[mover.entry.container_id].mask, mover.claim.amounts_bytes) for mover in movers]
+        return trial.carry([*moved, *parts])
 
     def _wider_sets(self, mover: Mover) -> list[NodeSet]:
         """One node more, without crossing a set with promises, the nearest first."""
@@ -191,7 +190,7 @@ def wider_sets(topology: NodeTopology, flows: ResourceFlows, mover: Mover) -> li
     clean = [mask for mask in masks if not any(crosses(mask, other) for other in claimed)]
     without_it = flows.copy()
     without_it.change(mover.claim, -1)
-    fitting = [mask for mask in clean if without_it.fits(mask, mover.claim.amounts_bytes)]
+    fitting = [mask for mask in clean if without_it.fits([(mask, mover.claim.amounts_bytes)])]
     return [NodeSet.of_mask(mask) for mask in sorted(fitting, key=lambda one: (topology.distance(one), one))]
 
 
@@ -218,7 +217,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
         trial = trial or flows.copy()
         back = replace(claim, nodes=placement.original_nodes)
         trial.change(claim, -1)
-        if trial.fits(back.nodes.mask, back.amounts_bytes):
+        if trial.fits(parts_of(back)):
             trial.change(back)
             moved_bytes = _outside_bytes(flows, ledger, container_id, back.nodes)
             name = entry.decision.request.name

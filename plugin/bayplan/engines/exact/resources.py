@@ -4,13 +4,14 @@ What is asked of them depends on machine, policy and ledger alone; keeping the f
 saves time. A node whose capacity fell below its claims has unmet claims, and takes nothing new.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from bayplan.engines.exact.flow import Flow, bits
 from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Claim, Holder, Placement, Shortage
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -20,8 +21,9 @@ from bayplan.sets import NodeSet
 NAMED_HOLDERS: Final = 5
 """How many containers a shortage names; a decision is a row on the disk, within a budget of 1 ms."""
 
-Amounts = Mapping[str, int]
 Totals = Mapping[NodeSet, Amounts]
+Parts = Sequence[tuple[int, Amounts]]
+"""`bayplan.model.claim_parts.Parts`, with sets of nodes as masks."""
 
 
 class OvercommitError(AssertionError):
@@ -29,10 +31,11 @@ class OvercommitError(AssertionError):
 
 
 class Cut(Struct, frozen=True):
-    """The resource that is short, and the smallest set of nodes that is."""
+    """The resource that is short, the smallest set of nodes that is, and what is asked for within it."""
 
     resource: str
     nodes: NodeSet
+    asked_bytes: int = 0
 
 
 class ResourceFlows:
@@ -71,12 +74,9 @@ class ResourceFlows:
         """The sets of several nodes with promises of any resource: those that a set can cross."""
         return tuple(set().union(*[flow.wide for flow in self.by_resource.values()]))
 
-    def fits(self, nodes: int, amounts: Amounts) -> bool:
-        """Whether all *amounts* can be claimed on *nodes* beside everything that is claimed."""
-        for resource, amount_bytes in amounts.items():
-            if self.flow(resource).room(nodes, amount_bytes) < amount_bytes:
-                return False
-        return True
+    def fits(self, parts: Parts) -> bool:
+        """Whether all *parts* can be claimed beside everything that is claimed."""
+        return all(self.flow(resource).fits(claims) for resource, claims in by_resource(parts).items())
 
     def room(self, nodes: int, amounts: Amounts) -> dict[str, int]:
         """How much of *amounts* can be claimed on *nodes*."""
@@ -102,12 +102,13 @@ class ResourceFlows:
                         rooms[node] = max(0, left)
         return rooms
 
-    def cut(self, nodes: int, amounts: Amounts) -> Cut | None:
-        """What keeps *amounts* out of *nodes*; None if nothing does."""
-        for resource, amount_bytes in amounts.items():
-            cut = self.flow(resource).cut(nodes, amount_bytes)
+    def cut(self, parts: Parts) -> Cut | None:
+        """What keeps *parts* from being claimed; None if nothing does."""
+        for resource, claims in by_resource(parts).items():
+            cut = self.flow(resource).cut(claims)
             if cut:
-                return Cut(resource, NodeSet.of_mask(cut))
+                asked_bytes = sum(amount for nodes, amount in claims if not nodes & ~cut)
+                return Cut(resource, NodeSet.of_mask(cut), asked_bytes)
         return None
 
     def copy(self) -> "ResourceFlows":
@@ -127,18 +128,24 @@ class ResourceFlows:
 
     def change(self, claim: Claim, sign: int = 1) -> None:
         """Add (or with -1 remove) *claim*. For copies only: the totals of a ledger do not follow."""
-        for resource, amount_bytes in claim.amounts_bytes.items():
-            self.flow(resource).change(claim.nodes.mask, sign * amount_bytes)
+        for nodes, amounts in claim.parts:
+            for resource, amount_bytes in amounts.items():
+                self.flow(resource).change(nodes.mask, sign * amount_bytes)
 
-    def carry(self, nodes: int, amounts: Amounts) -> bool:
-        """Carry *amounts* more for the set *nodes*; whether they can carry all. For copies that are only
-        asked this: no claims and no totals follow."""
-        return all(self.flow(resource).carry(nodes, amount) for resource, amount in amounts.items())
+    def carry(self, parts: Parts) -> bool:
+        """Carry *parts* as well; whether all of them can be carried. For copies that are only asked this: no
+        claims and no totals follow."""
+        return all(
+            self.flow(resource).carry(nodes, amount)
+            for nodes, amounts in parts
+            for resource, amount in amounts.items()
+        )
 
     def release(self, claim: Claim) -> None:
         """Carry *claim* no more. For copies that are only asked to `carry` others."""
-        for resource, amount_bytes in claim.amounts_bytes.items():
-            self.flow(resource).release(claim.nodes.mask, amount_bytes)
+        for nodes, amounts in claim.parts:
+            for resource, amount_bytes in amounts.items():
+                self.flow(resource).release(nodes.mask, amount_bytes)
 
     def check(self, claim: Claim) -> None:
         """Hold the sets around *claim* against Hall's condition, independently of the flow.
@@ -146,13 +153,13 @@ class ResourceFlows:
         Raises:
             OvercommitError: one of them would be promised more than it holds by this claim.
         """
-        mask = claim.nodes.mask
-        for resource, amount_bytes in claim.amounts_bytes.items():
+        for resource, claims in by_resource(parts_of(claim)).items():
             flow = self.flow(resource)
             if flow.unmet:
                 continue
-            for watched in (mask, *flow.slack):
-                if mask & ~watched:
+            for watched in (*[nodes for nodes, _ in claims], *flow.slack):
+                amount_bytes = sum([amount for nodes, amount in claims if not nodes & ~watched])
+                if not amount_bytes:
                     continue
                 left = flow.capacity_of(watched) - flow.claimed_within(watched)
                 if amount_bytes > left:
@@ -181,7 +188,21 @@ def totals(ledger: Ledger) -> Totals:
     return merged
 
 
-def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut, asked_bytes: int) -> Shortage:
+def parts_of(claim: Claim) -> Parts:
+    """What *claim* promises on each set by itself."""
+    return [(nodes.mask, amounts) for nodes, amounts in claim.parts]
+
+
+def by_resource(parts: Parts) -> dict[str, list[tuple[int, int]]]:
+    """*parts* as sets and bytes of each resource."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for nodes, amounts in parts:
+        for resource, amount_bytes in amounts.items():
+            found.setdefault(resource, []).append((nodes, amount_bytes))
+    return found
+
+
+def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut) -> Shortage:
     """*cut* as the value that is shown, with the containers that hold what was promised there."""
     flow = flows.flow(cut.resource)
     holders = []
@@ -195,7 +216,7 @@ def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut, asked_bytes: int) -
         cut.nodes,
         flow.capacity_of(cut.nodes.mask),
         flow.claimed_within(cut.nodes.mask),
-        asked_bytes,
+        cut.asked_bytes,
         tuple(holders[:NAMED_HOLDERS]),
         max(0, len(holders) - NAMED_HOLDERS),
     )
@@ -209,7 +230,8 @@ def claim_of(entry: Entry) -> Claim | None:
 
 def _held_within(placement: Placement, cut: Cut) -> int:
     if placement.claim is not None:
-        return placement.claim.amounts_bytes.get(cut.resource, 0) if placement.claim.nodes <= cut.nodes else 0
+        parts = placement.claim.parts
+        return sum(amounts.get(cut.resource, 0) for nodes, amounts in parts if nodes <= cut.nodes)
     return sum(row.get(cut.resource, 0) for node, row in placement.booked_bytes.items() if node in cut.nodes)
 
 

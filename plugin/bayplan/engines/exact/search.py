@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.engines.exact.branching import Branching, Limit
 from bayplan.engines.exact.claiming import fewest
@@ -34,13 +35,14 @@ _FEW: Final = 64
 
 
 class Area(Struct, frozen=True):
-    """Where to look: subsets of the ``allowed`` nodes with at most ``widest`` of them that contain ``core``;
-    only all of them if ``exactly``."""
+    """Where to look: subsets of the ``allowed`` nodes with at least ``narrowest`` and at most ``widest`` of
+    them that contain ``core``; only all of them if ``exactly``."""
 
     allowed: int
     widest: int
     core: int = 0
     exactly: bool = False
+    narrowest: int = 1
 
 
 class Found(Struct, frozen=True):
@@ -87,8 +89,12 @@ class _Search:
         What fits on some nodes fits on more. So nothing fits where all allowed nodes together have no room;
         and where a width has too many sets, the proof that nothing fits on any width is made once, for the
         last one (`_proof_of_any`). The set that it finds is only taken where nothing narrower was found.
+        What is to lie evenly on the nodes of a set has one width only, and is looked for on nodes that each
+        have the room at best.
         """
-        if not self._fits_on_all(area):
+        if self.question.even:
+            area = replace(area, allowed=_able_nodes(self.question, area))
+        if area.core & ~area.allowed or not self._fits_on_all(area):
             return None
         fits_on_last_width = self._look_by_width(area)
         if not self.fitting and fits_on_last_width:
@@ -102,7 +108,8 @@ class _Search:
 
     def _fits_on_all(self, area: Area) -> bool:
         question, before = self.question, self.question.counted.steps
-        fits = question.plausible(area.allowed) and question.counted.fits(area.allowed, question.amounts)
+        together = ((area.allowed, question.amounts),)
+        fits = question.plausible(area.allowed) and question.counted.fits(together)
         question.budget.spent += question.counted.steps - before
         return fits
 
@@ -162,7 +169,7 @@ class _Search:
                 for other in claimed:
                     if crosses(wide, other):
                         wide |= other
-            if not wide & ~area.allowed and wide.bit_count() <= _last_width(area):
+            if not wide & ~area.allowed and area.narrowest <= wide.bit_count() <= _last_width(area):
                 found.add(wide)
         return sorted(found, key=lambda nodes: (nodes.bit_count(), nodes))
 
@@ -185,7 +192,7 @@ class _Search:
                 break
             if self._hopeless(nodes):
                 continue
-            if not question.plausible(nodes) or not counted.fits(nodes, question.amounts):
+            if not question.plausible(nodes) or not question.fits(nodes):
                 if len(self.obstacles) < KEPT_OBSTACLES:
                     self.obstacles.append(nodes)
                 continue
@@ -219,7 +226,17 @@ def _widths(question: Question, area: Area) -> Iterable[int]:
     last = _last_width(area)
     if area.exactly:
         return range(area.allowed.bit_count(), last + 1)
-    return range(max(1, area.core.bit_count(), _least_width(question, area)), last + 1)
+    return range(max(area.narrowest, area.core.bit_count(), _least_width(question, area)), last + 1)
+
+
+def _able_nodes(question: Question, area: Area) -> int:
+    """Those of the allowed nodes that have room for their part of what is to lie evenly on a set, each taken
+    alone."""
+    each = {resource: amount // area.narrowest for resource, amount in question.even.items()}
+    rooms = [(question.rooms[resource], amount) for resource, amount in each.items()]
+    return sum(
+        node for node in bits(area.allowed) if all(room.get(node, 0) >= amount for room, amount in rooms)
+    )
 
 
 def _least_width(question: Question, area: Area) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import claimed_amounts, is_confined, is_flexible, without
-from bayplan.engines.exact.resources import ResourceFlows, shortage
+from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -26,7 +26,7 @@ def place_unconfined(flows: ResourceFlows, ledger: Ledger, request: Request) -> 
     if not amounts:
         text = f"{request.qos.value}, claims nothing; it may use every ordinary node"
         return Decision(request, Outcome.PLACED, placement, (Reason("nothing-claimed", text),))
-    if flows.fits(nodes.mask, amounts):
+    if flows.fits(parts_of(claim)):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
     return place_in_part(flows, ledger, request, placement)
@@ -36,9 +36,9 @@ def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placem
     """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
     claim = placement.claim
     assert claim is not None
-    cut = flows.cut(claim.nodes.mask, claim.amounts_bytes)
+    cut = flows.cut(parts_of(claim))
     assert cut is not None
-    lacking = shortage(flows, ledger, cut, claim.amounts_bytes[cut.resource])
+    lacking = shortage(flows, ledger, cut)
     promised = flows.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
     reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")

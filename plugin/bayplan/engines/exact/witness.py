@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Flow, bits
-from bayplan.engines.exact.resources import Cut, ResourceFlows, capacity_by_resource, shortage, totals
+from bayplan.engines.exact.resources import (
+    Cut,
+    ResourceFlows,
+    capacity_by_resource,
+    parts_of,
+    shortage,
+    totals,
+)
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -69,7 +76,7 @@ def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_i
     beside = [
         key
         for key, entry in ledger.entries.items()
-        if key < container_id and _claims_on(entry.decision.placement, claim.nodes)
+        if key < container_id and _claims_on(entry.decision.placement, claim)
     ]
     for key in sorted(beside):
         other = ledger.entries[key].decision.placement.claim
@@ -89,15 +96,18 @@ def shortages(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tupl
     for resource, flow in sorted(flows.by_resource.items()):
         seen: set[int] = set()
         for nodes in sorted(flow.unmet):
-            reached = flow.cut(nodes, 1)
+            reached = flow.cut([(nodes, 1)])
             if reached not in seen:
                 seen.add(reached)
-                found.append(shortage(flows, ledger, Cut(resource, NodeSet.of_mask(reached)), 0))
+                found.append(shortage(flows, ledger, Cut(resource, NodeSet.of_mask(reached))))
     return tuple(found)
 
 
-def _claims_on(placement: Placement, nodes: NodeSet) -> bool:
-    return placement.claim is not None and placement.claim.nodes == nodes
+def _claims_on(placement: Placement, claim: Claim) -> bool:
+    """Whether a claim has a part on a set that *claim* has a part on."""
+    if placement.claim is None:
+        return False
+    return any(nodes == other for nodes, _ in placement.claim.parts for other, _ in claim.parts)
 
 
 def _loads(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Flow]:
@@ -114,14 +124,15 @@ def _loads(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[st
 def _taken(flows: Mapping[str, Flow], claim: Claim) -> Spread:
     """Take *claim* out of what the *flows* carry for its set, lowest node first."""
     spread: dict[int, dict[str, int]] = {}
-    for resource, amount_bytes in claim.amounts_bytes.items():
-        carried = flows[resource].carried if resource in flows else {}
-        left = amount_bytes
-        for node in bits(claim.nodes.mask):
-            load = carried.get(node, {})
-            part = min(left, load.get(claim.nodes.mask, 0))
-            if part:
-                load[claim.nodes.mask] -= part
-                left -= part
-                spread.setdefault(node.bit_length() - 1, {})[resource] = part
+    for nodes, amounts in parts_of(claim):
+        for resource, amount_bytes in amounts.items():
+            carried = flows[resource].carried if resource in flows else {}
+            left = amount_bytes
+            for node in bits(nodes):
+                load = carried.get(node, {})
+                part = min(left, load.get(nodes, 0))
+                if part:
+                    load[nodes] -= part
+                    left -= part
+                    spread.setdefault(node.bit_length() - 1, {})[resource] = part
     return spread

@@ -46,6 +46,16 @@ def test_a_claim_on_several_nodes_is_one_block_with_all_of_them() -> None:
     assert blocks(container.memory) == [("memory", 5 * GIB, [0, 1])]
 
 
+def test_huge_pages_that_lie_evenly_are_a_block_for_each_node() -> None:
+    claim = Claim(NodeSet([0, 1]), {"memory": GIB, "hugepages-2Mi": 8 * MIB}, even_hugepages=True)
+    container = only_container(Ledger.of([placed(Placement(NodeSet([0, 1]), claim=claim))]))
+    assert blocks(container.memory) == [
+        ("hugepages-2Mi", 4 * MIB, [0]),
+        ("hugepages-2Mi", 4 * MIB, [1]),
+        ("memory", GIB, [0, 1]),
+    ]
+
+
 def test_bookings_on_several_nodes_are_one_block_with_all_nodes_of_the_container() -> None:
     booked = {0: {"memory": 3 * GIB}, 1: {"memory": GIB}}
     container = only_container(Ledger.of([placed(Placement(NodeSet([0, 1]), booked_bytes=booked))]))
