@@ -87,15 +87,16 @@ def _commands(directory: Path, programs: Path) -> dict[str, Program]:
 
 
 def _installed(directory: Path) -> Path:
-    """The two programs, told to use a socket and settings in *directory*."""
+    """The two programs, as they are installed, told to use a socket and settings in *directory*."""
     libexec = directory / "libexec"
     libexec.mkdir()
-    for name in ("oci-hook", "bayplan-runtime"):
+    for name in ("oci-hook", "oci_hook.py", "bayplan-runtime"):
         text = (HOOKS / name).read_text()
         text = text.replace("/run/bayplan/oci.sock", str(directory / "oci.sock"))
         text = text.replace("/etc/bayplan/oci-runtime.conf", str(directory / "oci-runtime.conf"))
         (libexec / name).write_text(text)
         shutil.copymode(HOOKS / name, libexec / name)
+    subprocess.run(["/usr/bin/python3", "-I", "-m", "compileall", "-q", libexec], check=True)
     settings = f"runtime = /bin/true\nsocket = {directory}/oci.sock\ntimeout = 60\non-failure = refuse\n"
     (directory / "oci-runtime.conf").write_text(settings)
     return libexec

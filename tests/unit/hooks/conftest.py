@@ -110,7 +110,8 @@ class Installation:
         self.kernel_log.touch()
         self.system_log = SystemLog(directory / "log")
         self.socket = directory / "oci.sock"
-        self.hook = self._copy("oci-hook", 1)
+        self.hook = self._copy("oci-hook", 0)
+        self.module = self._copy("oci_hook.py", 1)
         self.wrapper = self._copy("bayplan-runtime", 1)
 
     def _copy(self, name: str, kernel_logs: int) -> Path:

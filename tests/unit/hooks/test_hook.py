@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -323,9 +324,9 @@ def test_what_the_daemon_says_stays_one_harmless_line(installed: "Installation",
 def test_a_defect_of_the_hook_decides_nothing(
     installed: "Installation", daemon: OciDaemon, choice: str
 ) -> None:
-    text = installed.hook.read_text()
+    text = installed.module.read_text()
     assert "        connect(settings, connection)\n" in text
-    installed.hook.write_text(text.replace("        connect(settings, connection)\n", "        1 / 0\n"))
+    installed.module.write_text(text.replace("        connect(settings, connection)\n", "        1 / 0\n"))
     finished = installed.run_hook(*PATIENT, "--on-failure", choice, "precreate", stdin=SPEC)
     assert (finished.returncode, finished.stdout) == ((0, SPEC) if choice == "allow" else (1, b""))
     assert b"precreate: a defect of oci-hook: ZeroDivisionError" in finished.stderr
@@ -468,9 +469,9 @@ def test_nothing_heavy_is_imported_on_the_way_on_which_all_goes_well(
     program = (
         "import sys\n"
         "bare = set(sys.modules)\n"
-        f"source = open({str(installed.hook)!r}).read().replace('posix._exit(', 'raise SystemExit(')\n"
+        f"source = open({str(installed.module)!r}).read().replace('posix._exit(', 'raise SystemExit(')\n"
         f"sys.argv = ['oci-hook', '--timeout', '60', 'createRuntime']\n"
-        "try:\n    exec(compile(source, 'oci-hook', 'exec'))\n"
+        "try:\n    exec(compile(source, 'oci_hook.py', 'exec'))\n    run()\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
         "sys.stderr.write(' '.join(set(sys.modules) - bare))"
     )
@@ -482,4 +483,35 @@ def test_nothing_heavy_is_imported_on_the_way_on_which_all_goes_well(
 
 def test_the_hook_says_how_it_is_started(installed: "Installation") -> None:
     first = installed.hook.read_text().splitlines()[0]
-    assert first == "#!/usr/bin/python3 -IS"
+    assert first == "#!/usr/bin/python3 -BIS"
+
+
+def compiled(installed: "Installation") -> Path:
+    """The module as the installation compiles it."""
+    argv = ["/usr/bin/python3", "-I", "-m", "compileall", "-q", str(installed.libexec)]
+    subprocess.run(argv, check=True)
+    (found,) = installed.libexec.rglob("*.pyc")
+    return found
+
+
+def test_what_was_compiled_is_run(installed: "Installation", daemon: OciDaemon) -> None:
+    compiled(installed)
+    before = installed.module.stat()
+    installed.module.write_text("1 / 0".ljust(before.st_size))
+    os.utime(installed.module, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert installed.run_hook(*PATIENT, "createRuntime", stdin=STATE).returncode == 0
+    assert daemon.questions == [Question("createRuntime", STATE)]
+
+
+@pytest.mark.parametrize("length", [0, 8, 16, 17, 1000, -1])
+@pytest.mark.parametrize("rest", [b"", b"\xff" * 64])
+def test_what_was_compiled_and_is_damaged_keeps_no_container_from_starting(
+    installed: "Installation", daemon: OciDaemon, length: int, rest: bytes
+) -> None:
+    path = compiled(installed)
+    damaged = path.read_bytes()[:length] + rest
+    path.write_bytes(damaged)
+    finished = installed.run_hook(*PATIENT, "createRuntime", stdin=STATE)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    assert daemon.questions == [Question("createRuntime", STATE)]
+    assert path.read_bytes() == damaged

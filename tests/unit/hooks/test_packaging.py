@@ -138,11 +138,15 @@ def install(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def tree(root: Path) -> dict[str, int]:
-    files = [path for path in root.rglob("*") if path.is_file()]
+    files = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     return {str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in files}
 
 
-PROGRAMS = {"usr/libexec/bayplan/oci-hook": 0o755, "usr/libexec/bayplan/bayplan-runtime": 0o755}
+PROGRAMS = {
+    "usr/libexec/bayplan/oci-hook": 0o755,
+    "usr/libexec/bayplan/oci_hook.py": 0o644,
+    "usr/libexec/bayplan/bayplan-runtime": 0o755,
+}
 EXPECTED = {
     "hook": {
         "usr/share/containers/oci/hooks.d/90-bayplan.json": 0o644,
@@ -171,6 +175,7 @@ def test_each_form_is_installed_again_and_removed(tmp_path: Path, form: str) -> 
         for _ in range(2):
             finished = install(tmp_path, form)
             assert tree(tmp_path) == PROGRAMS | EXPECTED[form]
+            assert len(list(tmp_path.rglob("usr/libexec/bayplan/__pycache__/oci_hook.*.pyc"))) == 1
     finally:
         os.umask(old)
     removed = install(tmp_path, "--remove", form)
@@ -290,7 +295,7 @@ def test_the_settings_file_shows_the_defaults() -> None:
     shown = parse_wrapper_settings("\n".join(line.removeprefix("# ") for line in lines if " = " in line))
     assert shown.problems == ()
     assert set(shown.values) == {"runtime", "socket", "timeout", "on-failure"}
-    source = (REPOSITORY / "hooks/oci-hook").read_text()
+    source = (REPOSITORY / "hooks/oci_hook.py").read_text()
     for name in ("socket", "timeout", "on-failure"):
         assert f'"{name}": "{shown.values[name]}"' in source
 
