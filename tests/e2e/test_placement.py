@@ -166,7 +166,7 @@ def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> 
     pods = [node.launch(guaranteed(f"rest-{i}", 0.5, "100Mi", hugepages=pages)) for i in range(4)]
     assert [node.view(pod).mems_allowed for pod in pods] == [{0}, {1}, {2}, {3}]
     refusal = node.crictl.refused(guaranteed("more", 0.5, "100Mi", hugepages={"2MB": 2 * MIB}))
-    assert "of hugepages-2Mi are promised to" in refusal
+    assert "64Mi of hugepages-2Mi; 64Mi are promised to default/rest-" in refusal
     refusal = node.crictl.refused(
         guaranteed("even-more", 0.5, "100Mi", hugepages={"2MB": 8 * MIB}, annotations=over_four)
     )
