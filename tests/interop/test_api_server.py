@@ -343,7 +343,7 @@ async def test_an_agent_with_the_name_of_another_machine_publishes_nothing_and_i
         (problem,) = running.said("the node's room is not published")
     assert event["reason"] == "TopologyNotPublished"
     assert event["note"] == f"bayplan-agent on {gethostname()}: {problem}"
-    assert "whose boot id is another" in problem
+    assert "boot id is another" in problem
     assert plane.find(f"{TOPOLOGIES}/{node_name}") is None
 
 

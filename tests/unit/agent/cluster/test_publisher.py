@@ -126,11 +126,7 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
         ({"forbidden": {("GET", "/api/v1/nodes")}}, 'answers 403: "/api/v1/nodes/node-a" is forbidden', 1),
         ({"objects": {}}, "answers 404: /api/v1/nodes/node-a not found", 1),
         ({"objects": {f"/api/v1/nodes/{NODE}": {"metadata": []}}}, "not what an API server answers", 0),
-        (
-            {"objects": {f"/api/v1/nodes/{NODE}": on_machine("another")}},
-            f"node-a: found another machine, whose boot id is another, expected this one, whose is {BOOT_ID}",
-            1,
-        ),
+        ({"objects": {f"/api/v1/nodes/{NODE}": on_machine("another")}}, BOOT_ID, 1),
         # There would be nobody to tell.
         ({"hangs": True}, "no answer within 0.3 s", 0),
     ],
@@ -213,10 +209,7 @@ async def test_a_write_whose_answer_was_lost_is_nobody_elses(caplog: pytest.LogC
         api.loses_answers = False
         await until(lambda: shows(api, ONE_POD))
         await until(lambda: len(caplog.records) > 1)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the node's room is not published",
-        "the node's room is published again",
-    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 async def test_an_api_server_that_is_killed_is_told_when_it_is_back() -> None:
