@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -72,17 +73,24 @@ class Forms(Struct, frozen=True):
 
 
 class Examination:
-    """An examination of the node below *root*. ``daemon`` is None if none answers."""
+    """An examination of the node below *root*. ``daemon`` is None if none answers.
+
+    Who only wants the ``forms`` reads a few files; the findings take a look at every process.
+    """
 
     def __init__(self, root: Path, daemon: DaemonState | None) -> None:
         self._root = root
         self._daemon = daemon
         self._engines = (*(found := read_container_engines(root)), *self._connected_beside(found))
         self.forms = tuple(self._forms(engine) for engine in self._engines)
-        findings = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
-        findings += [*self._of_nri(), *node_findings(root, daemon), *self._of_unprotected()]
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, and what to do about it."""
+        found = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
+        found += [*self._of_nri(), *node_findings(self._root, self._daemon), *self._of_unprotected()]
         # Two engines may read the same file.
-        self.findings = tuple(dict.fromkeys(findings))
+        return tuple(dict.fromkeys(found))
 
     def view(self) -> dict[str, Any]:
         """The whole examination, ready for JSON; ``health`` is the worst that was found."""
