@@ -55,6 +55,7 @@ class Controlled:
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
+        self.compared: list[Collection[str] | None] = []
         self.cpusets: Cpusets | None = None
         self.narrowing_due = asyncio.Event()
         self.controller = Controller(
@@ -87,7 +88,8 @@ class Controlled:
         )
 
     async def sync_cpusets(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
-        """Do so on the kernel, if there is one."""
+        """Note it, and do so on the kernel, if there is one."""
+        self.compared.append(container_ids)
         if self.cpusets is not None:
             await self.cpusets.sync(container_ids, mems=mems)
 

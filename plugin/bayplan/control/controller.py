@@ -281,7 +281,7 @@ class Controller:
         if event is Event.START_CONTAINER:
             await self._set_oom_score_adj(pod, container)
             await self.sync_before_start(container.id)
-        elif event in KNOWN_SINCE or event is Event.POST_UPDATE_CONTAINER:
+        elif self.placements.notifications.may_differ(event, self.basis, container.id):
             await self._sync_cpusets((container.id,), mems=True)
 
     def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:

@@ -8,9 +8,11 @@ import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
+from bayplan.control.transactions import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.nri import Event
+from bayplan.placement.adjustment import cpus_for
 from bayplan.sets import CpuSet
 
 KNOWN_SINCE: Final = frozenset(
@@ -68,6 +70,17 @@ class Notifications:
             self.stages[container_id] = Stage.CREATED
         elif event is Event.POST_START_CONTAINER:
             self.stages.pop(container_id, None)
+
+    def may_differ(self, event: Event, basis: Basis, container_id: str) -> bool:
+        """Whether the kernel can have another cpuset for a container than it should when the runtime sends
+        *event*. After its creation only if an update is due: all else the runtime has from our answer."""
+        if event is not Event.POST_CREATE_CONTAINER:
+            return event in KNOWN_SINCE or event is Event.POST_UPDATE_CONTAINER
+        entry = basis.ledger.entries.get(container_id)
+        if entry is None:
+            return False
+        cpus = cpus_for(entry.decision, basis.shared_cpus)
+        return container_id in self.nodes_due or cpus not in (None, basis.ledger.notified_cpus(entry))
 
     def forget(self, container_id: str) -> None:
         """A container has ended."""

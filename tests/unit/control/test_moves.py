@@ -60,6 +60,18 @@ def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_path: Pa
     run(scenario)
 
 
+def test_who_moves_while_it_is_created_gets_its_nodes_as_soon_as_it_exists(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            await one.controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+            _, updates = await one.controller.create_container(LATE_POD, LATE)
+            assert list(updates) == []  # The runtime would not know whom it is about.
+            await one.controller.state_changed(Event.POST_CREATE_CONTAINER, FLEXIBLE_POD, FLEXIBLE)
+            assert one.compared == [("flexible",)]
+
+    run(scenario)
+
+
 def test_a_move_and_new_shared_cpus_are_one_update(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with controlled(tmp_path) as one:

@@ -47,6 +47,29 @@ def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: 
     run(scenario())
 
 
+def test_a_created_container_is_looked_at_only_if_an_update_of_it_is_due(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with controlled(tmp_path) as one:
+            controller, looks = one.controller, one.compared
+            await controller.create_container(BEST_EFFORT, SHARED)
+            await controller.state_changed(Event.POST_CREATE_CONTAINER, BEST_EFFORT, SHARED)
+            assert looks == []
+
+            overtaken = container("o", BEST_EFFORT)
+            await controller.create_container(BEST_EFFORT, overtaken)
+            await controller.create_container(GUARANTEED, EXCLUSIVE)
+            await controller.state_changed(Event.POST_CREATE_CONTAINER, BEST_EFFORT, overtaken)
+            assert looks == [("o",)]
+
+            await controller.state_changed(Event.POST_CREATE_CONTAINER, GUARANTEED, EXCLUSIVE)
+            assert looks == [("o",)]
+            await controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, SHARED)
+            await controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, SHARED)
+            assert looks == [("o",), ("s",), ("s",)]
+
+    run(scenario())
+
+
 def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what_came_over_nri(
     tmp_path: Path,
 ) -> None:
