@@ -2,6 +2,7 @@
 where it sends pods, and what the nodes then refuse.
 """
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,8 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 # GiB that each has already, a container for each NUMA node of 16: `uneven` has less left, but mostly on one.
 LOADS = {"even": (10, 10), "uneven": (15, 7)}
 WANTED_GIB = (8, 8, 5, 5)
+COMPARISONS = 3
+SCHEDULER_USER = f"system:serviceaccount:default:{SCHEDULER}"
 
 
 class Cluster:
@@ -58,11 +61,29 @@ class Cluster:
 
     async def run(self, name: str, gib: int, **spec: str) -> None:
         """Make a pod, and do on the node that it is bound to what kubelet does."""
+        await self.become(await self.schedule(name, gib, **spec))
+
+    async def schedule(self, name: str, gib: int, **spec: str) -> Object:
+        """Make a pod; what it is once the scheduler has decided."""
         amounts = {"cpu": "100m", "memory": f"{gib}Gi"}
         make_pod(self.plane, name, {"requests": amounts, "limits": amounts}, **spec)
-        await self._become(await until(lambda: self._scheduled(name)))
+        found: Object = await until(lambda: self._scheduled(name))
+        return found
 
-    async def _become(self, made: Object) -> None:
+    def change_objects(self) -> None:
+        """Have the scheduler try pending pods again, as it does where pods come and go on any node."""
+        for name in self.nodes:
+            change = {"metadata": {"labels": {"change": str(time.monotonic_ns())}}}
+            self.plane.ask("PATCH", f"{TOPOLOGIES}/{name}", change, MERGE)
+
+    def comparisons(self) -> int:
+        """How often the scheduler has asked for an object since it began, to compare fingerprints."""
+        audited = self.plane.audited(SCHEDULER_USER)
+        targets = [(one.get("objectRef", {}).get("resource"), one["verb"]) for one in audited]
+        return targets.count(("noderesourcetopologies", "get"))
+
+    async def become(self, made: Object) -> None:
+        """What follows from where the scheduler has sent a pod, or has not."""
         name, node_name = made["metadata"]["name"], made["spec"].get("nodeName")
         if node_name is None:
             self.pending[name] = made["status"]["conditions"][0]["message"]
@@ -89,7 +110,7 @@ class Cluster:
             with suppress(TimeoutError):
                 await until(lambda: "nodeName" in self.plane.ask("GET", f"{PODS}/{name}")["spec"], 3)
                 break
-        await self._become(self.plane.ask("GET", f"{PODS}/{name}"))
+        await self.become(self.plane.ask("GET", f"{PODS}/{name}"))
 
     def _scheduled(self, name: str) -> Object | None:
         """The pod, once the scheduler has decided."""
@@ -170,7 +191,7 @@ async def test_pods_go_where_a_numa_node_has_room_and_no_node_refuses_any(
 
 def check_rights(plane: ControlPlane) -> None:
     """By the audit log: nothing was denied to the scheduler, and the documented rules are what it used."""
-    audited = plane.audited(f"system:serviceaccount:default:{SCHEDULER}")
+    audited = plane.audited(SCHEDULER_USER)
     assert {one["annotations"]["authorization.k8s.io/decision"] for one in audited} == {"allow"}
     (documented,) = scheduler_rules()
     targets = [(one["objectRef"], one["verb"]) for one in audited if "objectRef" in one]
@@ -187,3 +208,30 @@ async def test_a_scheduler_that_knows_no_numa_nodes_sends_pods_where_they_are_re
     assert found.refused == {"pod-0": "even"}
     # What it was promised by the scheduler is lost to the others.
     assert list(found.pending) == ["pod-2", "pod-3"]
+
+
+@pytest.mark.usefixtures("topology")
+async def test_a_pod_keeps_its_room_between_its_binding_and_its_creation(
+    tmp_path: Path, control_plane: ControlPlane
+) -> None:
+    """`uneven` has room for two pods, but its only NUMA node with room has it for one. kubelet takes its time
+    with the first."""
+    async with cluster(control_plane, tmp_path) as found:
+        control_plane.ask("PATCH", "/api/v1/nodes/even", {"spec": {"unschedulable": True}}, MERGE)
+        control_plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration())
+        try:
+            first = await found.schedule("first", 5)
+            await until(lambda: published(control_plane, "uneven", found.nodes["uneven"]))
+            await found.schedule("second", 5)
+            compared = found.comparisons()
+
+            def tried_often() -> bool:
+                found.change_objects()
+                assert "nodeName" not in control_plane.ask("GET", f"{PODS}/second")["spec"]
+                return found.comparisons() >= compared + COMPARISONS
+
+            await until(tried_often)
+            await found.become(first)
+        finally:
+            control_plane.stop_scheduler()
+    assert found.refused == {}

@@ -88,10 +88,14 @@ def make_node(plane: ControlPlane, name: str) -> None:
 
 
 def published(plane: ControlPlane, node_name: str, one: Controlled) -> bool:
-    """Whether the API server has the room of the controller's ledger, owned by the node."""
+    """Whether the API server has the room of the controller's ledger, owned by the node, and the fingerprint
+    of its pods and of those that are pending."""
     found = plane.find(f"{TOPOLOGIES}/{node_name}")
     uid = plane.ask("GET", f"/api/v1/nodes/{node_name}")["metadata"]["uid"]
-    wanted = topology_object(node_name, uid, snapshot_of(one.controller, 0, ()))
+    query = f"fieldSelector=status.phase=Pending,spec.nodeName={node_name}"
+    pending = [each["metadata"] for each in plane.ask("GET", f"{PODS}?{query}")["items"]]
+    awaited = frozenset((each["namespace"], each["name"]) for each in pending)
+    wanted = topology_object(node_name, uid, snapshot_of(one.controller, 0, ()), awaited)
     return found is not None and (
         all(found[key] == wanted[key] for key in ("attributes", "zones"))
         and found["metadata"]["ownerReferences"] == wanted["metadata"]["ownerReferences"]

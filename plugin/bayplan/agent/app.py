@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from bayplan.agent.cluster.api import Api
+from bayplan.agent.cluster.awaited_pods import AwaitedPods
 from bayplan.agent.cluster.events import EventRecorder
 from bayplan.agent.cluster.evictions import TIMEOUT_S as EVICTION_TIMEOUT_S
 from bayplan.agent.cluster.evictions import PodEvictions
@@ -76,14 +77,14 @@ def _cluster(
     if settings.kubeconfig is None:
         return
     server, node_name = api_server(settings.kubeconfig), settings.node_name
-    api = Api(server)
+    api, awaited = Api(server), AwaitedPods()
     if ClusterTask.PODS in settings.cluster_tasks:
-        yield ApiPodWatch(api, node_name, link, lambda: any(source.in_sync for source in kubelet))
+        yield ApiPodWatch(api, node_name, link, awaited, lambda: any(source.in_sync for source in kubelet))
     recorder = None
     if ClusterTask.EVENTS in settings.cluster_tasks:
         yield (recorder := EventRecorder(api, mirror, node_name, link.pod_named))
     if ClusterTask.TOPOLOGY in settings.cluster_tasks:
-        yield TopologyPublisher(api, mirror, node_name, recorder.report if recorder else None)
+        yield TopologyPublisher(api, mirror, awaited, node_name, recorder.report if recorder else None)
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
 

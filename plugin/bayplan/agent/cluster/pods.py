@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.awaited_pods import AwaitedPods, PodName
 from bayplan.agent.condition import Condition
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
 from bayplan.agent.kubelet_pods.watch import PodKeeper
@@ -30,6 +31,7 @@ WATCH_S: Final = 240
 
 RETRY_LIMIT_S: Final = 30.0
 _PODS: Final = "/api/v1/pods"
+_PENDING: Final = "Pending"
 _MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the API server's copy of a static pod: the uid by which kubelet and the runtime know it."""
 
@@ -40,8 +42,13 @@ class _Metadata(msgspec.Struct, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
 class _Item(msgspec.Struct):
     metadata: _Metadata
+    status: _Status | None = None
 
 
 class _List(_Item):
@@ -55,25 +62,28 @@ class _Event(msgspec.Struct):
 
 class ApiPodWatch:
     """Follows the pods of the node *node_name* into *keeper*, unless that is *needless*, as another source
-    knows more."""
+    knows more; those that are pending into *awaited*."""
 
     def __init__(
         self,
         api: Api,
         node_name: str,
         keeper: PodKeeper,
+        awaited: AwaitedPods,
         needless: Callable[[], bool] = lambda: False,
         backoff: Backoff | None = None,
     ) -> None:
         self._api = api
         self._query = urlencode({"fieldSelector": f"spec.nodeName={node_name}"})
         self._keeper = keeper
+        self._awaited = awaited
         self._needless = needless
         self._backoff = backoff or Backoff(random.random, first_s=0.5, limit_s=RETRY_LIMIT_S)
         self._condition = Condition(
             "the API server's pods are not followed", "the API server's pods are followed again"
         )
         self._pods: dict[str, PodFacts] = {}
+        self._pending: dict[str, PodName] = {}
         self._version = ""
         """The resourceVersion up to which everything is known, empty if that is to be listed."""
 
@@ -98,35 +108,41 @@ class ApiPodWatch:
         await self._api.watch(_PODS, query, self._take, WATCH_S)
 
     def _list(self, listed: _List) -> None:
-        self._pods = {}
+        self._pods, self._pending = {}, {}
         for item in listed.items or ():
-            self._know(item, msgspec.convert(item, _Item).metadata)
+            self._know(item, msgspec.convert(item, _Item))
         self._progress(listed.metadata)
 
     def _take(self, told: Object) -> None:
         event = msgspec.convert(told, _Event)
         if event.type == "ERROR":
             raise ApiError(_PODS, int(event.object.get("code") or 0), str(event.object.get("message")))
-        metadata = msgspec.convert(event.object, _Item).metadata
+        one = msgspec.convert(event.object, _Item)
         if event.type in {"ADDED", "MODIFIED"}:
-            self._know(event.object, metadata)
+            self._know(event.object, one)
         elif event.type == "DELETED":
-            self._pods.pop(_uid(metadata), None)
-        self._progress(metadata)
+            self._pods.pop(_uid(one.metadata), None)
+            self._pending.pop(_uid(one.metadata), None)
+        self._progress(one.metadata)
 
-    def _know(self, item: Object, metadata: _Metadata) -> None:
-        """Take over the pod *item*. One that cannot be read hides no other one."""
-        item["metadata"]["uid"] = uid = _uid(metadata)
+    def _know(self, item: Object, one: _Item) -> None:
+        """Take over the pod *item*, which is *one*. One that cannot be read hides no other one."""
+        item["metadata"]["uid"] = uid = _uid(one.metadata)
         try:
-            self._pods[uid] = pod_of_object(item)
+            self._pods[uid] = pod = pod_of_object(item)
         except ParseError as error:
             logger.warning("a pod cannot be read", extra={"problem": str(error)})
+            return
+        self._pending.pop(uid, None)
+        if one.status is not None and one.status.phase == _PENDING:
+            self._pending[uid] = (pod.namespace, pod.name)
 
     def _progress(self, metadata: _Metadata) -> None:
         """Everything up to the version in *metadata* is known; say it."""
         self._version = metadata.resource_version or self._version
         self._condition.over()
         self._backoff.reset()
+        self._awaited.keep(self._pending)
         if not self._needless():
             self._keeper.keep(dict(self._pods))
 

@@ -1,4 +1,4 @@
-"""Publishes the node's room: on each change, at most once a second, and now and then again.
+"""Publishes the node's room and pods: on each change, at most once a second, and now and then again.
 
 What others changed or deleted is thereby put right within minutes. Where it cannot go on it says so once and
 tries again, less and less often; nothing is queued, since the next object says everything.
@@ -7,13 +7,14 @@ tries again, less and less often; nothing is queued, since the next object says 
 import asyncio
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.awaited_pods import AwaitedPods, PodName
 from bayplan.agent.cluster.happenings import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
 from bayplan.agent.cluster.other_writers import OtherWriters, Written
 from bayplan.agent.cluster.own_node import own_node_uid
@@ -44,14 +45,28 @@ class _Group(Struct):
     versions: list[_GroupVersion]
 
 
+class _Basis(Struct, frozen=True):
+    """What the object is made of."""
+
+    snapshot: Snapshot
+    awaited: frozenset[PodName]
+
+    def is_that_of(self, other: "_Basis") -> bool:
+        """Whether both have the same, where each change makes another value."""
+        one, two = self.snapshot, other.snapshot
+        same = one.machine is two.machine and one.policy is two.policy and one.ledger is two.ledger
+        return same and self.awaited == other.awaited
+
+
 class TopologyPublisher:
-    """Publishes what *mirror* knows as the room of the node *node_name*. *report* is given what somebody has
-    to put right."""
+    """Publishes what *mirror* and *awaited* know as the room and pods of the node *node_name*. *report* is
+    given what somebody has to put right."""
 
     def __init__(
         self,
         api: Api,
         mirror: Mirror,
+        awaited: AwaitedPods,
         node_name: str,
         report: Callable[[Happening], None] | None = None,
         least_interval_s: float = LEAST_INTERVAL_S,
@@ -60,6 +75,7 @@ class TopologyPublisher:
     ) -> None:
         self._api = api
         self._mirror = mirror
+        self._awaited = awaited
         self._node_name = node_name
         self._report = report
         self._least_interval_s = least_interval_s
@@ -76,11 +92,11 @@ class TopologyPublisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        last: Snapshot | None = None
+        last: _Basis | None = None
         while True:
             try:
                 async with asyncio.timeout(self._again_after_s):
-                    last = await self._next_snapshot(last)
+                    last = await self._next_basis(last)
             except TimeoutError:
                 last = self._published = None
                 continue
@@ -96,19 +112,23 @@ class TopologyPublisher:
                 self._backoff.reset()
                 await asyncio.sleep(self._least_interval_s)
 
-    async def _next_snapshot(self, last: Snapshot | None) -> Snapshot:
-        """The daemon's state, once it promises something else than *last*."""
+    async def _next_basis(self, last: _Basis | None) -> _Basis:
+        """What is known, once that is something else than *last*."""
         while True:
-            seen, snapshot = self._mirror.revision, self._mirror.snapshot
-            if snapshot is not None and (last is None or not _same_basis(last, snapshot)):
-                return snapshot
-            await self._mirror.wait_for_change(seen)
+            seen, snapshot, awaited = self._mirror.revision, self._mirror.snapshot, self._awaited.names
+            if snapshot is not None:
+                basis = _Basis(snapshot, awaited)
+                if last is None or not basis.is_that_of(last):
+                    return basis
+            await _first(self._mirror.wait_for_change(seen), self._awaited.wait_for_change(awaited))
 
-    async def _publish(self, snapshot: Snapshot) -> None:
+    async def _publish(self, basis: _Basis) -> None:
         if self._published is None:
             # Another node object of this name has another uid, and would leave this one to be collected.
             self._node_uid = await own_node_uid(self._api, self._node_name)
-        wanted = await asyncio.to_thread(topology_object, self._node_name, self._node_uid, snapshot)
+        wanted = await asyncio.to_thread(
+            topology_object, self._node_name, self._node_uid, basis.snapshot, basis.awaited
+        )
         if wanted != self._published:
             written = await self._api.apply(f"{_COLLECTION}/{self._node_name}", wanted, Written)
             self._published = wanted
@@ -159,6 +179,11 @@ async def remove_topology(api: Api, node_name: str) -> bool:
     return True
 
 
-def _same_basis(one: Snapshot, other: Snapshot) -> bool:
-    """Whether both have the same of all that the object is made of, where each change makes another value."""
-    return one.machine is other.machine and one.policy is other.policy and one.ledger is other.ledger
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of them."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -9,6 +9,7 @@ others, so that the sum over the nodes may be more than what is left of them tog
 from collections.abc import Iterator
 from typing import Any, Final
 
+from bayplan.agent.cluster.awaited_pods import PodName
 from bayplan.agent.cluster.fingerprint import pod_fingerprint
 from bayplan.engines.interface import reserved_cpus
 from bayplan.model.container_names import parts_in_pod
@@ -27,13 +28,15 @@ _SCOPE: Final = "container"
 Object = dict[str, Any]
 
 
-def topology_object(node_name: str, node_uid: str, snapshot: Snapshot) -> Object:
+def topology_object(
+    node_name: str, node_uid: str, snapshot: Snapshot, awaited: frozenset[PodName] = frozenset()
+) -> Object:
     """The object of the node *node_name*, whose own object has *node_uid* and takes it along when it is
-    deleted."""
+    deleted. *awaited* are pods that are still to be promised something."""
     attributes = {
         "topologyManagerPolicy": snapshot.policy.topology.value,
         "topologyManagerScope": _SCOPE,
-        "nodeTopologyPodsFingerprint": pod_fingerprint(pods_of(snapshot.ledger)),
+        "nodeTopologyPodsFingerprint": pod_fingerprint(pods_of(snapshot.ledger) | awaited),
         "nodeTopologyPodsFingerprintMethod": "all",
     }
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid}
@@ -46,7 +49,7 @@ def topology_object(node_name: str, node_uid: str, snapshot: Snapshot) -> Object
     }
 
 
-def pods_of(ledger: Ledger) -> set[tuple[str, str]]:
+def pods_of(ledger: Ledger) -> set[PodName]:
     """Namespace and name of each pod that something is promised to."""
     entries = (*ledger.entries.values(), *ledger.retained.values())
     named = (parts_in_pod(entry.decision.request.name) for entry in entries)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bayplan.agent.cluster.api import Api
+from bayplan.agent.cluster.awaited_pods import AwaitedPods
 from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
 from bayplan.backoff import Backoff
@@ -24,9 +25,11 @@ def pod(name: str) -> dict[str, Any]:
     return deepcopy(LISTED[name])
 
 
-def watching(api: FakeApiServer, keeper: Keeper, **needless) -> ApiPodWatch:
+def watching(
+    api: FakeApiServer, keeper: Keeper, awaited: AwaitedPods | None = None, **needless
+) -> ApiPodWatch:
     backoff = Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
-    return ApiPodWatch(Api(api.server), NODE, keeper, backoff=backoff, **needless)
+    return ApiPodWatch(Api(api.server), NODE, keeper, awaited or AwaitedPods(), backoff=backoff, **needless)
 
 
 def lists(api: FakeApiServer) -> int:
@@ -43,6 +46,28 @@ async def test_facts_are_those_that_kubelet_tells() -> None:
     told, problems = pods_of_json((RECORDED / "pods.json").read_bytes())
     assert not problems
     assert keeper.pods == {one.uid: one for one in told}
+
+
+async def test_a_pod_is_awaited_while_it_is_pending_and_not_for_ever() -> None:
+    api, keeper, awaited = FakeApiServer(), Keeper(), AwaitedPods(0.3)
+    pending = [pod("burstable"), pod("resizing")]
+    for one in pending:
+        one["status"]["phase"] = "Pending"
+        api.put_pod(one)
+    names = [(one["metadata"]["namespace"], one["metadata"]["name"]) for one in pending]
+    with api.serving():
+        async with running(watching(api, keeper, awaited)):
+            await awaited.wait_for_change(frozenset())
+            assert awaited.names == set(names)
+            api.put_pod(pod("burstable"))
+            await awaited.wait_for_change(frozenset(names))
+            assert awaited.names == {names[1]}
+            await awaited.wait_for_change(frozenset(names[1:]))
+            assert awaited.names == frozenset()
+            # Nor when it is told of again.
+            api.put_pod(pending[1] | {"spec": pending[1]["spec"] | {"priority": 7}})
+            await until(lambda: keeper.pods["uid-resizing"].priority == 7)
+            assert awaited.names == frozenset()
 
 
 async def test_each_change_comes_and_is_not_listed_again() -> None:

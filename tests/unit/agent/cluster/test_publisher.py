@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.cluster.awaited_pods import AwaitedPods
 from bayplan.agent.cluster.happenings import Happening
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
 from bayplan.agent.cluster.topology import topology_object
@@ -36,10 +37,12 @@ def publisher(
     again_s: float = 3600,
     timeout_s: float = 5,
     reported: list[Happening] | None = None,
+    awaited: AwaitedPods | None = None,
 ) -> TopologyPublisher:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
     report = None if reported is None else reported.append
-    return TopologyPublisher(Api(api.server, timeout_s), mirror, NODE, report, interval_s, again_s, backoff)
+    asked, awaited = Api(api.server, timeout_s), awaited or AwaitedPods()
+    return TopologyPublisher(asked, mirror, awaited, NODE, report, interval_s, again_s, backoff)
 
 
 def shows(api: FakeApiServer, snapshot) -> bool:
@@ -68,6 +71,18 @@ async def test_the_object_follows_the_ledger() -> None:
         for snapshot in (EVERYTHING, NOTHING, ONE_POD):
             show(mirror, snapshot)
             await until(lambda snapshot=snapshot: shows(api, snapshot))
+
+
+async def test_a_pod_that_is_bound_and_not_yet_created_is_in_the_fingerprint() -> None:
+    api, awaited = FakeApiServer(), AwaitedPods()
+    async with publishing(api, mirror_of(EVERYTHING), awaited=awaited):
+        await until(lambda: shows(api, EVERYTHING))
+        awaited.keep({"uid": ("default", "web")})
+        wanted = topology_object(NODE, "node-uid", EVERYTHING, frozenset({("default", "web")}))
+        assert wanted != topology_object(NODE, "node-uid", EVERYTHING)
+        await until(lambda: api.objects.get(PATH) == wanted)
+        awaited.keep({})
+        await until(lambda: shows(api, EVERYTHING))
 
 
 async def test_what_changes_nothing_is_not_published() -> None:
