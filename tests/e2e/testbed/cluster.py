@@ -2,10 +2,15 @@
 that runs on this machine.
 """
 
+import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bayplan.agent.cluster.fingerprint import pod_fingerprint
+from bayplan.model.container_names import parts_in_pod
+from bayplan.sets import CpuSet
 from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane
 from testbed.agent import GROUP, start_agent
 from testbed.channel import LIMIT_S
@@ -16,6 +21,7 @@ from testbed.node import Node
 from testbed.oci import WORKLOAD_IMAGE
 
 PODS = "/api/v1/namespaces/default/pods"
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 POLL_S = 0.5
 # What QEMU's user-mode network expects of its only guest.
 NETWORK = """modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 &&
@@ -98,6 +104,53 @@ def await_object(
             raise GuestError(f"{path} did not come to be as wanted within {limit_s:g} s: {found}")
         time.sleep(POLL_S)
     return found
+
+
+def await_published(node: Node, plane: ControlPlane, name: str) -> None:
+    """Wait until the API server has the room of the node's ledger, and of which pods it is."""
+    deadline = time.monotonic() + LIMIT_S
+    # The ledger may change, too: how much containers request is known exactly a while after they started.
+    while (found := plane.find(f"{TOPOLOGIES}/{name}")) is None or published(found) != promised(node):
+        if time.monotonic() > deadline:
+            raise GuestError(f"{name}: published is {found and published(found)}, but {promised(node)}")
+        time.sleep(POLL_S)
+
+
+def published(topology: Mapping[str, Any]) -> dict[str, object]:
+    """What a NodeResourceTopology has: capacity, allocatable and available of each resource by zone, and the
+    fingerprint of the pods."""
+    amounts = ("capacity", "allocatable", "available")
+    zones: dict[str, object] = {
+        zone["name"]: {one["name"]: [int(one[key]) for key in amounts] for one in zone["resources"]}
+        for zone in topology["zones"]
+    }
+    attributes = {one["name"]: one["value"] for one in topology["attributes"]}
+    return zones | {"pods": attributes["nodeTopologyPodsFingerprint"]}
+
+
+def promised(node: Node) -> dict[str, object]:
+    """The same, by what `bayplan status`, `nodes` and `what-if` say of the ledger."""
+    names = (parts_in_pod(one["name"]) for one in node.bayplan.status()["containers"])
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as manifest:
+        json.dump(pod("none", {}), manifest)
+        manifest.flush()
+        rooms = node.bayplan.ask("what-if", manifest.name)["nodesBefore"]
+    zones = {
+        f"node-{one['id']}": _zone(one, room["resources"])
+        for one, room in zip(node.bayplan.nodes()["nodes"], rooms, strict=True)
+    }
+    return {**zones, "pods": pod_fingerprint({parts[:2] for parts in names if parts is not None})}
+
+
+def _zone(node: Mapping[str, Any], rooms: Mapping[str, Mapping[str, int]]) -> dict[str, list[int]]:
+    """Capacity, allocatable and available of each resource."""
+    cpus, reserved, exclusive = (CpuSet.parse(node["cpus"][key]) for key in ("all", "reserved", "exclusive"))
+    free = cpus - reserved
+    amounts = {"cpu": [len(cpus), len(free), len(free - exclusive)]}
+    for resource, room in rooms.items():
+        total = node["resources"][resource]["totalBytes"]
+        amounts[resource] = [total, room["allocatableBytes"], room["freeBytes"]]
+    return amounts
 
 
 def pod(name: str, resources: Mapping[str, Mapping[str, str]], **spec: object) -> dict[str, Any]:
