@@ -22,6 +22,9 @@ MANY_STARTS = 4
 Pair = tuple[Plugin, Plugin]
 """The daemon, and the plugin that does nothing."""
 
+Times = tuple[list[float], list[float]]
+"""Milliseconds, by plugin."""
+
 
 def creations(populations: Sequence[int]) -> Iterator[Row]:
     """Creations and stops beside so many containers in the shared pool."""
@@ -36,8 +39,9 @@ def creations(populations: Sequence[int]) -> Iterator[Row]:
             small = "shared CPUs", 3.0, SHARED
             wide = "2 whole CPUs", 5.0 if population <= FEW else 10.0, (WHOLE,)
             for name, most, kinds in (small, wide):
-                created, stopped = _in_turns(pair, name.replace(" ", "-"), kinds)
+                created, noted, stopped = _in_turns(pair, name.replace(" ", "-"), kinds)
                 yield Row(f"create, {name}, {beside}", *created, most)
+                yield Row(f"PostCreateContainer, {name}, {beside}", noted)
                 yield Row(f"stop, {name}, {beside}", *stopped, most)
             resident_mib = ([one.resident_mib()] for one in pair)
             yield Row(f"resident, {beside}", *resident_mib, 45.0, "MiB", as_ratio=False)
@@ -59,16 +63,21 @@ def flushes(repeat: int = CREATIONS) -> Iterator[Row]:
     yield Row("one flush of the disk", times_ms)
 
 
-def _in_turns(pair: Pair, name: str, kinds: Sequence[Kind]) -> tuple[list[list[float]], list[list[float]]]:
-    """Milliseconds of creations and of stops, each by plugin."""
-    created: list[list[float]] = [[], []]
-    stopped: list[list[float]] = [[], []]
+def _in_turns(pair: Pair, name: str, kinds: Sequence[Kind]) -> tuple[Times, list[float], Times]:
+    """Milliseconds of creations, of the events after them, which only the daemon is sent, and of stops."""
+    created: Times = ([], [])
+    noted: list[float] = []
+    stopped: Times = ([], [])
     for number in range(WARM_UP + CREATIONS):
         kind, one = kinds[number % len(kinds)], f"{name}-{number}"
-        for index, plugin in enumerate(pair):
-            created[index].append(plugin.create(kind, one))
-            stopped[index].append(plugin.stop(kind, one))
-    return [times[WARM_UP:] for times in created], [times[WARM_UP:] for times in stopped]
+        for plugin, creations, stops in zip(pair, created, stopped, strict=True):
+            creations.append(plugin.create(kind, one))
+            if plugin is pair[0]:
+                noted.append(plugin.note_creation(kind, one))
+            stops.append(plugin.stop(kind, one))
+    for times in (*created, noted, *stopped):
+        del times[:WARM_UP]
+    return created, noted, stopped
 
 
 def _idle(daemon: Plugin) -> Row:

@@ -88,6 +88,10 @@ class Plugin:
         """Have a container created; how many milliseconds the runtime waited."""
         return self._do("CreateContainer", kind, name)
 
+    def note_creation(self, kind: Kind, name: str) -> float:
+        """Send the event after a container's creation; how many milliseconds the runtime waited."""
+        return self._do("PostCreateContainer", kind, name)
+
     def run(self, kind: Kind, name: str) -> None:
         """Have a container created and started."""
         self.create(kind, name)

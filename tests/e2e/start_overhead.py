@@ -1,11 +1,13 @@
 """What each way into bayplan adds to the start of a container.
 
-python tests/e2e/start_overhead.py [--starts N]
+python tests/e2e/start_overhead.py [--starts N] [--beside N] [--only NRI]
 
 In one virtual machine, in one run and by turns: `runc create` (and crun's) without bayplan, with the hook,
-after precreate and by the wrapper; then, in another one, `crictl create` on containerd without bayplan and
-with it over NRI; medians. Creation is all that a form has a part in. A guest without KVM is emulated and
-slower all over, by the factor that the yardstick shows: a bare start of Python takes 7 ms on a common server.
+after precreate and by the wrapper; then, in another one, `crictl create` and `crictl rm` on containerd
+without bayplan and with it over NRI, of a container that shares its CPUs and of one with a CPU of its own
+beside some that share the rest; medians. Creation is all that a form has a part in. A guest without KVM is
+emulated and slower all over, by the factor that the yardstick shows: a bare start of Python takes 7 ms on a
+common server.
 """
 
 import argparse
@@ -13,6 +15,9 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +26,7 @@ from testbed.errors import TestBedError
 from testbed.forms import FORMS, HOOKS_DIR, LIBEXEC, PROGRAMS, WRAPPER
 from testbed.node import Node
 from testbed.podman import IMAGE_ROOT
-from testbed.pods import burstable
+from testbed.pods import burstable, guaranteed
 from testbed.topology import TWO_NODES
 
 BARE_MS = 7.0
@@ -32,6 +37,7 @@ LIMIT_S = 600
 CONTAINERD = "2.1"
 NRI = "NRI"
 TURNS = 4
+SHARED, WHOLE = "shared CPUs", "a whole CPU"
 # Runs in the guest, so that the way to it is not measured; does what an engine does around the runtime.
 MEASURE = """
 import json, secrets, subprocess, sys, time
@@ -68,23 +74,20 @@ def main(argv: list[str]) -> int:
         description="What each way into bayplan adds to the start of a container."
     )
     parser.add_argument("--starts", type=int, default=20, metavar="N")
-    starts = parser.parse_args(argv).starts
+    parser.add_argument(
+        "--beside", type=int, default=20, metavar="N", help="running containers that share CPUs"
+    )
+    parser.add_argument("--only", choices=[NRI], help="leave out what is started without NRI")
+    given = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     node = None
     try:
-        node = Node(TWO_NODES, systemd=True)
-        node.forms.install()
-        node.bayplan.start("--oci-deadline", "20s")
-        node.guest.run("mkdir", "-p", f"{BUNDLE}/rootfs")
-        node.guest.run("tar", "-C", f"{BUNDLE}/rootfs", "-xf", IMAGE_ROOT)
-        how = "with KVM" if "kvm" in acceleration() else "emulated"
-        for runtime in PROGRAMS:
-            console.print(table(f"{runtime}, {how}, median of {starts}", measure(node, runtime, starts)))
-        counters = node.bayplan.status()["counters"]
-        console.print(f"the daemon counted {counters}", soft_wrap=True)
-        node.shut_down()
+        if given.only is None:
+            node = Node(TWO_NODES, systemd=True)
+            show_forms(console, node, given.starts)
+            node.shut_down()
         node = Node(TWO_NODES, CONTAINERD)
-        console.print(nri_table(how, measure_nri(node, starts)))
+        console.print(nri_table(measure_nri(node, given.starts, given.beside), given.beside))
     except TestBedError as error:
         sys.stderr.write(f"start_overhead: {error}\n")
         return 1
@@ -92,6 +95,21 @@ def main(argv: list[str]) -> int:
         if node is not None:
             node.shut_down()
     return 0
+
+
+def how() -> str:
+    return "with KVM" if "kvm" in acceleration() else "emulated"
+
+
+def show_forms(console: Console, node: Node, starts: int) -> None:
+    node.forms.install()
+    node.bayplan.start("--oci-deadline", "20s")
+    node.guest.run("mkdir", "-p", f"{BUNDLE}/rootfs")
+    node.guest.run("tar", "-C", f"{BUNDLE}/rootfs", "-xf", IMAGE_ROOT)
+    for runtime in PROGRAMS:
+        console.print(table(f"{runtime}, {how()}, median of {starts}", measure(node, runtime, starts)))
+    counters = node.bayplan.status()["counters"]
+    console.print(f"the daemon counted {counters}", soft_wrap=True)
 
 
 def measure(node: Node, runtime: str, starts: int) -> dict[str, list[float]]:
@@ -124,36 +142,52 @@ def measure(node: Node, runtime: str, starts: int) -> dict[str, list[float]]:
     return found
 
 
-def measure_nri(node: Node, starts: int) -> dict[str, list[float]]:
-    """Milliseconds of creations by crictl, without the daemon and with it."""
-    pod = burstable("bench", node_memory_bytes=node.kernel.memory_total_bytes(), memory="50Mi")
-    sandbox_id = node.crictl.run_sandbox(pod)
-    found: dict[str, list[float]] = {WITHOUT: [], NRI: []}
+def measure_nri(node: Node, starts: int, beside: int) -> dict[tuple[str, str], list[float]]:
+    """Milliseconds of operations by crictl, by what was done and whether with the daemon."""
+    memory_bytes = node.kernel.memory_total_bytes()
+    pods = {
+        SHARED: burstable("bench", node_memory_bytes=memory_bytes, memory="50Mi"),
+        WHOLE: guaranteed("owner", 1, "50Mi"),
+    }
+    sandbox_ids = {kind: node.crictl.run_sandbox(pod) for kind, pod in pods.items()}
+    found = defaultdict[tuple[str, str], list[float]](list)
+    others = list[str]()
     for _ in range(TURNS):
-        for form, times in found.items():
+        for form in (WITHOUT, NRI):
             if form == NRI:
                 since = node.bayplan.log_position()
                 node.bayplan.start()
                 node.bayplan.await_synchronized(since=since)
-            # The first one of a turn finds everything cold.
-            for number in range(starts // TURNS + 1):
-                started = time.perf_counter()
-                container_id = node.crictl.create(sandbox_id, pod, pod.containers[0])
-                if number:
-                    times.append((time.perf_counter() - started) * 1000)
-                node.crictl.remove(container_id)
+                while len(others) < beside:
+                    one = replace(pods[SHARED].containers[0], name=f"other-{len(others)}")
+                    others.append(node.crictl.create(sandbox_ids[SHARED], pods[SHARED], one))
+                    node.crictl.start(others[-1])
+            for kind, pod in pods.items():
+                # The first one of a turn finds everything cold.
+                for number in range(starts // TURNS + 1):
+                    started = time.perf_counter()
+                    container_id = node.crictl.create(sandbox_ids[kind], pod, pod.containers[0])
+                    created = time.perf_counter()
+                    node.crictl.remove(container_id)
+                    if number:
+                        found[f"create, {kind}", form].append((created - started) * 1000)
+                        found[f"rm, {kind}", form].append((time.perf_counter() - created) * 1000)
             if form == NRI:
                 node.bayplan.stop()
     return found
 
 
-def nri_table(how: str, found: dict[str, list[float]]) -> Table:
-    without, over_nri = (statistics.median(found[form]) for form in (WITHOUT, NRI))
-    shown = Table(title=f"crictl create, containerd {CONTAINERD}, {how}, median of {len(found[NRI])}")
+def nri_table(found: Mapping[tuple[str, str], list[float]], beside: int) -> Table:
+    count = len(next(iter(found.values())))
+    title = f"crictl, containerd {CONTAINERD}, {how()}, beside {beside} running, median of {count}"
+    shown = Table(title=title)
+    shown.add_column("")
     for heading in ("without, ms", "with bayplan, ms", "more, ms", "more, %"):
         shown.add_column(heading, justify="right")
-    more = over_nri - without
-    shown.add_row(f"{without:.0f}", f"{over_nri:.0f}", f"{more:.0f}", f"{more / without * 100:.1f}")
+    for what in dict.fromkeys(what for what, _ in found):
+        without, over_nri = (statistics.median(found[what, form]) for form in (WITHOUT, NRI))
+        more = over_nri - without
+        shown.add_row(what, f"{without:.0f}", f"{over_nri:.0f}", f"{more:.0f}", f"{more / without * 100:.1f}")
     return shown
 
 

@@ -14,7 +14,7 @@ from testbed import kubernetes
 from testbed.agent import GROUP, LOG
 from testbed.bayplan import POLL_S
 from testbed.channel import LIMIT_S
-from testbed.cluster import PODS, await_object, is_ready, join, pod
+from testbed.cluster import PODS, await_object, await_published, is_ready, join, pod
 from testbed.kubelet import kubelet_disk
 from testbed.node import Node
 from testbed.pods import MIB
@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
 NAME = "node-a"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-TOPOLOGY = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{NAME}"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 STRATEGIC = "application/strategic-merge-patch+json"
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
@@ -108,35 +107,15 @@ def await_claim(node: Node, name: str, amount: int) -> Mapping[str, Any]:
         time.sleep(POLL_S)
 
 
-def await_published(node: Node, plane: ControlPlane, directory: Path) -> None:
-    """Wait until the API server has the room that `bayplan what-if` shows of each node."""
-    manifest = directory / "pod.json"
-    manifest.write_text(json.dumps(pod("none", {})))
-    rooms = json.loads(node.bayplan.command("what-if", str(manifest), "--output", "json").stdout)
-    free = {f"node-{one['id']}": str(one["resources"]["memory"]["freeBytes"]) for one in rooms["nodesBefore"]}
-
-    def agrees(found: Mapping[str, Any]) -> bool:
-        return free == {
-            zone["name"]: one["available"]
-            for zone in found["zones"]
-            for one in zone["resources"]
-            if one["name"] == "memory"
-        }
-
-    await_object(plane, TOPOLOGY, agrees)
-
-
 def container_id(status: Mapping[str, Any]) -> str:
     return str(status["containerID"].removeprefix("containerd://"))
 
 
-def test_a_resize_in_place_corrects_the_claim_exactly(
-    node: Node, plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_resize_in_place_corrects_the_claim_exactly(node: Node, plane: ControlPlane) -> None:
     launch(plane, "web", {"requests": {"cpu": "100m", "memory": "133Mi"}, "limits": {"memory": "200Mi"}})
     launch(plane, "db", guaranteed("300Mi"))
     web, db = await_claim(node, "web", 133 * MIB), await_claim(node, "db", 300 * MIB)
-    await_published(node, plane, tmp_path)
+    await_published(node, plane, NAME)
 
     after = resize(plane, "web", {"requests": {"memory": "177Mi"}, "limits": {"memory": "260Mi"}})
     assert (container_id(after), after["restartCount"]) == (web["id"], 0)
@@ -148,11 +127,11 @@ def test_a_resize_in_place_corrects_the_claim_exactly(
         assert (container_id(after), after["restartCount"]) == (db["id"], 0)
         await_claim(node, "db", amount * MIB)
         assert node.view(db["id"]).memory_max_bytes == amount * MIB
-        await_published(node, plane, tmp_path)
+        await_published(node, plane, NAME)
 
 
 def test_a_full_node_says_why_on_the_pod_and_takes_it_when_there_is_room(
-    node: Node, plane: ControlPlane, tmp_path: Path
+    node: Node, plane: ControlPlane
 ) -> None:
     for name in ("one", "two"):
         launch(plane, name, guaranteed("500Mi"))
@@ -178,7 +157,7 @@ def test_a_full_node_says_why_on_the_pod_and_takes_it_when_there_is_room(
     plane.ask("POST", f"{PODS}/one/eviction", evicted)
     await_object(plane, f"{PODS}/late", is_ready)
     await_claim(node, "late", 600 * MIB)
-    await_published(node, plane, tmp_path)
+    await_published(node, plane, NAME)
 
 
 def events(plane: ControlPlane, made: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -192,9 +171,7 @@ def events(plane: ControlPlane, made: Mapping[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-def test_an_api_server_that_is_away_for_a_minute_changes_nothing(
-    node: Node, plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_an_api_server_that_is_away_for_a_minute_changes_nothing(node: Node, plane: ControlPlane) -> None:
     launch(plane, "steady", guaranteed("300Mi"))
     before = await_claim(node, "steady", 300 * MIB)
     plane.kill_api_server()
@@ -208,7 +185,7 @@ def test_an_api_server_that_is_away_for_a_minute_changes_nothing(
     launch(plane, "later", {"requests": {"cpu": "100m", "memory": "155Mi"}, "limits": {"memory": "260Mi"}})
     await_claim(node, "later", 155 * MIB)
     assert await_claim(node, "steady", 300 * MIB)["id"] == before["id"]
-    await_published(node, plane, tmp_path)
+    await_published(node, plane, NAME)
 
 
 @pytest.fixture

@@ -67,7 +67,8 @@ def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: N
     assert all(node.view(pod).cpus_allowed == rest for pod in shared)
 
     node.crictl.stop(exclusive.container_id)
-    assert all(node.view(pod).cpus_allowed == set(range(8)) for pod in shared)
+    for pod in shared:
+        node.await_cpus(pod, set(range(8)))
 
 
 @on(TWO_NODES)

@@ -19,7 +19,7 @@ from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Pod
-from bayplan.placement.adjustment import shared_pool_updates
+from bayplan.placement.adjustment import cpus_updates
 from bayplan.placement.hand_back import hand_back
 from bayplan.placement.reconcile import reconcile
 from bayplan.placement.take_over import KubeletState, Names, take_over
@@ -116,7 +116,7 @@ def test_a_round_trip_through_kubelets_files_keeps_every_promise(engine, draw):
     after = result.ledger
     assert promises(after) == promises(ledger)
     assert after.exclusive_cpus.isdisjoint(POLICY.reserved_cpus or CpuSet())
-    assert not shared_pool_updates(after, after.shared_cpus(MACHINE))
+    assert not cpus_updates(after, after.shared_cpus(MACHINE))
     again = reconcile(MACHINE, POLICY, decides, after, pods, containers, kubelet_pins_cpus=True)
     assert not again.updates
     assert promises(again.ledger) == promises(ledger)

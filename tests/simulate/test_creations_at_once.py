@@ -17,7 +17,7 @@ from bayplan.nri import Identity, Session
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from support.controllers import MACHINE, Controlled, controlled, here
+from support.controllers import MACHINE, Controlled, controlled, has_due_updates, here
 from support.cpuset_tree import CpusetTree
 from support.flavors import CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36, Flavor
 from support.memory_transport import MemoryEndpoint
@@ -131,19 +131,20 @@ class NriNode:
                 assert self.tree.cpus(other).isdisjoint(own), (other, key, self.said)
 
     async def agree(self) -> None:
-        """After one more reply the runtime has been told everything, and the kernel does what was decided."""
+        """After some more replies the runtime has been told everything, and the kernel does what was
+        decided."""
+        controller = self.around.controller
         last = sharer(f"last{len(self.said)}")
-        await self.runtime.create_container(OTHERS, last)
-        ledger = self.around.controller.ledger
+        await self.runtime.come_and_go(OTHERS, last, lambda: has_due_updates(controller))
+        ledger = controller.ledger
         for key, entry in ledger.entries.items():
             wanted = cpus_for(entry.decision, ledger.shared_cpus(MACHINE))
             assert CpuSet.parse(self.runtime.containers[key].linux.resources.cpu.cpus) == wanted, self.said
-            assert ledger.notified_cpus(entry) == wanted, self.said
+            assert entry.notified_cpus == wanted, self.said
             if key in self.running:
                 assert self.tree.cpus(key) == wanted, (key, "; ".join(self.said))
         for _ in range(2):
             assert await self.verifier.verify(at_once=False) == (), self.said
-        await self.runtime.remove_container(last.id)
 
 
 def orders(steps: int) -> Iterator[list[int]]:

@@ -22,7 +22,7 @@ from bayplan.nri import UnixSocket
 from bayplan.sets import CpuSet
 from bayplan.state import Store
 from bayplan.views.status import nodes_view, status_view
-from support.controllers import announced, no_kernel
+from support.controllers import NoKernel, announced
 from support.flavors import ALL, CONTAINERD_2_3
 from support.machines import machine
 from support.plugin import serving
@@ -74,7 +74,7 @@ async def daemon(runtime, directory, engine=None):
         recorder,
         cgroup_v2=True,
         write_oom_score_adj=unused,
-        sync_cpusets=no_kernel,
+        cpusets=NoKernel(),
         verify_soon=lambda: None,
         devices=search,
     )

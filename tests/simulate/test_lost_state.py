@@ -24,7 +24,7 @@ from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state.schema import VERSION
-from support.controllers import controlled
+from support.controllers import controlled, has_due_updates
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine
 from support.memory_transport import MemoryEndpoint
@@ -95,7 +95,7 @@ def promised(controller: Controller) -> Promises:
             "claim": entry.decision.placement.claim,
             "home": entry.decision.placement.original_nodes,
             "overlapping": entry.decision.placement.overlapping,
-            "told": ledger.notified_cpus(entry),
+            "told": entry.notified_cpus,
             "oom group": entry.oom_group,
             "ended": entry.ended,
         }
@@ -114,6 +114,11 @@ def comparable(promises: Promises, resized: set[str]) -> Promises:
         claim = replace(claims[key], amounts_bytes=asked, short_bytes={}) if short else claims[key]
         compared[key] = {**one, "claim": claim, "home": None if key in resized else one["home"]}
     return compared
+
+
+async def notify(runtime: FakeRuntime, controller: Controller) -> None:
+    """Have the runtime sent all that is due, so that it is not sent anything when it connects again."""
+    await runtime.come_and_go(OTHERS, best_effort("passing"), lambda: has_due_updates(controller))
 
 
 def specs(runtime: FakeRuntime) -> dict[str, bytes]:
@@ -167,6 +172,7 @@ async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> Non
         await runtime.create_container(pinned_to_0, guaranteed("first", 1, 3 * GIB, pinned_to_0))
         for key in runtime.containers:
             await runtime.start_container(key)
+        await notify(runtime, controller)
         before, told = promised(controller), specs(runtime)
         assert len(before) == 20
         assert any(one["home"] is not None for one in before.values())  # moved over, with a home
@@ -189,6 +195,7 @@ async def test_anything_that_happened_before_a_loss(tmp_path: Path, seed: int) -
     draw, runtime = random.Random(seed), FakeRuntime(CONTAINERD_2_3)
     async with daemon(runtime, tmp_path / "state") as controller:
         resized = await populate(runtime, draw, 25)
+        await notify(runtime, controller)
         before, told = promised(controller), specs(runtime)
     shutil.rmtree(tmp_path / "state")
     async with daemon(runtime, tmp_path / "state") as controller:
@@ -207,6 +214,7 @@ async def test_an_older_copy_of_the_state_directory(tmp_path: Path, seed: int) -
         resized |= await populate(runtime, draw, 10, names="later")
         await runtime.create_container(OTHERS, best_effort("proof"))  # so that the copy is seen to be older
         await runtime.start_container(f"{OTHERS.id}-proof")
+        await notify(runtime, controller)
         before, told = promised(controller), specs(runtime)
     async with daemon(runtime, tmp_path / "older") as controller:
         assert comparable(promised(controller), resized) == comparable(before, resized)
@@ -222,6 +230,7 @@ async def test_a_rollback_and_the_upgrade_after_it(tmp_path: Path, seed: int) ->
     for suffix in ("", "-2"):
         async with daemon(runtime, state) as controller:
             resized |= await populate(runtime, draw, 15, names=f"n{suffix}-")
+            await notify(runtime, controller)
             before, told = promised(controller), specs(runtime)
         with closing(sqlite3.connect(state / "state.db")) as database, database:
             database.execute(f"PRAGMA user_version = {VERSION + 1}")

@@ -103,6 +103,8 @@ class ControlPlane:
     def __init__(self, programs: Path, directory: Path, nodes: tuple[str, ...] = ()) -> None:
         self.directory = directory
         self.ca = directory / "server.pem"
+        self.to_nodes = directory / "to-nodes.sock"
+        """By what is put there the API server reaches kubelets (HTTP CONNECT), as `kubectl exec` needs it."""
         self._programs = programs / "bin"
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api_server: subprocess.Popen[bytes] | None = None
@@ -118,6 +120,7 @@ class ControlPlane:
         users = [f'{token},{user},{user},"{group}"\n' for token, user, group in (admin, *kubelets)]
         (directory / "tokens.csv").write_text("".join(users))
         (directory / "audit.yaml").write_text(json.dumps(_AUDIT))
+        (directory / "egress.yaml").write_text(json.dumps(_egress(self.to_nodes)))
         _openssl("genpkey", "-algorithm", "RSA", "-out", str(directory / "accounts.key"))
         names = f"subjectAltName=IP:127.0.0.1,IP:{GUESTS_VIEW},IP:{SERVICE}"
         self._certify("server", "/CN=kube-apiserver", "-addext", names)
@@ -157,6 +160,7 @@ class ControlPlane:
             # As kubeadm has it; the daemon's pod is privileged.
             "--allow-privileged=true",
             "--authorization-mode=Node,RBAC",
+            f"--egress-selector-config-file={made}/egress.yaml",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={made}/accounts.key",
             f"--service-account-signing-key-file={made}/accounts.key",
@@ -361,6 +365,16 @@ class ControlPlane:
             return bool(self._ask("GET", path, None, "application/json"))
         except (OSError, ApiRefusalError):
             return False
+
+
+def _egress(to_nodes: Path) -> Object:
+    """Has connections to nodes go through a proxy."""
+    through = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": str(to_nodes)}}}
+    return {
+        "apiVersion": "apiserver.k8s.io/v1beta1",
+        "kind": "EgressSelectorConfiguration",
+        "egressSelections": [{"name": "cluster", "connection": through}],
+    }
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

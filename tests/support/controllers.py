@@ -35,8 +35,14 @@ async def here(work: Callable[[], Result]) -> Result:
     return work()
 
 
-async def no_kernel(container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
-    """Nothing is to be settled where there are no cgroups."""
+class NoKernel:
+    """The cpusets of containers that have no cgroup."""
+
+    async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """There is nothing to write."""
+
+    def sync_soon(self) -> None:
+        """There is nothing to write."""
 
 
 class Controlled:
@@ -55,6 +61,7 @@ class Controlled:
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
+        self.changes_of_all = 0
         self.compared: list[Collection[str] | None] = []
         self.cpusets: Cpusets | None = None
         self.narrowing_due = asyncio.Event()
@@ -65,7 +72,7 @@ class Controlled:
             recorder,
             cgroup_v2=cgroup_v2,
             write_oom_score_adj=self.write_oom_score_adj,
-            sync_cpusets=self.sync_cpusets,
+            cpusets=self,
             verify_soon=self.verify_soon,
             capacity_freed=self.narrowing_due.set,
             clock=clock,
@@ -87,11 +94,17 @@ class Controlled:
             lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
         )
 
-    async def sync_cpusets(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+    async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """Note it, and do so on the kernel, if there is one."""
         self.compared.append(container_ids)
         if self.cpusets is not None:
             await self.cpusets.sync(container_ids, mems=mems)
+
+    def sync_soon(self) -> None:
+        """Count it, and do so on the kernel, if there is one."""
+        self.changes_of_all += 1
+        if self.cpusets is not None:
+            self.cpusets.sync_soon()
 
     def verify_soon(self) -> None:
         """Count it."""
@@ -124,6 +137,11 @@ async def begun(
     return answered
 
 
+def has_due_updates(controller: Controller) -> bool:
+    """Whether the runtime was sent other CPUs for a container than it should have."""
+    return controller.ledger.has_due_updates(controller.basis.shared_cpus)
+
+
 def runtime(nri: str) -> Runtime:
     """A containerd with the NRI version *nri*."""
     version = Version.parse(nri)
@@ -135,8 +153,7 @@ class _FullDisk:
     """A store without room, which can still be read."""
 
     def __init__(self, store: Store) -> None:
-        self.entries, self.pool_cpus = store.entries, store.pool_cpus
-        self.history, self.close = store.history, store.close
+        self.entries, self.history, self.close = store.entries, store.history, store.close
 
     def commit(self, _: Step) -> None:
         """Fail."""

@@ -92,9 +92,7 @@ async def oci_socket(
     async with controlled(directory / "state", policy, nri=None, on=on, cgroup_v2=kernel.unified) as around:
         path = directory / "oci.sock"
         cpusets = around.on(kernel, path)
-        one = OciRequestHandler(
-            around.controller, kernel, cpusets, around.verify_soon, settings, runtime_updater
-        )
+        one = OciRequestHandler(around.controller, kernel, cpusets, settings, runtime_updater)
         server = OciServer(path, one.serve)
         await server.start()
         try:

@@ -12,7 +12,7 @@ of specs when and where real ones do. Creation, start and update can be taken ap
 which those let go of their lock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from bayplan._proto.nri import api_pb2 as pb
@@ -243,6 +243,15 @@ class FakeRuntime(PluginCalls):
         self._with_cgroup.discard(container_id)
         container = self.containers.pop(container_id)
         await self._notify_of_container(Event.REMOVE_CONTAINER, self._pod_of(container), container)
+
+    async def come_and_go(self, pod: pb.PodSandbox, container: pb.Container, due: Callable[[], bool]) -> None:
+        """Create and remove a container, at least once, until no updates of others are *due* any more: each
+        answer has a few."""
+        while True:
+            await self.create_container(pod, container)
+            await self.remove_container(container.id)
+            if not due():
+                break
 
     # ---- What there is -------------------------------------------------------------------------------
 

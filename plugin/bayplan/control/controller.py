@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
-from bayplan.control.notified import KNOWN_SINCE, SyncCpusets, updates_over_nri
+from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
@@ -59,7 +59,7 @@ class Controller:
         *,
         cgroup_v2: bool,
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
-        sync_cpusets: SyncCpusets,
+        cpusets: KernelCpusets,
         verify_soon: Callable[[], None],
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
@@ -77,6 +77,7 @@ class Controller:
             weighted_interleave=weighted_interleave,
             devices=devices,
             capacity_freed=capacity_freed,
+            sync_cpusets_soon=cpusets.sync_soon,
             decide_in_thread=decide_in_thread,
         )
         self.counters = self.placements.counters
@@ -86,7 +87,7 @@ class Controller:
         self.before_promises: Callable[[], Awaitable[None]] = _nothing_to_await
         """Awaited in the transaction in which a runtime listed what runs, before anything is promised."""
         self._write_oom_score_adj = write_oom_score_adj
-        self._sync_cpusets = sync_cpusets
+        self._cpusets = cpusets
         self._verify_soon = verify_soon
         self._devices = devices
         self._missed_ends: set[str] = set()
@@ -218,6 +219,8 @@ class Controller:
         if self._devices is not None:
             self._devices.keep(pods)
         self.placements.decision_log.synchronized(result)
+        # An earlier daemon may have died between a commit and the kernel.
+        self._cpusets.sync_soon()
         return result.updates
 
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
@@ -244,7 +247,7 @@ class Controller:
             updates = await self.placements.change(transaction, pod, container, resources)
         if not self.ledger.exclusive_cpus <= before:
             # It runs already: others must have left its new exclusive CPUs before it is answered.
-            await self._sync_cpusets()
+            await self._cpusets.sync()
         return self._for_runtime(updates, {container.id})
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002 - NRI's
@@ -267,10 +270,7 @@ class Controller:
             if container is None:
                 self._pod_changed(transaction, event, pod)
             elif event is Event.REMOVE_CONTAINER:
-                known = container.id in transaction.basis.ledger.entries
                 self.placements.release(transaction, container.id)
-                if known:
-                    self._verify_soon()
             elif event is Event.POST_UPDATE_CONTAINER:
                 self._update_completed(transaction, container.id)
             elif event in KNOWN_SINCE:
@@ -282,7 +282,7 @@ class Controller:
             await self._set_oom_score_adj(pod, container)
             await self.sync_before_start(container.id)
         elif self.placements.notifications.may_differ(event, self.basis, container.id):
-            await self._sync_cpusets((container.id,), mems=True)
+            await self._cpusets.sync((container.id,), mems=True)
 
     def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
         if event is Event.RUN_POD_SANDBOX:
@@ -301,16 +301,14 @@ class Controller:
         for container_id in left:
             self.placements.release(transaction, container_id)
         self.placements.stopped_pods.discard(pod.id)
-        if left:
-            self._verify_soon()
 
     def _update_completed(self, transaction: Transaction, container_id: str) -> None:
         """The runtime has carried out the answer to an update of the container itself, perhaps after a later
         update: the CPUs of that answer are those that the container has."""
-        cpus = self.placements.notifications.update_completed(container_id)
-        ledger = transaction.basis.ledger
-        if cpus is not None and container_id in ledger.entries:
-            transaction.accept(ledger=ledger.with_notified_cpus({container_id: cpus}))
+        answered, cpus = self.placements.notifications.update_completed(container_id)
+        entry = transaction.basis.ledger.entries.get(container_id)
+        if entry is not None and entry.origin is None and (cpus is not None or not answered):
+            transaction.accept(ledger=transaction.basis.ledger.with_notified_cpus({container_id: cpus}))
 
     def _observed(self, transaction: Transaction, event: Event, pod: Pod, container: Container) -> None:
         """The runtime knows a container: it was created, is about to start, or has started."""
@@ -339,10 +337,10 @@ class Controller:
         container that does not run yet, and nobody changes a spec that was rewritten. Nor does the owner of
         exclusive CPUs start before all others have left them.
         """
-        await self._sync_cpusets((container_id,), mems=True)
+        await self._cpusets.sync((container_id,), mems=True)
         entry = self.ledger.entries.get(container_id)
         if entry is not None and entry.decision.placement.exclusive_cpus:
-            await self._sync_cpusets()
+            await self._cpusets.sync()
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""

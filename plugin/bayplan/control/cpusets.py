@@ -50,6 +50,10 @@ class Cpusets:
         self._in_thread = in_thread
         self._lock = Lock()
         self._all_synced = asyncio.Event()
+        self._due = False
+        self._syncing: asyncio.Task[None] | None = None
+        self.writes = 0
+        """How often a cpuset was written here: what it has now it did not have before."""
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
@@ -58,6 +62,20 @@ class Cpusets:
         await self._in_thread(partial(self.write, container_ids, mems=mems))
         if container_ids is None:
             self._all_synced.set()
+
+    def sync_soon(self) -> None:
+        """Compare the CPUs of all with the ledger, beside everything else."""
+        self._due = True
+        if self._syncing is None and not shadow_mode.is_on():
+            self._syncing = asyncio.get_running_loop().create_task(self._sync_while_due())
+
+    async def _sync_while_due(self) -> None:
+        try:
+            while self._due:
+                self._due = False
+                await self._in_thread(self.write)
+        finally:
+            self._syncing = None
 
     async def follow_starting(self) -> None:
         """For ever: whenever the CPUs of all were compared, because a container got exclusive CPUs, compare
@@ -114,6 +132,7 @@ class Cpusets:
             cpus = one.cpus if one.cpus != shown_cpus else None
             nodes = one.mems if mems and one.mems != shown_mems else None
             if cpus is not None or nodes is not None:
+                self.writes += 1
                 cgroup.apply(Update(one.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
 
         self._change(one, compared)

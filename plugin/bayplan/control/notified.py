@@ -1,7 +1,8 @@
 """Which CPUs and nodes were sent to the NRI runtime, and what it can have applied of them.
 
 The ledger has the CPUs (`Entry.notified_cpus`); here are the containers that cannot be updated yet, and the
-updates that are under way. Changed by `placements` and the controller only.
+updates that are under way. Changed by `placements` and the controller only. The kernel never waits for an
+update: it has its cpusets from us.
 """
 
 import enum
@@ -12,7 +13,7 @@ from bayplan.control.transactions import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.nri import Event
-from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.adjustment import cpus_for, for_one_reply
 from bayplan.sets import CpuSet
 
 KNOWN_SINCE: Final = frozenset(
@@ -21,11 +22,14 @@ KNOWN_SINCE: Final = frozenset(
 """The events that show that the runtime knows a container which it was to create."""
 
 
-class SyncCpusets(Protocol):
-    """Makes the kernel's cpusets what the ledger has, at once; see `bayplan.control.cpusets`."""
+class KernelCpusets(Protocol):
+    """Makes the kernel's cpusets what the ledger has; see `bayplan.control.cpusets`."""
 
-    async def __call__(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
-        """Those of the named containers, the CPUs of all if none are named."""
+    async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """At once those of the named containers, the CPUs of all if none are named."""
+
+    def sync_soon(self) -> None:
+        """The CPUs of all, while the caller goes on."""
 
 
 class Stage(enum.Enum):
@@ -50,7 +54,7 @@ class Notifications:
         self.stages: dict[str, Stage] = {}
         self.nodes_due: set[str] = set()
         self.last_reply: Sequence[Update] = ()
-        self._updating: dict[str, CpuSet] = {}
+        self._updating: dict[str, CpuSet | None] = {}
 
     def synchronized(self, containers: Iterable[Container], updates: Sequence[Update]) -> None:
         """The runtime has listed its *containers*, and is answered with *updates*."""
@@ -80,38 +84,41 @@ class Notifications:
         if entry is None:
             return False
         cpus = cpus_for(entry.decision, basis.shared_cpus)
-        return container_id in self.nodes_due or cpus not in (None, basis.ledger.notified_cpus(entry))
+        return container_id in self.nodes_due or cpus not in (None, entry.notified_cpus)
 
     def forget(self, container_id: str) -> None:
         """A container has ended."""
         self.stages.pop(container_id, None)
         self._updating.pop(container_id, None)
 
-    def unreachable(self, ledger: Ledger, updates: Iterable[Update], *, replied: bool) -> frozenset[str]:
-        """The ids of the containers whose *updates* the runtime cannot take now: of all that came over NRI if
-        it is not *replied* to, else of those that it does not know yet. Updates of the other containers do
-        not go to it."""
-        if replied:
+    def for_reply(self, updates: Sequence[Update], asked: str | None, most_running: int) -> Sequence[Update]:
+        """Those of *updates* that go out with the reply to a request about the container *asked*: none of
+        containers that the runtime does not know yet, all of those that do not run yet, of which it writes
+        the cpusets itself, and *most_running* of the others."""
+        always = {asked} if asked is not None else set[str]()
+        if self.stages:
             unknown = {key for key, stage in self.stages.items() if stage is Stage.DECIDED}
-            updates = [one for one in updates if one.container_id in unknown] if unknown else ()
-        ids = (one.container_id for one in updates)
-        return frozenset(key for key in ids if ledger.entries[key].origin is None)
+            updates = [one for one in updates if one.container_id not in unknown]
+            always |= self.stages.keys()
+        return for_one_reply(updates, always, most_running)
 
-    def sent(self, updates: Sequence[Update], nodes_due: set[str], *, replied: bool) -> None:
-        """These *updates* are due, and with *replied* they go out with the reply; *nodes_due* remain."""
+    def sent(self, updates: Sequence[Update] | None, nodes_due: set[str]) -> None:
+        """These *updates* go out with the reply to the runtime, None without one; *nodes_due* remain."""
         self.nodes_due = nodes_due
-        if replied:
+        if updates is not None:
             self.last_reply = updates
 
-    def update_answered(self, own: Update) -> None:
-        """An update of a container is answered with *own* for the container itself. The runtime carries that
-        out after the reply, perhaps after a later update of the same container."""
-        if own.cpuset_cpus is not None:
-            self._updating[own.container_id] = own.cpuset_cpus
+    def update_answered(self, container_id: str, updates: Iterable[Update]) -> Update:
+        """An update of a container is answered with *updates*; that of the container itself, perhaps empty.
+        The runtime carries it out after the reply, perhaps after a later update of the same container."""
+        own = next((one for one in updates if one.container_id == container_id), Update(container_id))
+        self._updating[container_id] = own.cpuset_cpus
+        return own
 
-    def update_completed(self, container_id: str) -> CpuSet | None:
-        """The CPUs that a container has after the runtime carried out that answer; None if it had none."""
-        return self._updating.pop(container_id, None)
+    def update_completed(self, container_id: str) -> tuple[bool, CpuSet | None]:
+        """Whether it is known which answer the runtime carried out, and the CPUs in it, None if it had none.
+        It is not known if an earlier daemon gave the answer, or none was given in time."""
+        return container_id in self._updating, self._updating.pop(container_id, None)
 
 
 def updates_over_nri(

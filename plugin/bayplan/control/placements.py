@@ -35,12 +35,13 @@ from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import Runtime
 from bayplan.placement.adjustment import (
+    MOST_UPDATES,
     Ability,
     adjustment_for,
+    cpus_updates,
     merged,
     nodes_updates,
     resized,
-    shared_pool_updates,
 )
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
@@ -70,6 +71,7 @@ class Placements:
         weighted_interleave: bool,
         devices: DeviceSearch | None,
         capacity_freed: Callable[[], None],
+        sync_cpusets_soon: Callable[[], None],
         decide_in_thread: InThread | None,
     ) -> None:
         self.known = KnownContainers()
@@ -87,6 +89,7 @@ class Placements:
         self._weighted_interleave = weighted_interleave
         self._devices = devices
         self._capacity_freed = capacity_freed
+        self._sync_cpusets_soon = sync_cpusets_soon
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
         """Completes a decision about a new container by the memory that is free at the moment."""
@@ -142,9 +145,9 @@ class Placements:
             oom_group=over_nri and OOM_GROUP in adjustment.unified,
         )
         after = base.moved(decision.moves).with_entry(entry)
-        updates = await self._commit(
-            transaction, after, shared, container.id, decision.moves, replied=over_nri
-        )
+        # A start waits for this reply, and not for the end of a container or a change.
+        most = 0 if over_nri else None
+        updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
         if over_nri:
             self.notifications.creation_answered(container.id)
         self.known.add(pod, container)
@@ -161,7 +164,7 @@ class Placements:
         """Decide again about a container whose resources change; refused, everything stays as it was.
 
         Returns:
-            The updates of other containers, and one of this container if its nodes or CPUs change.
+            The updates of other containers, and of this one what it lacks.
 
         Raises:
             PlacementError: a strict policy does not allow the changed request.
@@ -185,24 +188,24 @@ class Placements:
         )
         decision = await self._engine_thread.run(engine, machine, decide)
         self.kubelet_pods.expect(pod)
+        most = MOST_UPDATES if entry.origin is None else None
         if decision is None:
-            return ()
+            # The runtime sets all that it has for the container, also what is out of date.
+            updates = self._accept(transaction, ledger, container.id, most)
+            self.notifications.update_answered(container.id, updates)
+            return updates
         if decision.outcome is Outcome.REFUSED:
             self._refuse(decision)
-        over_nri, exclusive_cpus = entry.origin is None, decision.placement.exclusive_cpus
+        exclusive_cpus = decision.placement.exclusive_cpus
         shared = base.shared_cpus(machine, policy.withheld_cpus, exclusive_cpus)
         changed = replace(entry, decision=decision)
         changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)
         after = base.moved(decision.moves).with_entry(changed)
-        updates = await self._commit(
-            transaction, after, shared, container.id, decision.moves, replied=over_nri
-        )
+        updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
         self.known.add(pod, container)
         self.decision_log.decided("placed again", decision)
         self._capacity_freed()
-        own = next((one for one in updates if one.container_id == container.id), Update(container.id))
-        if over_nri:
-            self.notifications.update_answered(own)
+        own = self.notifications.update_answered(container.id, updates)
         mems = decision.placement.mems
         if mems is None or mems == old.placement.mems:
             return updates
@@ -226,7 +229,7 @@ class Placements:
             self._devices.pod_gone(pod_id)  # without NRI no event reports the end of a pod
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
         left, _ = with_completed_claims(machine, policy, engine, left)
-        updates = self._accept(transaction, left, replied=replied)
+        updates = self._accept(transaction, left, None, MOST_UPDATES if replied else None)
         self.decision_log.released(entry.decision.request.name, container_id)
         self._capacity_freed()
         return updates
@@ -252,7 +255,8 @@ class Placements:
             # What it was given while it was being created has gone to others since.
             entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
-        updates = self._accept(transaction, ledger.with_entry(entry), container.id, replied=replied)
+        most = MOST_UPDATES if replied else None
+        updates = self._accept(transaction, ledger.with_entry(entry), container.id, most)
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
@@ -261,7 +265,7 @@ class Placements:
     def take_over(self, transaction: Transaction, result: TakeOver) -> None:
         """Promise what kubelet's managers had given away. No reply waits for it: where our shared CPUs are
         others than kubelet's, the kernel gets them."""
-        self._accept(transaction, result.ledger, replied=False)
+        self._accept(transaction, result.ledger)
         self._capacity_freed()
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
@@ -315,65 +319,74 @@ class Placements:
         shared: CpuSet,
         decided: str,
         moves: Collection[Move],
-        *,
-        replied: bool,
+        most_running: int | None,
     ) -> Sequence[Update]:
         """Record *ledger*, then make it current.
 
         *decided* is the id of the container that was decided about, *moves* what the decision does to others,
-        *shared* the CPUs of those without exclusive CPUs in *ledger*.
+        *shared* the CPUs of those without exclusive CPUs in *ledger*, and *most_running* as for
+        `_with_updates`.
 
         Returns:
-            The updates that are due: with *replied* for the reply to the NRI runtime, else for the kernel.
+            The updates for the reply to the NRI runtime; without one, of nodes, for the kernel.
         """
-        ledger, updates, nodes_due = self._with_updates(ledger, shared, moves, replied=replied)
+        before = transaction.basis.shared_cpus
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, moves, most_running)
         begun_s = time.perf_counter()
         try:
             await transaction.commit(ledger, decided)
         finally:
             self.latency.commit.observe(time.perf_counter() - begun_s)
-        self.notifications.sent(updates, nodes_due, replied=replied)
+        self.notifications.sent(None if most_running is None else updates, nodes_due)
         for one in moves:
             self.decision_log.moved(one)
+        if shared != before:
+            self._sync_cpusets_soon()
         return updates
 
     def _accept(
-        self, transaction: Transaction, ledger: Ledger, decided: str | None = None, *, replied: bool
+        self,
+        transaction: Transaction,
+        ledger: Ledger,
+        decided: str | None = None,
+        most_running: int | None = None,
     ) -> Sequence[Update]:
         """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`."""
-        shared = transaction.basis._replace(ledger=ledger).shared_cpus
-        ledger, updates, nodes_due = self._with_updates(ledger, shared, replied=replied)
+        before, shared = transaction.basis.shared_cpus, transaction.basis._replace(ledger=ledger).shared_cpus
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
-        self.notifications.sent(updates, nodes_due, replied=replied)
+        self.notifications.sent(None if most_running is None else updates, nodes_due)
+        if shared != before:
+            self._sync_cpusets_soon()
         return updates
 
     def _with_updates(
-        self, ledger: Ledger, shared: CpuSet, moves: Collection[Move] = (), *, replied: bool
+        self,
+        ledger: Ledger,
+        shared: CpuSet,
+        decided: str | None,
+        moves: Collection[Move],
+        most_running: int | None,
     ) -> tuple[Ledger, Sequence[Update], set[str]]:
-        """The updates that *ledger* makes due.
+        """The updates that *ledger* makes due. The reply takes those of *most_running* running containers;
+        None: the runtime gets no reply. What it does not take stays due, and the kernel has it from us.
 
-        An update that the runtime cannot take now stays due. Example: *a* gets exclusive CPUs while the
-        creation of *b* is answered and *b* is not stored by the runtime yet. An update of *b* would be lost,
-        so it is left out of the reply, ``notified_cpus`` of *b* become None, and *b* is due again with the
-        next reply.
+        Example: *a* gets exclusive CPUs while the creation of *b* is answered and *b* is not stored by the
+        runtime yet, and 200 containers run on the CPUs that are left. An update of *b* would be lost, and 200
+        would take the runtime seconds. The next replies have that of *b*, and some of the others.
 
         Returns:
-            *ledger* as it is once the updates are sent; the updates, for a reply without those that cannot
-            be taken; and the ids of the containers whose nodes are still to be sent.
+            *ledger* as it is once the updates are sent; the updates for the reply, without one those of
+            nodes; and the ids of the containers whose nodes are still to be sent.
         """
-        pool = shared_pool_updates(ledger, shared)
-        nodes = {move.container_id for move in moves} | self.notifications.nodes_due
-        updates = merged(nodes_updates(ledger, nodes), pool) if nodes else pool
-        lost = self.notifications.unreachable(ledger, updates, replied=replied)
-        outside = ledger.outside_pool
-        sent = {one.container_id: one.cpuset_cpus for one in pool if one.container_id in outside}
-        if lost:
-            # The kernel gets them from us. None, so that an update is due also if what was sent last becomes
-            # right again.
-            sent |= {one.container_id: None for one in pool if one.container_id in lost}
-        ledger = ledger.with_notified_cpus(sent, shared)
-        reply = [one for one in updates if one.container_id not in lost] if replied and lost else updates
-        return ledger, reply, {key for key in nodes if key in lost}
+        moved = nodes_updates(ledger, {move.container_id for move in moves} | self.notifications.nodes_due)
+        due = {one.container_id for one in moved if ledger.entries[one.container_id].origin is None}
+        if most_running is None:
+            return ledger, moved, due
+        cpus = cpus_updates(ledger, shared)
+        updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, decided, most_running)
+        sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
+        return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
 
 
 def _has_decided_cpus(container: Container) -> bool:

@@ -59,7 +59,7 @@ class Recorder:
 
     async def ledger(self) -> Ledger:
         """Everything that is promised, as it is recorded."""
-        return await self._run(lambda: Ledger.of(self.store.entries(), self.store.pool_cpus()))
+        return await self._run(lambda: Ledger.of(self.store.entries()))
 
     async def decided(self, since_us: int) -> list[tuple[int, Decision]]:
         """The decisions since then, refusals too, with their times (microseconds since the epoch), the newest

@@ -128,8 +128,6 @@ class Transactions:
         self._number = 0
         self._replacing_since: int | None = None
         """The write from which on the disk is to hold nothing that the ledger has not."""
-        self._pool_unrecorded: int | None = None
-        """The latest write, as long as it is not known to be on the disk: each has the pool's CPUs."""
         self._retry: Timer | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -206,8 +204,7 @@ class Transactions:
         before = self._basis.ledger
         ids = changed_ids(before, after.ledger)
         self._become(after, ids)
-        unrecorded = self._unrecorded or self._pool_unrecorded is not None
-        if ids or replace_all or unrecorded or before.pool_cpus != after.ledger.pool_cpus:
+        if ids or replace_all or self._unrecorded:
             self._write(after.ledger, ids, decided, replace_all=replace_all)
 
     def _become(self, after: Basis, ids: Collection[str]) -> None:
@@ -257,7 +254,6 @@ class Transactions:
     ) -> tuple[int, Job[bool]]:
         """Submit what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
-        self._pool_unrecorded = self._number
         for container_id in ids:
             self._unrecorded[container_id] = _Write(self._number, container_id == decided)
         retained = {entry.container_id: entry for entry in ledger.retained.values()}
@@ -272,13 +268,11 @@ class Transactions:
         if replace_all:
             self._replacing_since = self._number
         kept = frozenset(ledger.entries) | retained.keys() if self._replacing_since is not None else None
-        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept, ledger.pool_cpus))
+        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept))
 
     def _recorded(self, number: int) -> None:
         if self._replacing_since is not None and number >= self._replacing_since:
             self._replacing_since = None
-        if number == self._pool_unrecorded:
-            self._pool_unrecorded = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
 
     def _retry_later(self) -> None:

@@ -81,6 +81,7 @@ class Verifier:
         # was put right.
         self._suspected: dict[str, Update] = {}
         self._agreed: dict[str, Update] = {}
+        self._writes = 0
         self._times: dict[str, Counter[str]] = {}
 
     async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
@@ -97,6 +98,9 @@ class Verifier:
             return ()
         expected = self._expected()
         compared = await self._in_thread(partial(self._compare, expected, None if at_once else grounds))
+        if self._cpusets.writes != self._writes:
+            # Since the last look, or during this one: what they have is what was expected in between.
+            self._writes, self._agreed = self._cpusets.writes, {}
         differing = tuple(one for one in compared if one.differences)
         due = tuple(one for one in differing if at_once or self._is_in(self._suspected, one))
         drift = tuple(one for one in due if not at_once or self._is_in(self._agreed, one))

@@ -149,7 +149,7 @@ class Daemon:
             write_oom_score_adj=OomScoreAdjWriter(
                 self.hierarchy, self.host_thread.do, self._count_unset_oom_score_adj
             ),
-            sync_cpusets=self.cpusets.sync,
+            cpusets=self.cpusets,
             verify_soon=self._verify_now.set,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
@@ -167,7 +167,6 @@ class Daemon:
             self.controller,
             self.hierarchy,
             self.cpusets,
-            self._verify_now.set,
             _oci_request_settings(self.settings),
         )
         self.narrowing = Narrowing(

@@ -37,16 +37,14 @@ class Entry(Struct, frozen=True):
 
     ``notified_cpus`` (recorded as ``told_cpus``) is the cpuset.cpus that bayplan sent to the runtime for this
     container and that the runtime can have applied: in the spec of its creation, or in an update of a
-    container that the runtime knew. None if there was none. If the container should have other CPUs by now,
-    an update of it is due. For a container that did not come over NRI it is what was last written to the
-    kernel. ``in_pool``: the container was sent the shared CPUs whenever these changed; instead of here the
-    ledger says once for all which ones. ``origin`` is None for a container that came over NRI; ``oom_group``:
-    that container's adjustment set memory.oom.group. ``ended``: the container is gone and holds nothing; the
-    entry says what its pod was given as a whole, until the pod's next container comes."""
+    container that the runtime knew. None if there was none, or if it is not known. If the container should
+    have other CPUs by now, an update of it is due. ``origin`` is None for a container that came over NRI; of
+    others no runtime is notified after their creation. ``oom_group``: that container's adjustment set
+    memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
+    given as a whole, until the pod's next container comes."""
 
     decision: Decision
     notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
-    in_pool: bool = False
     origin: Origin | None = None
     oom_group: bool = False
     ended: bool = False
@@ -65,9 +63,8 @@ class Ledger(Struct, frozen=True):
     nodes. ``retained``: pods, by id, that were given room as a whole and have no container at the moment,
     each with the entry of its last one.
 
-    ``pool_cpus`` are the shared CPUs that were last sent to all members of the pool (`Entry.in_pool`), so
-    that a change of them changes no entry. ``outside_pool`` are the ids of all others, which were sent
-    something else, or of which it is not known. No member of the pool has exclusive CPUs or pinned ones.
+    ``notices``: for how many containers that share CPUs the runtime was sent which cpuset.cpus; under the
+    empty set those of which it is not known, and those with exclusive CPUs for which it was sent others.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
@@ -80,8 +77,7 @@ class Ledger(Struct, frozen=True):
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     retained: Mapping[str, Entry] = field(default_factory=dict)
-    pool_cpus: CpuSet | None = None
-    outside_pool: frozenset[str] = frozenset()
+    notices: Mapping[CpuSet, int] = field(default_factory=dict)
     ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
@@ -93,9 +89,8 @@ class Ledger(Struct, frozen=True):
         return {key: one.request.name for key, one in decisions.items() if one.outcome is Outcome.ADOPTED}
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], pool_cpus: CpuSet | None = None) -> "Ledger":
-        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container.
-        *pool_cpus* as in the ledger that they are from."""
+    def of(cls, entries: Iterable[Entry]) -> "Ledger":
+        """The ledger that holds *entries*; a later entry replaces an earlier one of the same container."""
         listed, order = list(entries), dict[str, str]()
         for entry in listed:
             order.pop(entry.container_id, None)
@@ -105,8 +100,8 @@ class Ledger(Struct, frozen=True):
         for entry in listed:
             pod_id = entry.decision.request.pod_id
             if order[entry.container_id] == pod_id:
-                of_pods[pod_id] = of_pods.get(pod_id, cls(pool_cpus=pool_cpus)).with_entry(entry)
-        return _united(of_pods.values(), pool_cpus, order)
+                of_pods[pod_id] = of_pods.get(pod_id, cls()).with_entry(entry)
+        return _united(of_pods.values(), order)
 
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
@@ -114,8 +109,6 @@ class Ledger(Struct, frozen=True):
         pod_id = entry.decision.request.pod_id
         if entry.ended:
             return replace(base, retained={**base.retained, pod_id: entry})
-        if entry.in_pool and not entry.decision.shares_cpus:
-            entry = base.with_own_notice(entry)
         base = base.without_retained(pod_id)
         key = _score_key(entry.decision.request)
         if key is None:
@@ -244,51 +237,31 @@ class Ledger(Struct, frozen=True):
         shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
         return shared - withheld or shared
 
-    def notified_cpus(self, entry: Entry) -> CpuSet | None:
-        """The cpuset.cpus that was sent for the container of *entry*; None as in `Entry.notified_cpus`."""
-        return self.pool_cpus if entry.in_pool else entry.notified_cpus
+    def has_due_updates(self, shared: CpuSet) -> bool:
+        """Whether a runtime has other CPUs for a container than it should; *shared* are those of the
+        containers without exclusive CPUs."""
+        return any(cpus != shared for cpus in self.notices)
 
-    def with_own_notice(self, entry: Entry) -> Entry:
-        """*entry* outside of the pool: it says itself what was sent."""
-        return replace(entry, notified_cpus=self.pool_cpus, in_pool=False) if entry.in_pool else entry
-
-    def with_notified_cpus(
-        self, cpus: Mapping[str, CpuSet | None], pool_cpus: CpuSet | None = None
-    ) -> "Ledger":
+    def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
         """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
-        runtime; None for a container of which it is not known what the runtime applied.
-
-        *pool_cpus*, those before if it is None, were sent to all members of the pool that *cpus* does not
-        name. Others that were sent them and share them are members from now on.
-        """
-        pool_cpus = self.pool_cpus if pool_cpus is None else pool_cpus
-        changed = dict[str, Entry]()
-        for container_id in self.outside_pool | cpus.keys():
-            entry = self.entries[container_id]
-            sent = cpus.get(container_id, entry.notified_cpus)
-            in_pool = sent is not None and sent == pool_cpus and entry.decision.shares_cpus
-            if in_pool != entry.in_pool or not (in_pool or sent == entry.notified_cpus):
-                changed[container_id] = replace(
-                    entry, notified_cpus=None if in_pool else sent, in_pool=in_pool
-                )
-        if not changed and pool_cpus == self.pool_cpus:
-            return self
-        joined = frozenset(key for key, entry in changed.items() if entry.in_pool)
-        return replace(
-            self,
-            entries={**self.entries, **changed},
-            pool_cpus=pool_cpus,
-            outside_pool=self.outside_pool.union(changed) - joined,
-        )
+        runtime; None for a container of which it is not known what the runtime applied."""
+        entries, notices = dict(self.entries), self.notices
+        for container_id, sent in cpus.items():
+            before = entries[container_id]
+            if sent != before.notified_cpus:
+                entries[container_id] = after = replace(before, notified_cpus=sent)
+                notices = with_count(with_count(notices, _notice(before), -1), _notice(after), 1)
+        return replace(self, entries=entries, notices=notices) if cpus else self
 
 
-def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[str]) -> Ledger:
+def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     """The ledger of all that *parts*, which have no container in common, hold, in *order* (container ids)."""
     entries, retained = dict[str, Entry](), dict[str, Entry]()
     booked: dict[int, Counter[str]] = {}
     claimed: dict[NodeSet, Counter[str]] = {}
     bound: Counter[NodeSet] = Counter()
-    exclusive_cpus, outside_pool, ids_by_score = CpuSet(), set[str](), dict[ScoreKey, tuple[str, ...]]()
+    notices: Counter[CpuSet] = Counter()
+    exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     for part in parts:
         entries.update(part.entries)
@@ -299,7 +272,7 @@ def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[s
             claimed.setdefault(nodes, Counter()).update(row)
         bound.update(part.bound)
         exclusive_cpus |= part.exclusive_cpus
-        outside_pool |= part.outside_pool
+        notices.update(part.notices)
         ids_by_score.update(part.ids_by_score)
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
@@ -310,8 +283,7 @@ def _united(parts: Iterable[Ledger], pool_cpus: CpuSet | None, order: Iterable[s
         dict(bound),
         {nodes: dict(row) for nodes, row in claimed.items()},
         retained,
-        pool_cpus,
-        frozenset(outside_pool),
+        dict(notices),
         ids_by_score,
         frozenset(short_ids),
         frozenset(pinned_ids),
@@ -327,14 +299,24 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, 1),
         retained=ledger.retained,
-        pool_cpus=ledger.pool_cpus,
-        outside_pool=ledger.outside_pool if entry.in_pool else ledger.outside_pool | {entry.container_id},
+        notices=with_count(ledger.notices, _notice(entry), 1),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement.claim)),
         pinned_ids=with_id(
             ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
     )
+
+
+def _notice(entry: Entry) -> CpuSet | None:
+    """Under what *entry* counts in ``notices``; None where no update can become due."""
+    decision, sent = entry.decision, entry.notified_cpus or CpuSet()
+    if entry.origin is not None:
+        return None
+    if decision.shares_cpus:
+        return sent
+    own = decision.placement.exclusive_cpus
+    return CpuSet() if own and own != sent else None
 
 
 def _score_key(request: Request) -> ScoreKey | None:
@@ -382,8 +364,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, -1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,
-        pool_cpus=ledger.pool_cpus,
-        outside_pool=ledger.outside_pool - {container_id},
+        notices=with_count(ledger.notices, _notice(gone), -1),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),

@@ -1,7 +1,6 @@
 """What two ledgers say differently, as values that can be sent or written, and a ledger with them.
 
-Invariant: whoever applies to *before* what differs in *after* has the promises of *after*. What was sent to
-the members of the shared pool is not among them.
+Invariant: whoever applies to *before* what differs in *after* has the promises of *after*.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -114,6 +114,9 @@ def from_hook_state(hierarchy: Hierarchy, state: State) -> AnnouncedContainer | 
     process = proc.identify(pid, hierarchy.root)
     cgroups = _checked(hierarchy, hierarchy.paths_of_process(pid), pid, announced)
     origin = replace(announced.origin, cgroups=cgroups, start_ticks=process.start_ticks)
+    # Before it is decided about: then any look at all containers may write to its cgroup.
+    with ContainerCgroup(hierarchy, cgroups) as cgroup:
+        _check_alone(hierarchy, origin, cgroup)
     return replace(announced, origin=origin)
 
 
@@ -130,12 +133,7 @@ def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
     wanted, pid = origin.applied, origin.container.pid
     process = proc.Process(pid, origin.start_ticks)
     with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
-        others = [other for other in cgroup.processes() if other != pid]
-        if hierarchy.paths_of_process(pid) != origin.cgroups or others:
-            problem = (
-                f"holds other processes than {pid}: {others}" if others else f"does not hold {pid} any more"
-            )
-            raise OciError(f"cgroup {cgroup.path}", problem)
+        _check_alone(hierarchy, origin, cgroup)
         cgroup.apply(
             Update(
                 origin.container.id,
@@ -156,6 +154,15 @@ def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
         logger.warning("oom_score_adj not set", extra=extra)
         return replace(wanted, oom_score_adj=None)
     return wanted
+
+
+def _check_alone(hierarchy: Hierarchy, origin: Origin, cgroup: ContainerCgroup) -> None:
+    pid = origin.container.pid
+    others = [other for other in cgroup.processes() if other != pid]
+    if others:
+        raise OciError(f"cgroup {cgroup.path}", f"holds other processes than {pid}: {others}")
+    if hierarchy.paths_of_process(pid) != origin.cgroups:
+        raise OciError(f"cgroup {cgroup.path}", f"does not hold {pid} any more")
 
 
 def amounts_shown(hierarchy: Hierarchy, origin: Origin) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from bayplan.model.ledger import Entry
 from bayplan.model.origin import Form, Origin
-from bayplan.model.workload import Resources
+from bayplan.model.workload import Adjustment, Resources
 from bayplan.oci.errors import OciError
 
 
@@ -47,12 +47,13 @@ def with_process(entry: Entry, announced: Origin) -> Entry:
     return replace(entry, origin=placed)
 
 
-def without_ours(entry: Entry, change: Resources) -> Resources:
-    """*change* without cpusets that we have set: a runtime that repeats them did not choose them."""
+def without_ours(entry: Entry, wanted: Adjustment, change: Resources) -> Resources:
+    """*change* without cpusets that we have set, or that are *wanted* now: a runtime that repeats them did
+    not choose them."""
     cpus, mems = change.cpuset_cpus, change.cpuset_mems
     applied = origin_of(entry).applied
     return replace(
         change,
-        cpuset_cpus=None if cpus in (entry.notified_cpus, applied.cpuset_cpus) else cpus,
+        cpuset_cpus=None if cpus in (entry.notified_cpus, applied.cpuset_cpus, wanted.cpuset_cpus) else cpus,
         cpuset_mems=None if mems in (entry.decision.placement.mems, applied.cpuset_mems) else mems,
     )

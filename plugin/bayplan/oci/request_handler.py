@@ -9,7 +9,7 @@ says at the time of the write, not at the time of the decision.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -68,7 +68,6 @@ class OciRequestHandler:
         controller: Controller,
         hierarchy: Hierarchy,
         cpusets: Cpusets,
-        verify_soon: Callable[[], None],
         settings: OciRequestSettings = OciRequestSettings(),
         runtime_updater: RuntimeUpdater | None = None,
     ) -> None:
@@ -76,7 +75,6 @@ class OciRequestHandler:
         self._controller = controller
         self._hierarchy = hierarchy
         self._cpusets = cpusets
-        self._verify_soon = verify_soon
         # Not the thread that verifies: a verification may take a second, and here a container waits.
         self._thread = WorkThread("oci")
         self._runtime_updater = runtime_updater or RuntimeUpdater()
@@ -243,7 +241,7 @@ class OciRequestHandler:
         except BaseException:
             await self.release(entry)
             raise
-        await self._update_others(updates)
+        await self._update_others(updates, leave=bool(entry.decision.placement.exclusive_cpus))
         return rewritten
 
     async def _update(self, body: bytes) -> Answer:
@@ -258,11 +256,14 @@ class OciRequestHandler:
             entry = transaction.basis.ledger.entries.get(container_id)
             if entry is None or entry.origin is None:
                 return _DONE
-            change = without_ours(self._controller.ledger.with_own_notice(entry), resources_from(resources))
+            change = without_ours(entry, self._controller.wanted(entry), resources_from(resources))
             pod, container = entry.origin.pod, entry.origin.container
+            before = transaction.basis.ledger.exclusive_cpus
             updates = await self._controller.placements.change(transaction, pod, container, change)
+            leave = not transaction.basis.ledger.exclusive_cpus <= before
             wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])
-        await self._update_others(one for one in updates if one.container_id != container_id)
+        others = [one for one in updates if one.container_id != container_id]
+        await self._update_others(others, leave=leave)
         if resources.memory is not None and resources.memory.limit:
             wanted = replace(wanted, memory_limit_bytes=None)
         patch = resources_patch(wanted, resources)
@@ -304,11 +305,9 @@ class OciRequestHandler:
         async with self._controller.transaction() as transaction:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
-            updates = self._controller.placements.release(transaction, entry.container_id)
+            self._controller.placements.release(transaction, entry.container_id)
             self._cpusets.starts.forget(entry.container_id)
         await self._controller.wait_written()
-        if updates:
-            self._verify_soon()
 
     async def _decide(
         self, transaction: Transaction, announced: AnnouncedContainer
@@ -321,7 +320,7 @@ class OciRequestHandler:
         )
         return transaction.basis.ledger.entries[container.id], updates
 
-    async def _carry_out(self, entry: Entry, updates: Iterable[Update]) -> None:
+    async def _carry_out(self, entry: Entry, updates: Collection[Update]) -> None:
         """Write a decision to the kernel: for the new container, then for the others. If that fails for the
         new one, its decision is released."""
         origin = origin_of(entry)
@@ -330,7 +329,7 @@ class OciRequestHandler:
         except BaseException:
             await self.release(entry)
             raise
-        await self._update_others(updates)
+        await self._update_others(updates, leave=False)
         await self._controller.sync_before_start(entry.container_id)
         if oom_score_adj == origin.applied.oom_score_adj:
             return
@@ -356,18 +355,17 @@ class OciRequestHandler:
             applied = announced_container.place(self._hierarchy, replace(origin, applied=wanted))
             written = wanted
 
-    async def _update_others(self, updates: Iterable[Update]) -> None:
-        """Write what a decision means for the containers of *updates*; a write that fails is repeated by the
-        verification.
+    async def _update_others(self, moved: Collection[Update], *, leave: bool) -> None:
+        """Write what a decision means for others; a write that fails is repeated by the verification.
 
-        This waits until their CPUs are written. Moving memory to other nodes can take long: after half of the
-        client's deadline it continues in the background.
+        *leave*: somebody has CPUs to itself that it had not before, and this waits until all others have left
+        them. The memory of those that are *moved* to other nodes goes along, which can take long: after half
+        of the client's deadline it continues in the background.
         """
-        due = list(updates)
-        cpus = [one.container_id for one in due if one.cpuset_cpus is not None]
-        mems = [one.container_id for one in due if one.cpuset_mems is not None]
-        await self._cpusets.sync(cpus)
-        if mems:
+        if leave:
+            await self._cpusets.sync()
+        if moved:
+            mems = [one.container_id for one in moved]
             moving = asyncio.ensure_future(asyncio.to_thread(self._cpusets.move_memory, mems))
             self._migrations.add(moving)
             moving.add_done_callback(self._migrations.discard)

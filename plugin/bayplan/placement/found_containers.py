@@ -137,7 +137,7 @@ def adopt(
         cpus is not None
         and len(cpus) == request.exclusive_cpus
         and cpus.isdisjoint(machine.online_cpus - exclusive_candidates(machine, policy, ledger))
-        and all(cpus.isdisjoint(one) for one in (*_notified(ledger, ledger.entries.values()), *others))
+        and all(cpus.isdisjoint(one) for one in (*_notified(ledger.entries.values()), *others))
     )
     if cpus and own:
         request = replace(request, pinned_cpus=None, pinned_mems=None)
@@ -157,7 +157,7 @@ def shared_pools(
     Every pool of ours has the reserved CPUs in it, unless they are withheld.
     """
     members = [entry for entry in ledger.entries.values() if entry.decision.shares_cpus]
-    pools = {ledger.shared_cpus(machine, policy.withheld_cpus), *_notified(ledger, members)}
+    pools = {ledger.shared_cpus(machine, policy.withheld_cpus), *_notified(members)}
     pinned = Counter(one for entry in found if (one := entry.decision.request.pinned_cpus))
     reserved = reserved_cpus(machine, policy) - policy.withheld_cpus
     for cpus, count in pinned.items():
@@ -166,6 +166,6 @@ def shared_pools(
     return frozenset(pools)
 
 
-def _notified(ledger: Ledger, entries: Iterable[Entry]) -> set[CpuSet]:
-    """The CPUs that were sent for containers of *ledger*."""
-    return {cpus for entry in entries if (cpus := ledger.notified_cpus(entry))}
+def _notified(entries: Iterable[Entry]) -> set[CpuSet]:
+    """The CPUs that were sent for containers."""
+    return {cpus for entry in entries if (cpus := entry.notified_cpus)}

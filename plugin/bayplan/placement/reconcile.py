@@ -18,7 +18,7 @@ from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
-from bayplan.placement.adjustment import merged, shared_pool_updates
+from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
 from bayplan.placement.found_containers import (
     adopt,
     has_annotated_placement,
@@ -74,7 +74,7 @@ def reconcile(
     4. Containers without any record are adopted as they are.
     5. Pods without a container keep their room as long as the runtime lists them.
     6. Found containers that run on the shared CPUs become members of the shared pool.
-    7. Containers whose CPUs are not what they should be get an update.
+    7. Containers whose CPUs are not what they should be get an update, as many as fit into one reply.
 
     Example: the record has a, b and c; the runtime lists b, with the CPUs of the record, and d, without a
     record. a and c are gone; b stays; d is adopted; the CPUs that a had to itself become shared, and b and d
@@ -86,10 +86,9 @@ def reconcile(
     cpusets = Counter(one.resources.cpuset_cpus for one in observed.values())
     gone = _gone(ledger, observed, {container.id for container in containers})
     recovered = _recovered(ledger, observed, carried)
-    recorded = {key: ledger.with_own_notice(entry) for key, entry in ledger.entries.items()}
-    known = {key: entry for key, entry in recorded.items() if key in observed} | recovered
-    elsewhere = recorded.keys() - known.keys() - set(gone)
-    unlisted = [entry for key, entry in recorded.items() if key in elsewhere]
+    known = {key: entry for key, entry in ledger.entries.items() if key in observed} | recovered
+    elsewhere = ledger.entries.keys() - known.keys() - set(gone)
+    unlisted = [entry for key, entry in ledger.entries.items() if key in elsewhere]
     if recovered:
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
     compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
@@ -109,11 +108,12 @@ def reconcile(
     agreed = _with_retained(ledger, gone, agreed, pods)
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
     repairs = [repair for _, repair in compared if repair is not None]
-    updates = merged(repairs, shared_pool_updates(agreed, shared))
+    created = {key for key, one in observed.items() if one.state is ContainerState.CREATED}
+    updates = for_one_reply(merged(repairs, cpus_updates(agreed, shared)), created, MOST_UPDATES)
     agreed = agreed.with_notified_cpus(
-        {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}, shared
+        {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
-    return _reconciliation(ledger, agreed, gone, found, updates, recovered)
+    return _reconciliation(ledger, agreed, gone, found, tuple(updates), recovered)
 
 
 def _gone(ledger: Ledger, observed: Mapping[str, Container], listed: Collection[str]) -> tuple[str, ...]:

@@ -49,4 +49,4 @@ def given_back(entry: Entry) -> Entry:
     reasons = decision.reasons if RELEASED in decision.reasons else (*decision.reasons, RELEASED)
     request = replace(decision.request, opted_out=True)
     released = replace(decision, request=request, placement=placement, reasons=reasons)
-    return replace(entry, decision=released, notified_cpus=None, in_pool=False)
+    return replace(entry, decision=released, notified_cpus=None)

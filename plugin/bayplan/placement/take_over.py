@@ -117,7 +117,7 @@ def _taken(
     state: KubeletState,
 ) -> Entry:
     """The entry of a container once it is ours. What a file that is left out would say stays as it is."""
-    entry = ledger.with_own_notice(one.entry)
+    entry = one.entry
     request, before = entry.decision.request, entry.decision.placement
     cpus, mems, notified = before.exclusive_cpus, before.mems, entry.notified_cpus
     if state.cpus is not None and one.cpus is not None:

@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
-from bayplan.sets import CpuSet
 from bayplan.state.aside import COMPANIONS
 from bayplan.state.codec import decode_entry
 from bayplan.state.rows import Rows
@@ -137,21 +136,11 @@ def read_entries(connection: sqlite3.Connection) -> list[Entry]:
     return entries
 
 
-def read_pool_cpus(connection: sqlite3.Connection) -> CpuSet | None:
-    """The shared CPUs that were last sent to the pool, if any were.
-
-    Raises:
-        ParseError: they are not what was written.
-    """
-    row = connection.execute("SELECT cpus FROM shared_pool").fetchone()
-    return None if row is None else CpuSet.parse(row[0])
-
-
 def read_rows(connection: sqlite3.Connection) -> Rows:
     """Where the current entries are."""
     (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM decisions").fetchone()
     current = connection.execute("SELECT container_id, id, listed FROM decisions WHERE current")
-    return Rows.of(current, last, read_pool_cpus(connection))
+    return Rows.of(current, last)
 
 
 def _check_files(path: Path) -> None:
@@ -184,7 +173,6 @@ def _make_ready(connection: sqlite3.Connection, path: Path) -> None:
         create_tables(connection)
     try:
         read_entries(connection)
-        read_pool_cpus(connection)
     except ParseError as error:
         raise UnreadableDatabaseError("corrupt", f"holds a row that cannot be read ({error})") from error
 

@@ -1,5 +1,4 @@
-"""Where the current entry of each container is in its table, and which CPUs the shared pool has: a copy in
-memory of what the tables say.
+"""Where the current entry of each container is in its table: a copy in memory of what the table says.
 
 With it the table needs no index, which each commit would write too. Here is how a step becomes statements;
 the store runs them.
@@ -8,7 +7,6 @@ the store runs them.
 from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
-from bayplan.sets import CpuSet
 from bayplan.state.step import Row, Step
 
 _INSERT: Final = """
@@ -18,7 +16,6 @@ _INSERT: Final = """
 _AMEND: Final = "UPDATE decisions SET amended = ? WHERE id = ?"
 _END: Final = "UPDATE decisions SET current = 0 WHERE id = ?"
 _DELETE: Final = "DELETE FROM decisions WHERE id = ?"
-_POOL: Final = "INSERT OR REPLACE INTO shared_pool (id, cpus) VALUES (1, ?)"
 
 Statement = tuple[str, tuple[object, ...]]
 
@@ -27,21 +24,20 @@ class Rows:
     """The rows that are current, by container id, and the number of the next one. A value: `after` makes a
     new one, which counts once its statements are committed."""
 
-    def __init__(self, current: dict[str, tuple[int, bool]], next_id: int, pool_cpus: CpuSet | None) -> None:
+    def __init__(self, current: dict[str, tuple[int, bool]], next_id: int) -> None:
         self._current = current
         self._next = next_id
-        self.pool_cpus = pool_cpus
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[str, int, int]], last: int, pool_cpus: CpuSet | None) -> Self:
+    def of(cls, rows: Iterable[tuple[str, int, int]], last: int) -> Self:
         """What a table says whose current rows are (container id, number, listed), the *last* row of all
         having that number."""
         current = {container_id: (number, bool(listed)) for container_id, number, listed in rows}
-        return cls(current, last + 1, pool_cpus)
+        return cls(current, last + 1)
 
     def after(self, step: Step, at_us: int) -> tuple[Self, list[Statement]]:
         """The rows after *step*, and the statements that lead there."""
-        rows = type(self)(self._current.copy(), self._next, self.pool_cpus)
+        rows = type(self)(self._current.copy(), self._next)
         return rows, list(rows._take(step, at_us))  # noqa: SLF001 - of its own class
 
     def _take(self, step: Step, at_us: int) -> Iterator[Statement]:
@@ -56,9 +52,6 @@ class Rows:
             yield (_AMEND, (row[2], known[0])) if known else self._inserted(row, at_us, listed=False)
         for row in step.refused:
             yield self._inserted(row, at_us, current=False)
-        if step.pool_cpus not in (None, self.pool_cpus):
-            self.pool_cpus = step.pool_cpus
-            yield _POOL, (str(step.pool_cpus),)
 
     def _inserted(self, row: Row, at_us: int, *, listed: bool = True, current: bool = True) -> Statement:
         container_id, name, document = row

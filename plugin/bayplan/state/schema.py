@@ -10,7 +10,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x62617970
 """The four bytes ``bayp`` in the file's header, which tell our database from any other."""
 
-VERSION: Final = 7
+VERSION: Final = 8
 """``PRAGMA user_version``. Add one with every change of `TABLES`."""
 
 TABLES: Final = (
@@ -29,14 +29,6 @@ TABLES: Final = (
       current INTEGER NOT NULL,
       document BLOB NOT NULL,
       amended BLOB
-    )
-    """,
-    # The shared CPUs that were last sent to all containers of the pool: one row, so that a change of them
-    # is not a change of each container's.
-    """
-    CREATE TABLE shared_pool (
-      id INTEGER PRIMARY KEY CHECK (id = 1),
-      cpus TEXT NOT NULL
     )
     """,
     # What was learned of memory that others than containers hold: after a restart it counts until it is

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
-from bayplan.sets import CpuSet
 from bayplan.state.codec import encode
 
 Row = tuple[str, str, bytes]
@@ -21,14 +20,13 @@ Row = tuple[str, str, bytes]
 class Step(Struct, frozen=True):
     """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
     entries that were ``decided``, which the history lists too; the entries that changed otherwise and are
-    ``unlisted`` there; and what was ``refused``. ``pool_cpus`` are those of the ledger, unless it is None."""
+    ``unlisted`` there; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
     decided: tuple[Row, ...] = ()
     unlisted: tuple[Row, ...] = ()
     refused: tuple[Row, ...] = ()
     kept: frozenset[str] | None = None
-    pool_cpus: CpuSet | None = None
 
     @classmethod
     def of(
@@ -37,13 +35,12 @@ class Step(Struct, frozen=True):
         gone: Iterable[str] = (),
         unlisted: Iterable[Entry] = (),
         kept: frozenset[str] | None = None,
-        pool_cpus: CpuSet | None = None,
     ) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
-        *gone*, the entries that changed otherwise (*unlisted* in the history), the ids of all that
-        exist, unless it is None, and the *pool_cpus* of the ledger."""
+        *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
+        exist, unless it is None."""
         decided, otherwise = tuple(map(_row, entries)), tuple(map(_row, unlisted))
-        return cls(tuple(gone), decided, otherwise, kept=kept, pool_cpus=pool_cpus)
+        return cls(tuple(gone), decided, otherwise, kept=kept)
 
     @classmethod
     def refusal(cls, decision: Decision) -> Self:

@@ -26,7 +26,7 @@ from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Entry
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import NodeSet
 from bayplan.state.aside import move_aside
 from bayplan.state.codec import decode_entry
 from bayplan.state.database import (
@@ -35,7 +35,6 @@ from bayplan.state.database import (
     grow_log,
     open_readable,
     read_entries,
-    read_pool_cpus,
     read_rows,
 )
 from bayplan.state.schema import VERSION, read_version
@@ -126,11 +125,6 @@ class Store:
         """Everything that is promised now, by container id."""
         with self._connected() as connection:
             return read_entries(connection)
-
-    def pool_cpus(self) -> CpuSet | None:
-        """The shared CPUs that were last sent to the pool, if any were."""
-        with self._connected() as connection:
-            return read_pool_cpus(connection)
 
     def commit(self, step: Step) -> bool:
         """Commit *step*; whether the database did not say all of it before.

@@ -28,7 +28,7 @@ NETWORK = """modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15
 ip route add default via 10.0.2.2"""
 # kubelet calls a node ready that has a network; the pods here use that of the node.
 CNI = '{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}'
-FORWARD = """
+COPY = """
 import asyncio
 async def copy(reader, writer):
     try:
@@ -37,14 +37,33 @@ async def copy(reader, writer):
             await writer.drain()
     finally:
         writer.close()
-async def serve(reader, writer):
-    theirs = await asyncio.open_connection("{host}", {port})
+async def connect(reader, writer, host, port):
+    theirs = await asyncio.open_connection(host, port)
     await asyncio.gather(copy(reader, theirs[1]), copy(theirs[0], writer), return_exceptions=True)
-async def main():
-    async with await asyncio.start_server(serve, "{service}", 443) as server:
+async def serve_forever(listening):
+    async with await listening as server:
         await server.serve_forever()
-asyncio.run(main())
 """
+FORWARD = (
+    COPY
+    + """
+async def serve(reader, writer):
+    await connect(reader, writer, "{host}", {port})
+asyncio.run(serve_forever(asyncio.start_server(serve, "{service}", 443)))
+"""
+)
+# An HTTP proxy that has one destination, whichever it is asked for.
+KUBELET_PROXY = (
+    COPY
+    + """
+async def serve(reader, writer):
+    await reader.readuntil(bytes((13, 10, 13, 10)))
+    writer.write(b"HTTP/1.1 200 OK" + bytes((13, 10, 13, 10)))
+    await connect(reader, writer, "127.0.0.1", 10250)
+asyncio.run(serve_forever(asyncio.start_unix_server(serve, "{path}")))
+"""
+)
+KUBELET_SOCKET = "/run/kubelet-proxy.sock"
 CNI_FILE = "/etc/cni/net.d/10-none.conflist"
 
 
@@ -74,6 +93,14 @@ def serve_api(guest: Guest, plane: ControlPlane) -> None:
     guest.run("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
     forward = FORWARD.format(service=SERVICE, host=GUESTS_VIEW, port=plane.port)
     guest.start("api-service", "python3", "-c", forward, log="/var/log/api-service.log")
+
+
+def serve_kubelet(guest: Guest, plane: ControlPlane) -> None:
+    """Have the API server reach the guest's kubelet, whatever node it asks for."""
+    proxy = KUBELET_PROXY.format(path=KUBELET_SOCKET)
+    guest.start("kubelet-proxy", "python3", "-c", proxy, log="/var/log/kubelet-proxy.log")
+    guest.await_socket(KUBELET_SOCKET)
+    plane.to_nodes.symlink_to(guest.forwarded(KUBELET_SOCKET))
 
 
 def follow(guest: Guest, plane: ControlPlane, name: str, token: str) -> None:

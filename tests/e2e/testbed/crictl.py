@@ -27,7 +27,6 @@ CRICTL = "/opt/crictl/bin/crictl"
 SOCKET = "/run/containerd/containerd.sock"
 RUNTIME_LIMIT = f"{LIMIT_S}s"
 POLL_S = 0.1
-REMOVALS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +127,12 @@ class Crictl:
         self("rmp", "--force", *sandbox_ids)
 
     def remove_everything(self) -> None:
-        """Remove all sandboxes. What is being started when its kubelet is killed can be removed a little
-        later."""
-        for number in range(REMOVALS):
-            if not self("pods", "--quiet").stdout.strip():
-                return
-            self("rmp", "--force", "--all", check=number == REMOVALS - 1)
+        """Remove all sandboxes. What is being started when its kubelet is killed can be removed once it has
+        started."""
+        deadline = time.monotonic() + LIMIT_S
+        while self("pods", "--quiet").stdout.strip():
+            if self("rmp", "--force", "--all", check=time.monotonic() > deadline).exit_code:
+                time.sleep(POLL_S)
 
     def update(self, container_id: str, **fields: str | int) -> None:
         """crictl update: `cpu_shares=512` becomes --cpu-share 512; the names are crictl's, with

@@ -121,8 +121,9 @@ def await_moving(node: Node, running: Running, source: int, amount_mib: int = 4)
         time.sleep(POLL_S)
 
 
-def owners_grow(node: Node, owners: Mapping[int, Running], amount_mib: int = 280) -> None:
-    """Have the owners use so much of their promise: nobody is killed, and it lies on their nodes."""
+def owners_grow(node: Node, owners: Mapping[int, Running], amount_mib: int = 275) -> None:
+    """Have the owners use so much of their promise, of which they and the kernel have some already: nobody is
+    killed, and it lies on their nodes."""
     before = len(kills(node))
     for one in owners.values():
         grow(node, one, amount_mib)

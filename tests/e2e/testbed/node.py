@@ -100,6 +100,14 @@ class Node:
             time.sleep(POLL_S)
         return view
 
+    def await_cpus(self, running: Running, cpus: set[int], *, limit_s: float = LIMIT_S) -> None:
+        """Wait until the kernel allows a container exactly these CPUs: what others give back comes beside the
+        end of theirs."""
+        deadline = time.monotonic() + limit_s
+        while (view := self.view(running)).cpus_allowed != cpus:
+            assert time.monotonic() < deadline, f"allowed are CPUs {view.cpus_allowed}, expected {cpus}"
+            time.sleep(POLL_S)
+
     def await_node(
         self, number: int, condition: Callable[[dict[str, Any]], bool], *, limit_s: float = LIMIT_S
     ) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class DaemonRun:
             Recorder(self.thread, DiskStore(disk)),
             cgroup_v2=True,
             write_oom_score_adj=_nothing,
-            sync_cpusets=self.cpusets.sync,
+            cpusets=self.cpusets,
             verify_soon=self.verify_soon,
             capacity_freed=self._capacity_freed,
             clock=clock,
@@ -78,7 +78,7 @@ class DaemonRun:
         controller, hierarchy = self.controller, kernel.hierarchy
         self.hardware.attach(controller, self.verify_soon)
         self.oci_requests = OciRequestHandler(
-            controller, hierarchy, self.cpusets, self.verify_soon, OciRequestSettings(deadline_s=1e9)
+            controller, hierarchy, self.cpusets, OciRequestSettings(deadline_s=1e9)
         )
         self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)

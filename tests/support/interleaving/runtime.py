@@ -134,7 +134,8 @@ class NriRuntime:
         one = self.containers.get(update.container_id)
         if one is not None:
             merge(one.spec.linux.resources, update.linux.resources)
-            cpu = update.linux.resources.cpu
+            # All that its record has, as containerd does.
+            cpu = one.spec.linux.resources.cpu
             self.kernel.set(one.spec.linux.cgroups_path, cpu.cpus, cpu.mems)
 
 

@@ -268,8 +268,6 @@ class SimulatedHost:
         between = {entry.container_id: entry for entry in ledger.retained.values()}
         if self.disk.entries != {**between, **ledger.entries}:
             raise InvariantError(f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}")
-        if self.disk.pool_cpus != ledger.pool_cpus:
-            raise InvariantError(f"disk {self.disk.pool_cpus}, ledger {ledger.pool_cpus}")
         alive = self.alive
         if ledger.entries.keys() != alive:
             raise InvariantError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
@@ -336,8 +334,5 @@ def _excess_bytes(basis: Basis) -> Iterator[tuple[NodeSet, int]]:
 
 def _shown(entries: dict[str, Entry]) -> str:
     return str(
-        {
-            key: (str(one.decision.placement.mems), "pool" if one.in_pool else str(one.notified_cpus))
-            for key, one in entries.items()
-        }
+        {key: (str(one.decision.placement.mems), str(one.notified_cpus)) for key, one in entries.items()}
     )

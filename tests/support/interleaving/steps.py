@@ -20,12 +20,10 @@ Result = TypeVar("Result")
 
 
 class Disk:
-    """What is durable: the entry of each container, by its id, and the CPUs of the shared pool. ``full``: it
-    takes no write."""
+    """What is durable: the entry of each container, by its id. ``full``: it takes no write."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.pool_cpus: CpuSet | None = None
         self.full = False
         self.writes = 0
 
@@ -44,8 +42,6 @@ class Disk:
         for container_id, _, document in (*step.decided, *step.unlisted):
             entries[container_id] = decode_entry(document)
         self.entries = entries
-        if step.pool_cpus is not None:
-            self.pool_cpus = step.pool_cpus
 
     def shared_exclusives(self) -> CpuSet:
         """The CPUs that two containers have to themselves: none, at any moment."""
@@ -66,10 +62,6 @@ class DiskStore(Store):
     def entries(self) -> list[Entry]:
         """Everything that is recorded."""
         return [self._disk.entries[key] for key in sorted(self._disk.entries)]
-
-    def pool_cpus(self) -> CpuSet | None:
-        """The CPUs of the shared pool."""
-        return self._disk.pool_cpus
 
     def commit(self, step: Step) -> bool:
         """Write *step*."""

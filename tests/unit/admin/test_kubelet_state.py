@@ -132,8 +132,8 @@ def test_what_kubelet_had_given_is_promised_and_comes_out_again_as_it_was(
             assert not one.controller.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
             assert one.verifications
             before = one.controller.ledger
-            members = before.entries.keys() - before.outside_pool
-            assert members >= {f"id-{uid}" for uid in (B, C, "burstable")}
+            sharing = {key for key, entry in before.entries.items() if entry.decision.shares_cpus}
+            assert sharing >= {f"id-{uid}" for uid in (B, C, "burstable")}
             await take(one)  # a second time, it changes nothing
             assert one.controller.ledger == before
             again = await one.controller.synchronize(*listed())

@@ -1,4 +1,4 @@
-"""Containers that start after others got CPUs of their own: their cgroups get the new sets when they come."""
+"""Cpusets that follow the ledger: of those that start after others got CPUs of their own, and of all."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -68,5 +68,37 @@ def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_mak
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
+
+    asyncio.run(scenario())
+
+
+def test_changes_that_follow_each_other_are_written_together_and_the_last_one_counts(tmp_path: Path) -> None:
+    mounts = {CPUSET: str(tmp_path), MEMORY: str(tmp_path)}
+    hierarchy = Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"})
+    cgroup = tmp_path / "kubepods" / "c1"
+    cgroup.mkdir(parents=True)
+    for name, text in (("cgroup.procs", ""), ("cpuset.cpus", TOLD), ("cpuset.mems.effective", "0")):
+        (cgroup / name).write_text(f"{text}\n")
+    (cgroup / "cpuset.cpus.effective").symlink_to("cpuset.cpus")
+    wanted = [CpuSet.parse(DECIDED)]
+    looks = 0
+
+    def expected(_: Collection[str] | None = None) -> list[Expectation]:
+        nonlocal looks
+        looks += 1
+        one = Container("c1", "p", cgroups_path="/kubepods/c1")
+        return [Expectation(one, "", "default/p/c1", wanted[-1], None)]
+
+    async def scenario() -> None:
+        cpusets = Cpusets(hierarchy, expected, here)
+        for cpus in ("0", "1", "2"):
+            wanted.append(CpuSet.parse(cpus))
+            cpusets.sync_soon()
+        await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "2")
+        one_comparison = looks
+        wanted.append(CpuSet.parse("3"))
+        cpusets.sync_soon()
+        await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "3")
+        assert looks == 2 * one_comparison
 
     asyncio.run(scenario())

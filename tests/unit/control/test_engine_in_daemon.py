@@ -81,10 +81,10 @@ def test_nobody_runs_on_withheld_cpus(tmp_path: Path) -> None:
             adjustment, _ = await begun(one, BEST_EFFORT, shared)
             assert adjustment.cpuset_cpus == CpuSet([1, 2, 3])
             assert one.fallback_adjustment(BEST_EFFORT, shared).cpuset_cpus == CpuSet([1, 2, 3])
-            _, updates = await one.create_container(GUARANTEED, guaranteed("x", MIB, 1000))
-            assert [update.cpuset_cpus for update in updates] == [CpuSet([2, 3])]
-            _, updates = await one.create_container(GUARANTEED, guaranteed("y", MIB, 2000))
-            assert [update.cpuset_cpus for update in updates] == [CpuSet([0])]
+            await one.create_container(GUARANTEED, guaranteed("x", MIB, 1000))
+            assert [each.cpus for each in one.expectations(["s"])] == [CpuSet([2, 3])]
+            await one.create_container(GUARANTEED, guaranteed("y", MIB, 2000))
+            assert [each.cpus for each in one.expectations(["s"])] == [CpuSet([0])]
 
     run(scenario)
 

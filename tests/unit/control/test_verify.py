@@ -100,6 +100,26 @@ def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hie
     asyncio.run(scenario())
 
 
+def test_what_was_right_in_between_is_no_drift(hierarchy: Hierarchy) -> None:
+    """An owner of CPUs came and went since the last look: what its start had us write is out of date."""
+
+    async def scenario() -> None:
+        wanted = [expectation("c1", "0-3")]
+        cpusets = Cpusets(hierarchy, lambda *_: wanted, here)
+        verifier = Verifier(
+            hierarchy, cpusets, lambda *_: wanted, here, grounds=object_of_its_own, most_files=99
+        )
+        assert await verifier.verify(at_once=False) == ()
+        wanted[:] = [expectation("c1", "2-3")]
+        await cpusets.sync()
+        write(hierarchy, "2-3")
+        wanted[:] = [expectation("c1", "0-3")]
+        assert await verifier.verify(at_once=True) == ()
+        assert written(hierarchy) == ("0-3", "")
+
+    asyncio.run(scenario())
+
+
 def test_what_somebody_undid_is_named_also_where_updates_are_due(
     hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
 ) -> None:

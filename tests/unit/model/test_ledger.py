@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.sidecar_scores import BY_SCORE
-from bayplan.placement.adjustment import cpus_for, shared_pool_updates
+from bayplan.placement.adjustment import cpus_for, cpus_updates
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
 
@@ -51,8 +51,8 @@ def test_totals_equal_the_entries(steps: list[tuple[bool, int, int, int]]) -> No
 SHORT, PINNED = 2, 3
 
 
-def pod_entry(number: int, pod: int, score: int | None, amount: int, in_pool: bool, ended: bool) -> Entry:
-    """An entry of one of a few pods, some with the same score; in the pool, or with a CPU of its own."""
+def pod_entry(number: int, pod: int, score: int | None, amount: int, shares: bool, ended: bool) -> Entry:
+    """An entry of one of a few pods, some with the same score; with a CPU of its own, unless it *shares*."""
     interval = Interval(0, amount, BY_SCORE, usual_low_bytes=amount)
     request = Request(
         f"{pod}-{number}",
@@ -68,9 +68,9 @@ def pod_entry(number: int, pod: int, score: int | None, amount: int, in_pool: bo
     short = {"memory": 1} if number == SHORT else {}
     claim = Claim(nodes, {"memory": amount}, short_bytes=short) if number else None
     booked = {} if number else {pod: {"memory": amount}}
-    own = CpuSet() if in_pool else CpuSet([10 * pod + number])
+    own = CpuSet() if shares else CpuSet([10 * pod + number])
     decision = Decision(request, Outcome.PLACED, Placement(nodes, own, booked, claim=claim))
-    return Entry(decision, in_pool=in_pool, ended=ended)
+    return Entry(decision, notified_cpus=CpuSet([number]) if shares else own, ended=ended)
 
 
 POD_ENTRIES = st.lists(
@@ -89,10 +89,10 @@ POD_ENTRIES = st.lists(
 
 @given(POD_ENTRIES)
 def test_a_ledger_of_entries_is_what_one_after_the_other_makes_of_it(entries: list[Entry]) -> None:
-    ledger = Ledger(pool_cpus=CpuSet([3]))
+    ledger = Ledger()
     for one in entries:
         ledger = ledger.with_entry(one)
-    made = Ledger.of(entries, CpuSet([3]))
+    made = Ledger.of(entries)
     assert made == ledger
     assert list(made.entries) == list(ledger.entries)
 
@@ -127,7 +127,9 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=20))
-def test_the_pool_is_what_each_of_its_members_was_sent(steps: list[tuple[str, int, CpuSet | None]]) -> None:
+def test_updates_are_due_where_the_runtime_was_sent_other_cpus(
+    steps: list[tuple[str, int, CpuSet | None]],
+) -> None:
     ledger, sent = Ledger(), dict[str, CpuSet | None]()
     for step, number, cpus in steps:
         one = entry(number, 0, 1)
@@ -142,21 +144,18 @@ def test_the_pool_is_what_each_of_its_members_was_sent(steps: list[tuple[str, in
         elif step == OWN and before is not None:
             ledger = ledger.with_entry(replace(before, decision=one.decision))
         elif step == SEND and cpus is not None:
-            updates = {
-                update.container_id: update.cpuset_cpus for update in shared_pool_updates(ledger, cpus)
-            }
+            updates = {update.container_id: update.cpuset_cpus for update in cpus_updates(ledger, cpus)}
             if one.container_id in updates:
                 updates[one.container_id] = None
-            ledger = ledger.with_notified_cpus(updates, cpus)
+            ledger = ledger.with_notified_cpus(updates)
             sent |= updates
-        assert {key: ledger.notified_cpus(one) for key, one in ledger.entries.items()} == sent
-        outside = {key for key, one in ledger.entries.items() if not one.in_pool}
-        assert outside == ledger.outside_pool
-        assert all(one.decision.shares_cpus for one in ledger.entries.values() if one.in_pool)
-    for shared in SHARED:
-        wanted = {key: cpus_for(one.decision, shared) for key, one in ledger.entries.items()}
-        due = {key for key, cpus in wanted.items() if cpus != sent[key]}
-        assert {update.container_id for update in shared_pool_updates(ledger, shared)} == due
+        assert {key: one.notified_cpus for key, one in ledger.entries.items()} == sent
+        assert ledger.notices == Ledger.of(ledger.entries.values()).notices
+        for shared in SHARED:
+            wanted = {key: cpus_for(one.decision, shared) for key, one in ledger.entries.items()}
+            due = {key for key, cpus in wanted.items() if cpus != sent[key]}
+            assert {update.container_id for update in cpus_updates(ledger, shared)} == due
+            assert ledger.has_due_updates(shared) == bool(due)
 
 
 def test_a_change_leaves_the_old_ledger_alone() -> None:

@@ -260,11 +260,11 @@ def test_an_update_takes_cpus_along_with_memory(tmp_path: Path) -> None:
                 document = spec(path, resources=resources, annotations=CRIO)
                 bundle = one.node.write_spec(container_id, document)
                 assert (await one.ask("create", create_body(bundle, container_id)))[0] == "ok"
-            assert one.entries[ID].notified_cpus == CpuSet([1, 2])
+            assert one.entries[ID].decision.placement.exclusive_cpus == CpuSet([1, 2])
             more = json.dumps({"memory": {"limit": GIB // 2}}).encode()
             status, text = await one.ask("update", ID.encode() + b"\0" + more)
             assert (status, json.loads(text)["cpu"]) == ("ok", {"cpus": "4-5", "mems": "1"})
-            assert one.entries[ID].notified_cpus == CpuSet([4, 5])
+            assert one.entries[ID].decision.placement.exclusive_cpus == CpuSet([4, 5])
 
     run(scenario)
 

@@ -53,7 +53,7 @@ def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_pat
             await look()
             entry = one.controller.ledger.entries[ID]
             assert entry.decision.outcome is Outcome.ADOPTED
-            assert one.controller.ledger.notified_cpus(entry) == CpuSet(range(8)) - held
+            assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
             assert entry.origin is not None
             assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
             assert one.controller.ledger.unmanaged == {ID: "default/web/main"}

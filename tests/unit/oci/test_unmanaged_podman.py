@@ -99,7 +99,7 @@ def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
             await looking.enter_found()
             entry = one.controller.ledger.entries[ID]
             assert entry.decision.outcome is Outcome.ADOPTED
-            assert one.controller.ledger.notified_cpus(entry) == CpuSet(range(8)) - held
+            assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
             origin = entry.origin
             assert origin is not None
             assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))

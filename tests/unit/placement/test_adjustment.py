@@ -7,7 +7,7 @@ from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosCl
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy
 from bayplan.model.workload import Adjustment, Resources, Update
-from bayplan.placement.adjustment import Ability, adjustment_for, memory_qos_values, shared_pool_updates
+from bayplan.placement.adjustment import Ability, adjustment_for, cpus_updates, memory_qos_values
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, machine, pod
@@ -124,7 +124,7 @@ def test_only_those_are_told_who_were_told_something_else() -> None:
             entry("pinned", Placement(), None, CpuSet([3])),
         ]
     )
-    updates = shared_pool_updates(ledger, shared)
+    updates = cpus_updates(ledger, shared)
     assert updates == [Update("late", cpuset_cpus=shared), Update("never-told", cpuset_cpus=shared)]
     notified = ledger.with_notified_cpus({one.container_id: shared for one in updates})
-    assert shared_pool_updates(notified, shared) == []
+    assert cpus_updates(notified, shared) == []

@@ -117,7 +117,7 @@ class TestWithAnnotation:
         s = decided(shared("s"), Ledger.of([x]))
         listed = [running(own("x", 2), "1-2", "0"), running(shared("s"), "0,3-7")]
         result = against(listed, carried={"x": x, "s": s})
-        assert result.ledger == Ledger.of([s, x]).with_notified_cpus({}, CpuSet.parse("0,3-7"))
+        assert result.ledger == Ledger.of([s, x])
         assert (result.found, result.updates, result.recovered) == ((), (), ("s", "x"))
         assert {entry.container_id for entry in result.changed} == {"s", "x"}
 

@@ -25,7 +25,7 @@ def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
     shared = after.shared_cpus(MACHINE)
-    return after.with_notified_cpus({one.id: cpus_for(decision, shared) or CpuSet()}, shared)
+    return after.with_notified_cpus({one.id: cpus_for(decision, shared) or CpuSet()})
 
 
 def running(one: Container, cpus: str = "", mems: str = "") -> Container:

@@ -20,7 +20,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.state import Step, Store
+from bayplan.state import Store
 from bayplan.state.schema import VERSION
 from bayplan.state.store import PAGE_MOVES_LIMIT
 
@@ -105,34 +105,6 @@ def test_a_step_that_failed_takes_no_row(open_store: Open, entry: Make) -> None:
     nosy.close()
     store.record([entry("c")])
     assert store.entries() == [entry("a"), entry("c")]
-
-
-def test_the_pool_changes_with_the_entries_or_not_at_all(open_store: Open, entry: Make) -> None:
-    before, after = CpuSet([0, 1]), CpuSet([0])
-    store = open_store()
-    assert store.pool_cpus() is None
-    store.commit(Step.of([entry("a")], pool_cpus=before))
-    with closing(sqlite3.connect(store.path, isolation_level=None)) as nosy, nosy:
-        nosy.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StateError, match="locked"):
-            store.commit(Step.of([entry("b")], pool_cpus=after))
-        nosy.execute("ROLLBACK")
-    nosy.close()
-    assert (store.entries(), store.pool_cpus()) == ([entry("a")], before)
-    assert store.commit(Step.of([entry("b")], pool_cpus=after))
-    assert not store.commit(Step.of([], pool_cpus=after))
-    store.close()
-    assert (open_store().entries(), open_store().pool_cpus()) == ([entry("a"), entry("b")], after)
-    assert open_store().commit(Step.of([], pool_cpus=before))
-    assert open_store().pool_cpus() == before
-
-
-def test_a_pool_that_cannot_be_read_is_damage(open_store: Open, tmp_path: Path) -> None:
-    store = open_store()
-    store._connection.execute("INSERT INTO shared_pool (id, cpus) VALUES (1, 'all')")
-    store.close()
-    assert open_store().pool_cpus() is None
-    assert (tmp_path / "state.db.corrupt-1").exists()
 
 
 def test_two_entries_of_one_container_are_damage(open_store: Open, entry: Make, tmp_path: Path) -> None:

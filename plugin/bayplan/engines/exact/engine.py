@@ -140,7 +140,7 @@ class ExactEngine:
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
             for entry in entries
         ]
-        return Ledger.of([*claiming, *ledger.retained.values()], ledger.pool_cpus)
+        return Ledger.of([*claiming, *ledger.retained.values()])
 
     def _followed(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> ResourceFlows:
         flows = self._flows

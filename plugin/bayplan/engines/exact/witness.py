@@ -64,7 +64,7 @@ def settled_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -
         if placement.claim is not None:
             placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return Ledger.of([*entries, *ledger.retained.values()], ledger.pool_cpus)
+    return Ledger.of([*entries, *ledger.retained.values()])
 
 
 def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_id: str) -> Spread:
