@@ -112,8 +112,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.e2e)
     item.add_marker(pytest.mark.xdist_group(str(_wanted(item) or item.path.stem)))
     if item.get_closest_marker("timeout") is None:
-        # Building and booting have limits of their own.
-        item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, func_only=True))
+        # Building and booting have limits of their own, and the worker has the machine.
+        item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, method="signal", func_only=True))
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ from testbed.node import Node
 from testbed.scenario import on
 
 SECONDS = 120
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(SECONDS + 1200, func_only=True)]
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(SECONDS + 1200, method="signal", func_only=True)]
 
 
 def keeps_promises(node: Node, load: Load) -> None:

@@ -72,6 +72,8 @@ class Cpusets:
     async def _sync_while_due(self) -> None:
         try:
             while self._due:
+                # Changes come in bursts, and a look at hundreds would be in the way of the next request.
+                await asyncio.sleep(RESYNC_PAUSE_S)
                 self._due = False
                 await self._in_thread(self.write)
         finally:
