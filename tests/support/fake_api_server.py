@@ -5,17 +5,16 @@ It keeps the rules on which the agent depends: 409 for fields of another manager
 """
 
 import json
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from bayplan.agent.http_client import Server
 from support.fake_kubelet import RECORDED, TOKEN
+from support.http_server import Handler, serving
 
 Object = dict[str, Any]
 
@@ -92,22 +91,13 @@ class FakeApiServer:
     def serving(self) -> Iterator[None]:
         """Serve until the end, at the same port as before."""
         self._stopping = False
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(RECORDED / "kubelet.pem", RECORDED / "kubelet-key.pem")
-        http = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
-        http.socket = context.wrap_socket(http.socket, server_side=True)
-        self.port = http.server_port
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield
-        finally:
-            with self.changed:
-                self._stopping = True
-                self.changed.notify_all()
-            http.shutdown()
-            thread.join()
-            http.server_close()
+        with serving(_handler(self), port=self.port, tls=True) as self.port:
+            try:
+                yield
+            finally:
+                with self.changed:
+                    self._stopping = True
+                    self.changed.notify_all()
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> Object:
         """The answer to a request; raises Refusal."""
@@ -206,8 +196,8 @@ def _version_of(event: Object) -> str:
     return str(event["object"]["metadata"]["resourceVersion"])
 
 
-def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(fake: FakeApiServer) -> type[Handler]:
+    class ApiServer(Handler):
         def _handle(self) -> None:
             parts = urlsplit(self.path)
             query = parse_qs(parts.query)
@@ -223,8 +213,6 @@ def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
                 causes = [{"reason": one, "message": ""} for one in refusal.causes]
                 status = {"kind": "Status", "code": refusal.status, "message": refusal.message}
                 self._send(refusal.status, {**status, "details": {"causes": causes}})
-            except OSError:
-                pass  # the client is gone
 
         do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815 - http.server names them
 
@@ -244,7 +232,4 @@ def _handler(fake: FakeApiServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(json.dumps(event).encode() + b"\n")
                 self.wfile.flush()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    return Handler
+    return ApiServer

@@ -2,11 +2,8 @@
 HTTPS."""
 
 import asyncio
-import ssl
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +12,7 @@ import grpc
 from bayplan._proto.pods import api_pb2 as pb
 from bayplan.model.pod_facts import PodFacts
 from support.conditions import until
+from support.http_server import Handler, serving
 
 RECORDED: Final = Path(__file__).parents[1] / "data" / "kubelet_pods"
 TOKEN: Final = "secret"
@@ -87,31 +85,17 @@ class FakeEndpoint:
         """Serve until the end."""
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Pods(Handler):
+            def do_GET(self) -> None:  # noqa: N802 - http.server names it
                 fake.asked.append(self.headers["Authorization"])
                 allowed = not tls or self.headers["Authorization"] == f"Bearer {TOKEN}"
                 self.send_response(fake.status if allowed and self.path == "/pods" else 401)
                 self.end_headers()
                 self.wfile.write(fake.body)
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        if tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(RECORDED / "kubelet.pem", RECORDED / "kubelet-key.pem")
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        self.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}/pods"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
+        with serving(Pods, tls=tls) as port:
+            self.url = f"http{'s' if tls else ''}://127.0.0.1:{port}/pods"
             yield
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 class Keeper:

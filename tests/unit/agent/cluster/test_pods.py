@@ -1,9 +1,13 @@
 """The pods of the API server: the same facts as kubelet's, through interruptions of every kind."""
 
 import json
+import socket
+import ssl
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,7 +17,7 @@ from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
 from bayplan.backoff import Backoff
 from support.conditions import running, until
-from support.fake_api_server import NODE, FakeApiServer
+from support.fake_api_server import NODE, PODS, FakeApiServer
 from support.fake_kubelet import RECORDED, Keeper
 
 LISTED: dict[str, dict[str, Any]] = {
@@ -100,6 +104,16 @@ async def test_a_watch_goes_on_where_it_was() -> None:
         with api.serving():
             await keeper.has("resizing")
     assert lists(api) == 1
+
+
+def test_the_fake_serves_and_ends_whoever_connects_and_says_nothing() -> None:
+    """As the watch of a test does that ends at that very moment."""
+    api = FakeApiServer()
+    with api.serving(), socket.create_connection(("127.0.0.1", api.port)):
+        other = ssl.create_default_context(cafile=RECORDED / "kubelet.pem")
+        other.check_hostname = False
+        with pytest.raises(HTTPError, match="Unauthorized"):
+            urlopen(f"https://127.0.0.1:{api.port}{PODS}", timeout=10, context=other)
 
 
 @pytest.mark.parametrize("bookmarked", [False, True])
