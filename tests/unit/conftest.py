@@ -1,18 +1,15 @@
 """A place for sockets that other users reach."""
 
-import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
-def open_directory(tmp_path: Path) -> Path:
-    """A directory that every user may enter; nothing is taken away from those above it."""
-    directory = tmp_path / "open"
-    directory.mkdir()
-    for one in (directory, *directory.parents):
-        mode = stat.S_IMODE(one.stat().st_mode)
-        if mode & 0o055 != 0o055:
-            one.chmod(mode | 0o055)
-    return directory
+def open_directory() -> Iterator[Path]:
+    """A directory that every user may enter. Not `tmp_path`: each run of pytest closes what is above it."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
