@@ -25,7 +25,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger_totals import is_short, with_booking, with_claim, with_count, with_id
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
-from bayplan.model.sidecar_scores import corrected_claim, may_be_sidecar
+from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 ScoreKey = tuple[str, int]
@@ -134,9 +134,9 @@ class Ledger(Struct, frozen=True):
         """The ledger on which to decide about *request*, which is to be the newest container of its pod: what
         others claim by the same score, which then proves nothing of them any more, is not claimed in it."""
         key, ledger = _score_key(request), self
-        newer = [(request, True)]
         for other in self.ids_by_score.get(key, ()) if key is not None else ():
-            if may_be_sidecar(ledger.entries[other].decision.request, newer):
+            explained, _ = explained_by_others((ledger.entries[other].decision.request, request))
+            if explained:
                 ledger = _claiming(ledger, other, explained=True)
         return ledger
 
@@ -327,11 +327,9 @@ def _score_key(request: Request) -> ScoreKey | None:
 def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
     """The ledger in which each of the containers of *key* claims what its score proves."""
     order = ledger.ids_by_score.get(key, ())
-    requests = [ledger.entries[one].decision.request for one in order]
-    for number, request in enumerate(requests):
-        others = [(other, index > number) for index, other in enumerate(requests) if index != number]
-        explained = bool(others) and may_be_sidecar(request, others)
-        ledger = _claiming(ledger, request.container_id, explained=explained)
+    found = explained_by_others([ledger.entries[one].decision.request for one in order])
+    for container_id, explained in zip(order, found, strict=True):
+        ledger = _claiming(ledger, container_id, explained=explained)
     return ledger
 
 

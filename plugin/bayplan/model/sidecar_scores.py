@@ -7,7 +7,7 @@ others. Of the rest the score proves nothing, unless something else says what th
 Source: GetContainerOOMScoreAdjust, pkg/kubelet/qos/policy.go, since Kubernetes 1.32.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -18,16 +18,25 @@ from bayplan.model.machine import MEMORY
 BY_SCORE: Final = "oom_score_adj"
 """The source of a memory request that is known from the score."""
 
+_NONE: Final = -1
+"""The largest of no requests; 0 is one."""
 
-def may_be_sidecar(request: Request, others: Iterable[tuple[Request, bool]]) -> bool:
-    """Whether kubelet's rule for sidecars can be why *request* has its score. *others* have the same one in
-    the same pod, each with whether it is newer."""
-    if request.memory.source != BY_SCORE:
-        return False
-    least_bytes = request.memory.likely_low_bytes
-    return any(
-        other.memory.high_bytes >= least_bytes and (newer or other.memory.exact) for other, newer in others
-    )
+
+def explained_by_others(requests: Sequence[Request]) -> list[bool]:
+    """For each of *requests*, which have the same score in the same pod, the oldest first, whether kubelet's
+    rule for sidecars can be why: another one that is newer, or known exactly, is as large."""
+    explained, largest_bytes = list[bool](), _NONE
+    for request in requests:
+        explained.append(largest_bytes >= request.memory.likely_low_bytes)
+        if request.memory.exact:
+            largest_bytes = max(largest_bytes, request.memory.high_bytes)
+    largest_bytes = _NONE
+    for number in reversed(range(len(requests))):
+        memory = requests[number].memory
+        explained[number] |= largest_bytes >= memory.likely_low_bytes
+        explained[number] &= memory.source == BY_SCORE
+        largest_bytes = max(largest_bytes, memory.high_bytes)
+    return explained
 
 
 def corrected_claim(claim: Claim, *, explained: bool) -> Claim:

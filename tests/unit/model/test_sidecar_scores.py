@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import (
@@ -21,7 +23,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION
-from bayplan.model.sidecar_scores import BY_SCORE
+from bayplan.model.sidecar_scores import BY_SCORE, explained_by_others
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
@@ -57,6 +59,29 @@ def test_only_the_newest_of_a_pod_claims_what_their_score_says() -> None:
     sidecar = ledger.entries["sidecar"].decision.placement.claim
     assert sidecar is not None
     assert (sidecar.explained_bytes, sidecar.amounts_bytes) == (999, {"hugepages-2Mi": 2})
+
+
+MEMORY_DRAWN = st.builds(
+    lambda low, more, usual, source: Interval(low, low + more, source, usual_low_bytes=usual),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 1, 3]),
+    st.none() | st.integers(0, 5),
+    st.sampled_from([BY_SCORE, BY_ANNOTATION]),
+)
+
+
+@given(st.lists(MEMORY_DRAWN, max_size=6))
+def test_a_score_is_explained_by_a_newer_one_or_a_known_one_that_is_as_large(drawn: list[Interval]) -> None:
+    requests = [entry(str(number), one).decision.request for number, one in enumerate(drawn)]
+    assert explained_by_others(requests) == [
+        one.source == BY_SCORE
+        and any(
+            other.high_bytes >= one.likely_low_bytes and (at > number or other.exact)
+            for at, other in enumerate(drawn)
+            if at != number
+        )
+        for number, one in enumerate(drawn)
+    ]
 
 
 def test_what_was_explained_is_short_once_nothing_explains_it() -> None:
