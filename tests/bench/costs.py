@@ -18,7 +18,7 @@ from table import Row, show
 PARTS: dict[str, Callable[[Sequence[int]], Iterator[Row]]] = {
     "disk": lambda _: nri_requests.flushes(),
     "requests": nri_requests.creations,
-    "starts": lambda _: nri_requests.starts(),
+    "starts": nri_requests.starts,
     "programs": lambda _: programs.rows(),
     "decisions": lambda _: worst.rows(),
     "merges": lambda _: merge.rows(),

@@ -88,11 +88,11 @@ def _idle(daemon: Plugin) -> Row:
     return Row(f"CPU of {IDLE_S} s at rest, beside {IDLE_BESIDE}", [taken_ms], most=15.0)
 
 
-def starts(many: Sequence[int] = (MANY,)) -> Iterator[Row]:
-    """Starts, the first one with an empty state directory, with few containers and with many large ones."""
-    for containers in (FEW, *many):
-        repeat = STARTS if containers == FEW else MANY_STARTS
-        flags = ("-pods", str(containers), "-containers", str(containers), "-padding", "10000")
+def starts(populations: Sequence[int] = ()) -> Iterator[Row]:
+    """Starts, the first one with an empty state directory, beside so many large containers, few and many."""
+    for population in sorted({FEW, MANY, *populations}):
+        repeat = STARTS if population == FEW else MANY_STARTS
+        flags = ("-pods", str(population), "-containers", str(population), "-padding", "10000")
         begun: list[list[float]] = [[], []]
         listed: list[list[float]] = [[], []]
         with tempfile.TemporaryDirectory() as scratch, both(build(NEWEST), Path(scratch), *flags) as pair:
@@ -102,6 +102,6 @@ def starts(many: Sequence[int] = (MANY,)) -> Iterator[Row]:
                     begun[index].append(start_ms)
                     listed[index].append(synchronize_ms)
                     plugin.end()
-        if containers == FEW:
-            yield Row("start until registered", *begun, 400.0, as_ratio=False)
-        yield Row(f"Synchronize, {containers} containers of 10 kB", *listed, 3.0)
+        most_ms = 400.0 if population == FEW else None
+        yield Row(f"start until registered, beside {population}", *begun, most_ms, as_ratio=False)
+        yield Row(f"Synchronize, {population} containers of 10 kB", *listed, 3.0)
