@@ -95,12 +95,14 @@ class Notifications:
         """Those of *updates* that go out with the reply to a request about the container *asked*: none of
         containers that the runtime does not know yet, all of those that do not run yet, of which it writes
         the cpusets itself, and *most_running* of the others."""
-        always = {asked} if asked is not None else set[str]()
         if self.stages:
             unknown = {key for key, stage in self.stages.items() if stage is Stage.DECIDED}
             updates = [one for one in updates if one.container_id not in unknown]
-            always |= self.stages.keys()
-        return for_one_reply(updates, always, most_running)
+        return for_one_reply(updates, self.first_updated(asked), most_running)
+
+    def first_updated(self, asked: str | None) -> set[str]:
+        """Whose updates go out with every reply, that to a request about *asked* included."""
+        return {*self.stages, *(() if asked is None else (asked,))}
 
     def sent(self, updates: Sequence[Update] | None, nodes_due: set[str]) -> None:
         """These *updates* go out with the reply to the runtime, None without one; *nodes_due* remain."""

@@ -100,21 +100,18 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     return decision.placement.exclusive_cpus or shared
 
 
-def cpus_updates(ledger: Ledger, shared: CpuSet) -> list[Update]:
-    """Updates for the containers for which the runtime has other CPUs than they should have; *shared* are the
-    CPUs of those without exclusive CPUs."""
+def cpus_updates(ledger: Ledger, shared: CpuSet, only: Iterable[str] | None = None) -> list[Update]:
+    """Updates for the containers for which the runtime has other CPUs than they should have, *only* of these
+    where some are named; *shared* are the CPUs of those without exclusive CPUs."""
     if not ledger.has_due_updates(shared):
         return []
-    wanted = {
-        key: (cpus_for(entry.decision, shared), entry.notified_cpus)
-        for key, entry in ledger.entries.items()
-        if entry.origin is None
-    }
-    return [
-        Update(key, cpuset_cpus=cpus)
-        for key, (cpus, notified) in sorted(wanted.items())
-        if cpus is not None and cpus != notified
-    ]
+    updates = []
+    for key in sorted(ledger.entries if only is None else ledger.entries.keys() & set(only)):
+        entry = ledger.entries[key]
+        cpus = cpus_for(entry.decision, shared) if entry.origin is None else None
+        if cpus is not None and cpus != entry.notified_cpus:
+            updates.append(Update(key, cpuset_cpus=cpus))
+    return updates
 
 
 def nodes_updates(ledger: Ledger, container_ids: Iterable[str]) -> list[Update]:
