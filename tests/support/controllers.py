@@ -116,7 +116,7 @@ class Controlled:
 
     def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
-        self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket))
+        self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket), pause_s=0)
         return self.cpusets
 
 

@@ -35,7 +35,8 @@ _NO_STARTS: Final = Starts(None)
 
 class Cpusets:
     """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
-    ``starts`` gets the containers of the wrapper that have no cgroup yet."""
+    ``starts`` gets the containers of the wrapper that have no cgroup yet. *pause_s* is between a change and
+    the look at all, and between looks at those that do not run yet."""
 
     def __init__(
         self,
@@ -43,8 +44,10 @@ class Cpusets:
         expected: Expected,
         in_thread: InThread,
         starts: Starts = _NO_STARTS,
+        pause_s: float = RESYNC_PAUSE_S,
     ) -> None:
         self.starts = starts
+        self._pause_s = pause_s
         self._hierarchy = hierarchy
         self._expected = expected
         self._in_thread = in_thread
@@ -73,7 +76,7 @@ class Cpusets:
         try:
             while self._due:
                 # Changes come in bursts, and a look at hundreds would be in the way of the next request.
-                await asyncio.sleep(RESYNC_PAUSE_S)
+                await asyncio.sleep(self._pause_s)
                 self._due = False
                 await self._in_thread(self.write)
         finally:
@@ -90,7 +93,7 @@ class Cpusets:
             end_s, starting = clock() + RESYNC_TIME_S, self._starting()
             while starting and clock() < end_s and not self._all_synced.is_set():
                 await self.sync(starting)
-                await asyncio.sleep(RESYNC_PAUSE_S)
+                await asyncio.sleep(self._pause_s)
                 starting = self._starting(starting)
 
     def _starting(self, container_ids: Collection[str] | None = None) -> list[str]:

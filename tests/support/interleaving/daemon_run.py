@@ -62,7 +62,7 @@ class DaemonRun:
         self._pending: dict[int, Callable[[Response | None], None]] = {}
         self._asked = 0
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
-        self.cpusets = Cpusets(kernel.hierarchy, self.expectations, self.do)
+        self.cpusets = Cpusets(kernel.hierarchy, self.expectations, self.do, pause_s=0)
         self.controller = Controller(
             self.hardware.machine,
             self.hardware.policy,
