@@ -90,7 +90,8 @@ def reconcile(
     elsewhere = ledger.entries.keys() - known.keys() - set(gone)
     unlisted = [entry for key, entry in ledger.entries.items() if key in elsewhere]
     if recovered:
-        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets)
+        taken = Ledger.of(unlisted).exclusive_cpus
+        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets, taken)
     compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
     entries = [*unlisted, *(entry for entry, _ in compared)]
     agreed = Ledger.of(entries)
@@ -214,11 +215,13 @@ def _updated_from_containers(
     known: dict[str, Entry],
     observed: Mapping[str, Container],
     cpusets: Mapping[CpuSet | None, int],
+    taken: CpuSet,
 ) -> dict[str, Entry]:
     """The entries *known* of containers, the oldest first, some of them older than what these have by now.
-    CPUs that an entry and its container agree on come first, of the newest container; no CPU is given to two.
+    CPUs that an entry and its container agree on come first, of the newest container; no CPU is given to two,
+    and none of those *taken* by containers that the runtime does not list.
     """
-    ledger, result, taken = Ledger.of(known.values()), dict[str, Entry](), CpuSet()
+    ledger, result = Ledger.of(known.values()), dict[str, Entry]()
     firm = [
         key
         for key, entry in known.items()

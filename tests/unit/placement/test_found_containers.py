@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.origin import Form, Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Update
@@ -146,6 +147,16 @@ class TestWithAnnotation:
         # They were free when the newer one was created.
         assert exclusive(result) == {"y": "1-2"}
         assert pinned(result) == {}
+        assert result.updates == (Update("x", cpuset_cpus=CpuSet.parse("0,3-7")),)
+
+    def test_no_cpu_of_a_container_that_the_runtime_does_not_list(self) -> None:
+        """It came by the hook while the creation of x was under way, after the daemon that had decided about
+        x had died."""
+        hooked = own("h", 2)
+        entry = replace(decided(hooked), origin=Origin.of(Form.HOOK, GUARANTEED, hooked))
+        result = against([running(own("x", 2), "1-2", "0")], Ledger.of([entry]), {"x": decided(own("x", 2))})
+        assert exclusive(result) == {"h": "1-2"}
+        assert result.ledger.exclusive_cpus == CpuSet([1, 2])
         assert result.updates == (Update("x", cpuset_cpus=CpuSet.parse("0,3-7")),)
 
     def test_shared_cpus_that_changed_since_are_still_shared(self) -> None:
