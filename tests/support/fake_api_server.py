@@ -91,7 +91,7 @@ class FakeApiServer:
     def serving(self) -> Iterator[None]:
         """Serve until the end, at the same port as before."""
         self._stopping = False
-        with serving(_handler(self), port=self.port, tls=True) as self.port:
+        with serving(_handler(self), port=self.port, certificates=RECORDED) as self.port:
             try:
                 yield
             finally:

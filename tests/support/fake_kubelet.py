@@ -93,7 +93,7 @@ class FakeEndpoint:
                 self.end_headers()
                 self.wfile.write(fake.body)
 
-        with serving(Pods, tls=tls) as port:
+        with serving(Pods, certificates=RECORDED if tls else None) as port:
             self.url = f"http{'s' if tls else ''}://127.0.0.1:{port}/pods"
             yield
 

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
-
-CERTIFICATES: Final = Path(__file__).parents[1] / "data" / "kubelet_pods"
+from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,12 +29,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(handler: type[Handler], *, port: int = 0, tls: bool) -> Iterator[int]:
-    """Serve until the end, at *port*, or at any that is free; the port."""
+def serving(handler: type[Handler], *, port: int = 0, certificates: Path | None) -> Iterator[int]:
+    """Serve until the end, at *port*, or at any that is free; with *certificates*, a directory with those of
+    kubelet, over TLS. The port."""
     server = _Server(("127.0.0.1", port), handler)
-    if tls:
+    if certificates is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(CERTIFICATES / "kubelet.pem", CERTIFICATES / "kubelet-key.pem")
+        context.load_cert_chain(certificates / "kubelet.pem", certificates / "kubelet-key.pem")
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
