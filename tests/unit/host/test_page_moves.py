@@ -1,6 +1,8 @@
 """move_pages(2) on this kernel, which pages it is asked to move by recorded text, and how many at once."""
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,23 +52,23 @@ NUMA_MAPS = """\
 7ffd00100000 default
 """
 SPARSE = """
-import mmap, sys
+import mmap, signal
 memory = mmap.mmap(-1, 64 << 20)
 memory[:8 << 20] = b"x" * (8 << 20)
 print("touched", flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
 @pytest.fixture
 def holder():
-    """A process with 8 MiB of memory in a mapping of 64."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SPARSE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    """A process with 8 MiB of memory in a mapping of 64; stopped, as any step of Python's touches pages."""
+    with subprocess.Popen([sys.executable, "-c", SPARSE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "touched\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         yield process
-        process.stdin.close()
+        process.kill()
 
 
 def recorded(root: Path, resident_pages: int = 2000) -> Path:
@@ -172,7 +174,7 @@ def test_what_the_kernel_refuses_is_an_error_with_its_number(holder):
 
 
 def test_a_process_that_is_gone(holder):
-    holder.stdin.close()
+    holder.kill()
     holder.wait()
     with pytest.raises(AbsentError):
         move_pages(holder.pid, HERE, HERE, MIB, Pace())
