@@ -308,7 +308,8 @@ class Controller:
         answered, cpus = self.placements.notifications.update_completed(container_id)
         entry = transaction.basis.ledger.entries.get(container_id)
         if entry is not None and entry.origin is None and (cpus is not None or not answered):
-            transaction.accept(ledger=transaction.basis.ledger.with_notified_cpus({container_id: cpus}))
+            ledger = transaction.basis.ledger.with_notified_cpus({container_id: cpus}, carried_out=answered)
+            transaction.accept(ledger=ledger)
 
     def _observed(self, transaction: Transaction, event: Event, pod: Pod, container: Container) -> None:
         """The runtime knows a container: it was created, is about to start, or has started."""

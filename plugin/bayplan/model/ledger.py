@@ -38,13 +38,16 @@ class Entry(Struct, frozen=True):
     ``notified_cpus`` (recorded as ``told_cpus``) is the cpuset.cpus that bayplan sent to the runtime for this
     container and that the runtime can have applied: in the spec of its creation, or in an update of a
     container that the runtime knew. None if there was none, or if it is not known. If the container should
-    have other CPUs by now, an update of it is due. ``origin`` is None for a container that came over NRI; of
-    others no runtime is notified after their creation. ``oom_group``: that container's adjustment set
-    memory.oom.group. ``ended``: the container is gone and holds nothing; the entry says what its pod was
-    given as a whole, until the pod's next container comes."""
+    have other CPUs by now, an update of it is due. ``previous_cpus`` (recorded as ``left_cpus``) is what the
+    runtime has until it has carried out the update that gave the container exclusive CPUs; None once it has.
+    ``origin`` is None for a container that came over NRI; of others no runtime is notified after their
+    creation. ``oom_group``: that container's adjustment set memory.oom.group. ``ended``: the container is
+    gone and holds nothing; the entry says what its pod was given as a whole, until the pod's next container
+    comes."""
 
     decision: Decision
     notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
+    previous_cpus: CpuSet | None = field(default=None, name="left_cpus")
     origin: Origin | None = None
     oom_group: bool = False
     ended: bool = False
@@ -242,14 +245,16 @@ class Ledger(Struct, frozen=True):
         containers without exclusive CPUs."""
         return any(cpus != shared for cpus in self.notices)
 
-    def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None]) -> "Ledger":
+    def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None], *, carried_out: bool = False) -> "Ledger":
         """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
-        runtime; None for a container of which it is not known what the runtime applied."""
+        runtime, or *carried_out* by it; None for a container of which it is not known what the runtime
+        applied."""
         entries, notices = dict(self.entries), self.notices
         for container_id, sent in cpus.items():
             before = entries[container_id]
-            if sent != before.notified_cpus:
-                entries[container_id] = after = replace(before, notified_cpus=sent)
+            previous = None if carried_out else _previous_cpus(before, sent)
+            if (sent, previous) != (before.notified_cpus, before.previous_cpus):
+                entries[container_id] = after = replace(before, notified_cpus=sent, previous_cpus=previous)
                 notices = with_count(with_count(notices, _notice(before), -1), _notice(after), 1)
         return replace(self, entries=entries, notices=notices) if cpus else self
 
@@ -317,6 +322,16 @@ def _notice(entry: Entry) -> CpuSet | None:
         return sent
     own = decision.placement.exclusive_cpus
     return CpuSet() if own and own != sent else None
+
+
+def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:
+    """What the runtime has of *entry* until it carries out an update with the CPUs *sent*; None where that
+    makes no difference, because they are not its own."""
+    if not entry.decision.placement.exclusive_cpus:
+        return None
+    if sent == entry.notified_cpus:
+        return entry.previous_cpus
+    return entry.previous_cpus or entry.notified_cpus
 
 
 def _score_key(request: Request) -> ScoreKey | None:

@@ -246,9 +246,10 @@ def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) ->
     """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
 
     A cpuset.mems that is empty where we set one means that our answer never arrived, and the one from before
-    the last move that the move did not: it is sent again. Another value than ours was set by somebody else
-    later and is respected from now on. On a container that shares the CPUs another cpuset.cpus counts as
-    kubelet's with *kubelet_pins_cpus* only; otherwise it can be an older shared pool of ours.
+    the last move that the move did not: it is sent again. The same goes for the CPUs that a container had
+    before it got CPUs of its own. Another value than ours was set by somebody else later and is respected
+    from now on. On a container that shares the CPUs another cpuset.cpus counts as kubelet's with
+    *kubelet_pins_cpus* only; otherwise it can be an older shared pool of ours.
     """
     kubelets = kubelet_pins_cpus and _is_kubelets(entry)
     resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
@@ -262,17 +263,15 @@ def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) ->
             if claim is not None and resources.cpuset_mems is not None:
                 claim = replace(claim, nodes=resources.cpuset_mems, flexible=False)
             placement = replace(placement, mems=None, claim=claim, original_nodes=None, previous_mems=None)
-    overridden = resources.cpuset_cpus is not None and entry.notified_cpus not in (
-        None,
-        resources.cpuset_cpus,
-    )
+    ours = None, entry.notified_cpus, entry.previous_cpus
+    overridden = entry.notified_cpus is not None and resources.cpuset_cpus not in ours
     repinned = request.pinned_cpus is not None and resources.cpuset_cpus is not None
     if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
         later = request.pinned_by_update or not repinned
         request = replace(request, pinned_cpus=resources.cpuset_cpus, pinned_by_update=later)
         placement = replace(placement, exclusive_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
-    return replace(entry, decision=decision, notified_cpus=resources.cpuset_cpus), repair
+    return replace(entry, decision=decision, notified_cpus=resources.cpuset_cpus, previous_cpus=None), repair
 
 
 def _members(pools: Collection[CpuSet], found: Collection[Entry]) -> list[Entry]:

@@ -88,6 +88,34 @@ def test_a_failed_update_is_sent_again() -> None:
     assert result.updates == (Update("s", cpuset_cpus=CpuSet.parse("0,3-7")),)
 
 
+def resized(cpus: str) -> Ledger:
+    """The shared container has *cpus* to itself since an update that was answered."""
+    entry = LEDGER.entries["s"]
+    own = CpuSet.parse(cpus)
+    placement = replace(entry.decision.placement, exclusive_cpus=own)
+    decided = replace(entry, decision=replace(entry.decision, placement=placement))
+    return LEDGER.with_entry(decided).with_notified_cpus({"s": own})
+
+
+def test_cpus_of_its_own_are_sent_again_until_the_runtime_has_them() -> None:
+    ledger = resized("3-4")
+    for _ in range(2):  # The daemon ends each time before the runtime carries out its answer.
+        result = against(AS_PLACED, ledger)
+        assert Update("s", cpuset_cpus=CpuSet.parse("3-4")) in result.updates
+        ledger = result.ledger
+        assert ledger.exclusive_cpus == CpuSet.parse("1-4")
+    # Nor did it have the first of two changes when the second was answered.
+    again = ledger.with_notified_cpus({"s": CpuSet.parse("3-5")})
+    assert not against(AS_PLACED, again).ledger.pinned_ids
+
+
+def test_cpus_from_before_an_update_that_was_carried_out_are_somebodys_choice() -> None:
+    ledger = resized("3-4").with_notified_cpus({"s": CpuSet.parse("3-4")}, carried_out=True)
+    result = against(AS_PLACED, ledger)
+    assert result.ledger.pinned_ids == {"s"}
+    assert result.ledger.exclusive_cpus == CpuSet.parse("1-2")
+
+
 def test_what_somebody_set_later_is_respected() -> None:
     result = against([running(EXCLUSIVE, "5", "1"), AS_PLACED[1]])
     request = result.ledger.entries["x"].decision.request
