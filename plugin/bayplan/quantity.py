@@ -15,6 +15,7 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 MILLI_PER_CPU: Final = 1000
+US_PER_S: Final = 1_000_000
 
 _SUFFIXES: Final[dict[str, Decimal]] = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),

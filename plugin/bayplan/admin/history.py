@@ -22,6 +22,7 @@ from bayplan.model.decision import Decision
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
+from bayplan.quantity import US_PER_S
 from bayplan.state import RefusedItem
 from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Snapshot
@@ -29,8 +30,6 @@ from bayplan.views.status import timestamp
 
 MAX_REFUSED: Final = 200
 """So many containers are listed, the latest first; all of them are counted."""
-
-_US_PER_S: Final = 1_000_000
 
 
 def recorded_questions(recorder: Recorder) -> dict[str, Question]:
@@ -94,7 +93,7 @@ def _refused(one: RefusedItem, snapshot: Snapshot) -> View:
         "times": one.times,
         "firstAt": timestamp(one.first_us),
         "lastAt": timestamp(one.last_us),
-        "secondsAgo": max(0, (snapshot.taken_us - one.last_us) // _US_PER_S),
+        "secondsAgo": max(0, (snapshot.taken_us - one.last_us) // US_PER_S),
         "reasons": [{"code": reason.code, "text": reason.text} for reason in one.decision.reasons],
         "placedSince": any(
             entry.decision.request.name == request.name for entry in snapshot.ledger.entries.values()

@@ -22,6 +22,7 @@ from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
+from bayplan.quantity import US_PER_S
 from bayplan.simulate.manifest import describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
@@ -48,7 +49,6 @@ MAX_CHOICES: Final = 20
 """So many pods are listed where a word may mean any of them."""
 
 _MAX_SINCE_S: Final = 366 * 86_400
-_US_PER_S: Final = 1_000_000
 _WHAT_IF_IDS: Final = "what-if:"
 
 
@@ -124,7 +124,7 @@ def since_in(verb: str, snapshot: Snapshot, request: Mapping[str, object], defau
     if not isinstance(since_s, int) or isinstance(since_s, bool) or not 0 < since_s <= _MAX_SINCE_S:
         problem = Problem("sinceSeconds", repr(since_s), f"a number of seconds from 1 to {_MAX_SINCE_S}")
         raise ConfigError(verb, (problem,))
-    return max(0, snapshot.taken_us - since_s * _US_PER_S)
+    return max(0, snapshot.taken_us - since_s * US_PER_S)
 
 
 def explaining(records: Records) -> Question:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.quantity import US_PER_S
 
 VERB: Final = "replay"
 HELP: Final = (
@@ -34,7 +35,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def blocks(view: dict[str, Any]) -> list[Block]:
     """The differences for people."""
-    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(view["begunUs"] // 1_000_000))
+    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(view["begunUs"] // US_PER_S))
     shown: list[Block] = [
         f"Recorded from {begun} on by bayplan {view['recordedBy']}; replayed by {view['replayedBy']}."
     ]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.quantity import format_bytes
+from bayplan.quantity import US_PER_S, format_bytes
 
 VERB: Final = "top"
 HELP: Final = "show live what nodes and containers use, beside what was promised to them"
@@ -40,7 +40,6 @@ _SORTED_BY: Final[Mapping[str, str]] = {
     "faults": "pageFaultsPerSecond",
     "stall": "memoryStallPercent",
 }
-_US_PER_S: Final = 1_000_000
 _RATES: Final = {
     "nodes": {"missedPages": "missedPagesPerSecond"},
     "containers": {
@@ -75,7 +74,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     first = ask(arguments.admin_socket, VERB)
     time.sleep(arguments.interval)
     second = ask(arguments.admin_socket, VERB)
-    seconds = max(1, second["atMicroseconds"] - first["atMicroseconds"]) / _US_PER_S
+    seconds = max(1, second["atMicroseconds"] - first["atMicroseconds"]) / US_PER_S
     for key, rates in _RATES.items():
         before = {one["id"]: one for one in first[key]}
         for one in second[key]:

@@ -8,13 +8,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Final, Self
+from typing import Self
 
-from bayplan.quantity import whole_number
+from bayplan.quantity import US_PER_S, whole_number
 
 logger = logging.getLogger(__name__)
-
-_US_PER_S: Final = 1_000_000
 
 
 class Notifier:
@@ -73,4 +71,4 @@ def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
     limit_us, own = whole_number(environ.get("WATCHDOG_USEC", "")), str(os.getpid())
     if not limit_us or environ.get("WATCHDOG_PID", own) != own:
         return None
-    return limit_us / _US_PER_S / 2
+    return limit_us / US_PER_S / 2

@@ -6,7 +6,7 @@ are bytes as integers, sets are text in the kernel's list format, and null means
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
@@ -20,7 +20,7 @@ from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.page_placement import LivePages
-from bayplan.quantity import MIB
+from bayplan.quantity import MIB, US_PER_S
 from bayplan.sets import CpuSet
 from bayplan.views.node_room import free_bytes_by_node
 from bayplan.views.snapshot import MemoryReservation, RuntimeState, Snapshot
@@ -29,8 +29,6 @@ View = dict[str, Any]
 
 Spreads = Mapping[str, Spread]
 """The witness: what each container has on each node, by its id."""
-
-_US_PER_S: Final = 1_000_000
 
 
 def ping_view(snapshot: Snapshot) -> View:
@@ -118,7 +116,7 @@ def _daemon(snapshot: Snapshot) -> View:
         "pid": snapshot.pid,
         "engine": snapshot.engine,
         "startedAt": timestamp(snapshot.started_us),
-        "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // _US_PER_S,
+        "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // US_PER_S,
     }
 
 
@@ -349,7 +347,5 @@ def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:
 def timestamp(moment_us: int) -> str:
     """A moment in microseconds since the epoch as ISO 8601 in UTC, to the second."""
     return (
-        datetime.fromtimestamp(moment_us / _US_PER_S, UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
+        datetime.fromtimestamp(moment_us / US_PER_S, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     )

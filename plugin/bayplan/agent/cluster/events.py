@@ -25,13 +25,13 @@ from bayplan.backoff import Backoff
 from bayplan.errors import UnavailableError
 from bayplan.model.ledger import Ledger
 from bayplan.model.pod_facts import ContainerKind, PodFacts
+from bayplan.quantity import US_PER_S
 
 SERIES_INTERVAL_S: Final = 30.0
 LEAST_INTERVAL_S: Final = 0.2
 MAX_SERIES: Final = 1000
 RETRY_LIMIT_S: Final = 30.0
 
-_US_PER_S: Final = 1_000_000
 _NS_PER_US: Final = 1000
 _CONTROLLER: Final = "bayplan.dev/agent"
 _NAMESPACE_OF_NODES: Final = "default"
@@ -264,8 +264,8 @@ def _field_path(pod: PodFacts, container: str) -> Object:
 
 
 def _micro_time(at_us: int) -> str:
-    moment = dt.datetime.fromtimestamp(at_us // _US_PER_S, dt.UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{at_us % _US_PER_S:06}Z"
+    moment = dt.datetime.fromtimestamp(at_us // US_PER_S, dt.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{at_us % US_PER_S:06}Z"
 
 
 def _cut(note: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.svg import plain
-from bayplan.quantity import format_bytes
+from bayplan.quantity import US_PER_S, format_bytes
 from bayplan.views.decision_view import decision_view
 from bayplan.views.status import timestamp
 
 View = Mapping[str, Any]
 
 MOST_ROWS: Final = 500
-_US_PER_HOUR: Final = 3600 * 1_000_000
+_US_PER_HOUR: Final = 3600 * US_PER_S
 _MEMORY: Final = "memory"
 
 

@@ -22,6 +22,7 @@ from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
 from bayplan.drawing.style import STYLE
+from bayplan.quantity import US_PER_S
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
 
@@ -31,7 +32,6 @@ _WIDTHS: Final = (342.0, 420.0, 560.0, 740.0, 960.0, WIDTH)
 
 FRESH_S: Final = 1.0
 _HEARTBEAT_S: Final = 15.0
-_US_PER_S: Final = 1_000_000
 
 _TEMPLATE: Final = files("bayplan.agent.http").joinpath("page.html").read_text(encoding="utf-8")
 _SCRIPTS: Final = re.findall(r"<script>(.*?)</script>", _TEMPLATE, flags=re.DOTALL)
@@ -120,6 +120,6 @@ def _parts(snapshot: Snapshot | None, refusals: Sequence[Refused], width: float,
         "summary": fragments.summary(status, nodes, following=following),
         "map": machine_map(nodes, width, embedded=True),
         "attention": fragments.attention(status),
-        "refused": fragments.refused(refusals, int(time.time() * _US_PER_S)),
+        "refused": fragments.refused(refusals, int(time.time() * US_PER_S)),
         "containers": fragments.containers(status, nodes),
     }

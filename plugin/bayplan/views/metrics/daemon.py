@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from bayplan.model.decision import Outcome
+from bayplan.quantity import US_PER_S
 from bayplan.views.durations import BOUNDS_MS, Durations
 from bayplan.views.event_counts import all_events, evictions, reasons
 from bayplan.views.metrics.metric import Facts, Histogram, Kind, Metric, Sample, single
 
-_US_PER_S: Final = 1_000_000
 _S_PER_MS: Final = 0.001
 _NEVER: Final = Durations()
 
@@ -64,7 +64,7 @@ METRICS: Final = (
         "bayplan_observed_timestamp_seconds",
         Kind.GAUGE,
         "When the daemon looked last at what can change without it, since the epoch.",
-        single(lambda facts: facts.snapshot.taken_us / _US_PER_S),
+        single(lambda facts: facts.snapshot.taken_us / US_PER_S),
     ),
     Metric(
         "bayplan_uptime_seconds",
