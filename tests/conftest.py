@@ -10,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 import bayplan
+from support.coroutines import pytest_pyfunc_call
+
+__all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
 
 # The profile says how many examples of a property are tried: few in `make test`, many in `make test-all`.
 # What is drawn is the same each time, so that nothing fails today that did not fail yesterday. Other draws:

@@ -30,15 +30,12 @@ from bayplan.nri.wire import (
     Role,
 )
 from support.control_plane import ControlPlane, Object
-from support.coroutines import pytest_pyfunc_call
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, GoSideError, build
 from testbed import kubernetes
-
-__all__ = ["pytest_pyfunc_call"]  # tests here may be coroutines
 
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 

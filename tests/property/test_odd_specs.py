@@ -1,6 +1,5 @@
 """Whatever a runtime says of pods and containers: an answer that it can read, or a refusal for its user."""
 
-import asyncio
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -168,11 +167,10 @@ async def step(
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.topology.value)
 @pytest.mark.parametrize("engine", [ExactEngine(), KubeletEngine()], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_spec_stops_the_daemon(tmp_path: Path, seed: int, engine: Engine, policy: PlacementPolicy) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, policy, on=MACHINE) as one:
-            one.controller.take_engine(engine)
-            await live(one.controller, Source(seed))
-            assert len(one.controller.ledger.entries) > 0
-
-    asyncio.run(scenario())
+async def test_no_spec_stops_the_daemon(
+    tmp_path: Path, seed: int, engine: Engine, policy: PlacementPolicy
+) -> None:
+    async with controlled(tmp_path, policy, on=MACHINE) as one:
+        one.controller.take_engine(engine)
+        await live(one.controller, Source(seed))
+        assert len(one.controller.ledger.entries) > 0

@@ -278,38 +278,35 @@ async def hand_over(one: Node, hostile: str) -> None:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize(("log_format", "annotation_errors"), [("json", "refuse"), ("text", "default")])
-def test_no_way_out_of_the_daemon_carries_them(
+async def test_no_way_out_of_the_daemon_carries_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, log_format: str, annotation_errors: str
 ) -> None:
     hostile = HOSTILE[kind]
 
-    async def scenario() -> None:
-        runtime = FakeRuntime(CONTAINERD_2_3)
-        found = hostile_pod(hostile, 0, BEST_EFFORT)
-        earlier = make_container(found, f"earlier{hostile}", oom_score_adj=1000)
-        earlier.state = pb.CONTAINER_RUNNING
-        runtime.pods[found.id], runtime.containers[earlier.id] = found, earlier
-        forms = ("--log-format", log_format, "--annotation-errors", annotation_errors)
-        async with node(tmp_path, runtime, *forms) as one:
-            refusals = await live(one, hostile)
-            assert len(refusals) >= 2
-            for refusal in refusals:
-                # What stands before it is the runtime's own.
-                said = refusal.partition("TopologyAffinityError")[2]
-                assert said
-                assert "\n" not in said
-                check_text(said)
-            names = await ask_everything(one, hostile)
-            assert len(names) >= 2
-            await hand_over(one, hostile)
-            for words in commands(tmp_path, hostile, names):
-                for form in ("table", "json"):
-                    options = (f"--output={form}", f"--admin-socket={one.admin}")
-                    printed = await asyncio.to_thread(command, monkeypatch, *words, *options)
-                    assert printed
-                    check_text(printed)
-
-    asyncio.run(scenario())
+    runtime = FakeRuntime(CONTAINERD_2_3)
+    found = hostile_pod(hostile, 0, BEST_EFFORT)
+    earlier = make_container(found, f"earlier{hostile}", oom_score_adj=1000)
+    earlier.state = pb.CONTAINER_RUNNING
+    runtime.pods[found.id], runtime.containers[earlier.id] = found, earlier
+    forms = ("--log-format", log_format, "--annotation-errors", annotation_errors)
+    async with node(tmp_path, runtime, *forms) as one:
+        refusals = await live(one, hostile)
+        assert len(refusals) >= 2
+        for refusal in refusals:
+            # What stands before it is the runtime's own.
+            said = refusal.partition("TopologyAffinityError")[2]
+            assert said
+            assert "\n" not in said
+            check_text(said)
+        names = await ask_everything(one, hostile)
+        assert len(names) >= 2
+        await hand_over(one, hostile)
+        for words in commands(tmp_path, hostile, names):
+            for form in ("table", "json"):
+                options = (f"--output={form}", f"--admin-socket={one.admin}")
+                printed = await asyncio.to_thread(command, monkeypatch, *words, *options)
+                assert printed
+                check_text(printed)
     log = (tmp_path / "log").read_text()
     check_text(log)
     assert "Traceback" not in log

@@ -68,25 +68,22 @@ class Runtime:
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(more, marks=pytest.mark.matrix) for more in (2, 3))])
-def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: int) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
-            stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.handler.release, nobody)
-            for number in range(STARTS):
-                await runtime.start(number)
-            await one.quiet()
-            await stale_entries.release_ended()
-            await one.around.sync()
+async def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: int) -> None:
+    async with oci_socket(tmp_path) as one:
+        controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
+        stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.handler.release, nobody)
+        for number in range(STARTS):
+            await runtime.start(number)
+        await one.quiet()
+        await stale_entries.release_ended()
+        await one.around.sync()
 
-            assert set(one.entries) == set(runtime.alive)
-            shared = controller.ledger.shared_cpus(controller.machine)
-            for container_id, path in runtime.alive.items():
-                expected = one.entries[container_id].decision.placement.exclusive_cpus or shared
-                assert one.node.shown(path, "cpuset.cpus") == (str(expected),), container_id
-                assert one.node.shown(path, "memory.oom.group") == ("1",)
-            held = [one.entries[key].decision.placement.exclusive_cpus for key in runtime.alive]
-            assert controller.ledger.exclusive_cpus == CpuSet([cpu for cpus in held for cpu in cpus])
-            assert 0 < runtime.killed < STARTS
-
-    asyncio.run(scenario())
+        assert set(one.entries) == set(runtime.alive)
+        shared = controller.ledger.shared_cpus(controller.machine)
+        for container_id, path in runtime.alive.items():
+            expected = one.entries[container_id].decision.placement.exclusive_cpus or shared
+            assert one.node.shown(path, "cpuset.cpus") == (str(expected),), container_id
+            assert one.node.shown(path, "memory.oom.group") == ("1",)
+        held = [one.entries[key].decision.placement.exclusive_cpus for key in runtime.alive]
+        assert controller.ledger.exclusive_cpus == CpuSet([cpu for cpus in held for cpu in cpus])
+        assert 0 < runtime.killed < STARTS

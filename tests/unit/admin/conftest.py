@@ -1,12 +1,9 @@
-"""The snapshot that the views and the admin socket show. Tests here may be coroutines."""
+"""The snapshot that the views and the admin socket show."""
 
 import pytest
 
 from bayplan.views.snapshot import Snapshot
-from support.coroutines import pytest_pyfunc_call
 from support.snapshots import make_snapshot
-
-__all__ = ["pytest_pyfunc_call", "snapshot"]
 
 
 @pytest.fixture

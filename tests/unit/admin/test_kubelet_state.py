@@ -1,8 +1,7 @@
 """kubelet's own files are taken over from containers as it left them, and come out again as they were."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,10 +81,6 @@ async def give(one: Controlled, settings: Settings = SETTINGS) -> dict[str, Any]
     return await question(make_snapshot(), {})
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
-
-
 def expected(one: Controlled) -> dict[str, tuple[str, str]]:
     """The CPUs and nodes that containers are to have, by pod."""
     return {
@@ -94,135 +89,110 @@ def expected(one: Controlled) -> dict[str, tuple[str, str]]:
     }
 
 
-def wrong(
+async def wrong(
     directory: Path, files: object, *, had: Mapping[str, tuple[str, str]] = HAD, on: Machine = MACHINE
 ) -> str:
     """What is said of *files*; nothing was taken over."""
-
-    async def scenario() -> str:
-        async with beside_kubelet(directory, had=had, on=on) as one:
-            before = one.controller.ledger
-            with pytest.raises(ConfigError) as caught:
-                await take(one, files)
-            assert one.controller.ledger is before
-            return str(caught.value)
-
-    return asyncio.run(scenario())
+    async with beside_kubelet(directory, had=had, on=on) as one:
+        before = one.controller.ledger
+        with pytest.raises(ConfigError) as caught:
+            await take(one, files)
+        assert one.controller.ledger is before
+        return str(caught.value)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_kubelet_had_given_is_promised_and_comes_out_again_as_it_was(
+async def test_what_kubelet_had_given_is_promised_and_comes_out_again_as_it_was(
     tmp_path: Path, engine: str
 ) -> None:
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path, engine) as one:
-            planned = await take(one, dry_run=True)
-            assert planned["dryRun"]
-            shares = one.controller.ledger.entries["id-burstable"].decision
-            assert shares.request.pinned_cpus == CpuSet.parse(DEFAULT_CPUS)
-            done = await take(one)
-            assert [(each["name"], each["cpus"], each["mems"]) for each in done["containers"]] == [
-                (f"default/{uid}/main", "2-3" if uid == A else "", HAD[uid][1]) for uid in sorted(PODS)
-            ]
-            assert sorted(done["sharing"]) == ["default/burstable/main"]
-            ledger = one.controller.ledger
-            assert ledger.exclusive_cpus == CpuSet([2, 3])
-            assert {ledger.entries[f"id-{uid}"].decision.outcome for uid in PODS} == {Outcome.PLACED}
-            assert expected(one) == HAD
-            assert not one.controller.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
-            assert one.verifications
-            before = one.controller.ledger
-            sharing = {key for key, entry in before.entries.items() if entry.decision.shares_cpus}
-            assert sharing >= {f"id-{uid}" for uid in (B, C, "burstable")}
-            await take(one)  # a second time, it changes nothing
-            assert one.controller.ledger == before
-            again = await one.controller.synchronize(*listed())
-            assert list(again) == []
-            assert expected(one) == HAD
-            given = await give(one)
-            assert given["files"] == {name: json.loads(text) for name, text in TEXTS.items()}
-
-    run(scenario)
+    async with beside_kubelet(tmp_path, engine) as one:
+        planned = await take(one, dry_run=True)
+        assert planned["dryRun"]
+        shares = one.controller.ledger.entries["id-burstable"].decision
+        assert shares.request.pinned_cpus == CpuSet.parse(DEFAULT_CPUS)
+        done = await take(one)
+        assert [(each["name"], each["cpus"], each["mems"]) for each in done["containers"]] == [
+            (f"default/{uid}/main", "2-3" if uid == A else "", HAD[uid][1]) for uid in sorted(PODS)
+        ]
+        assert sorted(done["sharing"]) == ["default/burstable/main"]
+        ledger = one.controller.ledger
+        assert ledger.exclusive_cpus == CpuSet([2, 3])
+        assert {ledger.entries[f"id-{uid}"].decision.outcome for uid in PODS} == {Outcome.PLACED}
+        assert expected(one) == HAD
+        assert not one.controller.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
+        assert one.verifications
+        before = one.controller.ledger
+        sharing = {key for key, entry in before.entries.items() if entry.decision.shares_cpus}
+        assert sharing >= {f"id-{uid}" for uid in (B, C, "burstable")}
+        await take(one)  # a second time, it changes nothing
+        assert one.controller.ledger == before
+        again = await one.controller.synchronize(*listed())
+        assert list(again) == []
+        assert expected(one) == HAD
+        given = await give(one)
+        assert given["files"] == {name: json.loads(text) for name, text in TEXTS.items()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_was_taken_over_stays_through_a_restart_and_goes_with_its_container(
+async def test_what_was_taken_over_stays_through_a_restart_and_goes_with_its_container(
     tmp_path: Path, engine: str
 ) -> None:
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path, engine) as one:
-            await take(one)
-        async with beside_kubelet(tmp_path, engine) as one:
-            assert expected(one) == HAD
-            owner, first = running(A, *HAD[A])
-            await one.controller.stop_container(owner, first)
-            assert one.controller.ledger.exclusive_cpus == CpuSet()
-            assert expected(one)["burstable"] == ("0-7", "")
-
-    run(scenario)
+    async with beside_kubelet(tmp_path, engine) as one:
+        await take(one)
+    async with beside_kubelet(tmp_path, engine) as one:
+        assert expected(one) == HAD
+        owner, first = running(A, *HAD[A])
+        await one.controller.stop_container(owner, first)
+        assert one.controller.ledger.exclusive_cpus == CpuSet()
+        assert expected(one)["burstable"] == ("0-7", "")
 
 
-def test_files_of_a_kubelet_that_knows_pods_as_a_whole_are_read(tmp_path: Path) -> None:
+async def test_files_of_a_kubelet_that_knows_pods_as_a_whole_are_read(tmp_path: Path) -> None:
     cpus = CpuState(CpuSet.parse(DEFAULT_CPUS), {A: {"main": CpuSet([2, 3])}})
     memory = format_memory(parse_memory(TEXTS[MEMORY_FILE]), version=2)
     assert memory != TEXTS[MEMORY_FILE]
 
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path) as one:
-            text = format_checkpoint(cpus, "static", pod_level_managers=True)
-            await take(one, {CPU_FILE: text, MEMORY_FILE: memory})
-            assert expected(one) == HAD
-
-    run(scenario)
+    async with beside_kubelet(tmp_path) as one:
+        text = format_checkpoint(cpus, "static", pod_level_managers=True)
+        await take(one, {CPU_FILE: text, MEMORY_FILE: memory})
+        assert expected(one) == HAD
 
 
-def test_shadow_mode_takes_nothing_over_and_hands_nothing_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path) as one:
-            before = one.controller.ledger
-            with shadow_mode.shadow_mode():
-                for question in (take(one), give(one)):
-                    with pytest.raises(ShadowModeError):
-                        await question
-            assert one.controller.ledger is before
-
-    run(scenario)
+async def test_shadow_mode_takes_nothing_over_and_hands_nothing_back(tmp_path: Path) -> None:
+    async with beside_kubelet(tmp_path) as one:
+        before = one.controller.ledger
+        with shadow_mode.shadow_mode():
+            for question in (take(one), give(one)):
+                with pytest.raises(ShadowModeError):
+                    await question
+        assert one.controller.ledger is before
 
 
-def test_cpus_under_strict_reservation_are_not_in_the_file(tmp_path: Path) -> None:
+async def test_cpus_under_strict_reservation_are_not_in_the_file(tmp_path: Path) -> None:
     state = CpuState(CpuSet.parse("1,4-7"), {A: {"main": CpuSet([2, 3])}})
 
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path, had={A: HAD[A]}) as one:
-            await take(one, {CPU_FILE: format_checkpoint(state, "static")})
-            assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
-
-    run(scenario)
+    async with beside_kubelet(tmp_path, had={A: HAD[A]}) as one:
+        await take(one, {CPU_FILE: format_checkpoint(state, "static")})
+        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
 
 
-def test_one_file_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path) as one:
-            await take(one, {CPU_FILE: TEXTS[CPU_FILE]})
-            assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
-            assert one.controller.ledger.entries[f"id-{B}"].decision.request.pinned_mems == NodeSet([0, 2])
-            await take(one, {MEMORY_FILE: TEXTS[MEMORY_FILE]})
-            assert expected(one) == HAD
-
-    run(scenario)
+async def test_one_file_alone(tmp_path: Path) -> None:
+    async with beside_kubelet(tmp_path) as one:
+        await take(one, {CPU_FILE: TEXTS[CPU_FILE]})
+        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
+        assert one.controller.ledger.entries[f"id-{B}"].decision.request.pinned_mems == NodeSet([0, 2])
+        await take(one, {MEMORY_FILE: TEXTS[MEMORY_FILE]})
+        assert expected(one) == HAD
 
 
-def test_containers_of_the_files_that_do_not_run_are_named_and_left_out(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path, had={uid: HAD[uid] for uid in (A, C)}) as one:
-            done = await take(one)
-            assert done["notRunning"] == [f"{B}/main"]
-            assert {each["name"] for each in done["containers"]} == {f"default/{A}/main", f"default/{C}/main"}
-
-    run(scenario)
+async def test_containers_of_the_files_that_do_not_run_are_named_and_left_out(tmp_path: Path) -> None:
+    async with beside_kubelet(tmp_path, had={uid: HAD[uid] for uid in (A, C)}) as one:
+        done = await take(one)
+        assert done["notRunning"] == [f"{B}/main"]
+        assert {each["name"] for each in done["containers"]} == {f"default/{A}/main", f"default/{C}/main"}
 
 
-def test_version_1_is_read_by_container_ids(tmp_path: Path) -> None:
+async def test_version_1_is_read_by_container_ids(tmp_path: Path) -> None:
     checkpoint = CpuCheckpoint(1, "static", DEFAULT_CPUS, {f"id-{A}": "2-3"})
     text = json.dumps(
         {
@@ -233,14 +203,11 @@ def test_version_1_is_read_by_container_ids(tmp_path: Path) -> None:
         }
     )
 
-    async def scenario() -> None:
-        async with beside_kubelet(tmp_path) as one:
-            await take(one, {CPU_FILE: text})
-            assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
-
-    run(scenario)
+    async with beside_kubelet(tmp_path) as one:
+        await take(one, {CPU_FILE: text})
+        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
     found = {B: HAD[B]}
-    assert "containerID '" in wrong(tmp_path / "other", {CPU_FILE: text}, had=found)
+    assert "containerID '" in await wrong(tmp_path / "other", {CPU_FILE: text}, had=found)
 
 
 def edited(name: str, **changes: object) -> dict[str, str]:
@@ -288,65 +255,61 @@ def edited(name: str, **changes: object) -> dict[str, str]:
         ("text", ["request: files: found str"]),
     ],
 )
-def test_damage_another_policy_and_another_machine_are_told_apart(
+async def test_damage_another_policy_and_another_machine_are_told_apart(
     tmp_path: Path, files: object, problems: list[str]
 ) -> None:
-    said = wrong(tmp_path, files)
+    said = await wrong(tmp_path, files)
     for problem in problems:
         assert problem in said
 
 
-def test_every_change_of_the_machine_is_named(tmp_path: Path) -> None:
+async def test_every_change_of_the_machine_is_named(tmp_path: Path) -> None:
     nodes = list(MACHINE.nodes)
     nodes[1] = replace(nodes[1], memory_bytes=nodes[1].memory_bytes - MIB)
-    said = wrong(tmp_path, TEXTS, on=Machine(tuple(nodes[:3]), MACHINE.cpus[:6]))
+    said = await wrong(tmp_path, TEXTS, on=Machine(tuple(nodes[:3]), MACHINE.cpus[:6]))
     assert "cpu_manager_state, machine: found CPUs 6-7," in said
     assert "memory_manager_state, machine: found node 3," in said
     assert "(988942336 bytes) of memory on node 1, expected" in said
 
 
-def test_containers_that_are_not_as_the_files_say_are_all_named(tmp_path: Path) -> None:
-    said = wrong(tmp_path, TEXTS, had={**HAD, A: ("2,4", "1"), C: (DEFAULT_CPUS, "1")})
+async def test_containers_that_are_not_as_the_files_say_are_all_named(tmp_path: Path) -> None:
+    said = await wrong(tmp_path, TEXTS, had={**HAD, A: ("2,4", "1"), C: (DEFAULT_CPUS, "1")})
     assert f"default/{A}/main, in a file: found CPUs 2-3, expected the CPUs it has: 2,4" in said
     assert f"default/{C}/main, in a file: found nodes 3, expected the nodes it has: 1" in said
     assert "2 problems:" in said
 
 
-def test_pods_with_cpus_as_a_whole_cannot_be_taken_over(tmp_path: Path) -> None:
+async def test_pods_with_cpus_as_a_whole_cannot_be_taken_over(tmp_path: Path) -> None:
     state = CpuState(CpuSet.parse(DEFAULT_CPUS), {A: {"main": CpuSet([2, 3])}}, {A: CpuSet([2, 3])})
     text = format_checkpoint(state, "static", pod_level_managers=True)
-    assert f"cpu_manager_state, podEntries, {A}: found CPUs 2-3, expected none" in wrong(
+    assert f"cpu_manager_state, podEntries, {A}: found CPUs 2-3, expected none" in await wrong(
         tmp_path, {CPU_FILE: text}
     )
 
 
-def test_cpus_that_are_reserved_here_cannot_be_taken_over(tmp_path: Path) -> None:
+async def test_cpus_that_are_reserved_here_cannot_be_taken_over(tmp_path: Path) -> None:
     state = CpuState(CpuSet.parse("2-7"), {A: {"main": CpuSet([0, 1])}})
     text = format_checkpoint(state, "static")
-    said = wrong(tmp_path, {CPU_FILE: text}, had={A: ("0-1", "1")})
+    said = await wrong(tmp_path, {CPU_FILE: text}, had={A: ("0-1", "1")})
     assert "found CPUs 0, expected none that is reserved here" in said
 
 
-def refused(directory: Path, settings: Settings = SETTINGS) -> str:
+async def refused(directory: Path, settings: Settings = SETTINGS) -> str:
     """Why what is placed after half of a take-over cannot be handed back."""
-
-    async def scenario() -> str:
-        async with beside_kubelet(directory) as one:
-            await take(one, {CPU_FILE: TEXTS[CPU_FILE]})
-            with pytest.raises(ConfigError) as caught:
-                await give(one, settings)
-            return str(caught.value)
-
-    return asyncio.run(scenario())
+    async with beside_kubelet(directory) as one:
+        await take(one, {CPU_FILE: TEXTS[CPU_FILE]})
+        with pytest.raises(ConfigError) as caught:
+            await give(one, settings)
+        return str(caught.value)
 
 
-def test_what_kubelet_would_place_anew_keeps_anything_from_being_handed_back(tmp_path: Path) -> None:
-    said = refused(tmp_path)
+async def test_what_kubelet_would_place_anew_keeps_anything_from_being_handed_back(tmp_path: Path) -> None:
+    said = await refused(tmp_path)
     assert f"default/{B}/main: found CPUs or nodes that bayplan leaves alone" in said
     assert f"default/{C}/main: found CPUs or nodes that bayplan leaves alone" in said
 
 
-def test_a_configuration_that_kubelet_does_not_start_with_is_named_whole(tmp_path: Path) -> None:
-    said = refused(tmp_path, replace(SETTINGS, reserved_cpus=CpuSet(), reserved_memory=None))
+async def test_a_configuration_that_kubelet_does_not_start_with_is_named_whole(tmp_path: Path) -> None:
+    said = await refused(tmp_path, replace(SETTINGS, reserved_cpus=CpuSet(), reserved_memory=None))
     assert "cpuManagerPolicy" in said
     assert "reservedMemory" in said

@@ -1,8 +1,6 @@
 """Containers are given back by the running daemon, or by its state directory; again, if somebody died in
 between."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -27,10 +25,6 @@ OWNER, OTHERS = pod("g", QosClass.GUARANTEED), pod("b", QosClass.BEST_EFFORT)
 OPTED_OUT = pod("free", QosClass.BEST_EFFORT, {"bayplan.dev/opt-out": "true"})
 POSSIBLE = {"cpu": "0-7\n", "node": "0-3\n"}
 FILES = {"cpuset.cpus": "0-1\n", "cpuset.mems": "0\n", "cgroup.procs": ""}
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
 
 
 @pytest.fixture
@@ -76,58 +70,48 @@ def assert_given_back(one: Controlled) -> None:
     assert claim.amounts_bytes == {"memory": 100 * MIB}
 
 
-def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
+async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
     tmp_path: Path, hierarchy: Hierarchy
 ) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
-            await place(one)
-            before = one.controller.ledger
-            release = releasing(one.controller, hierarchy, here)
-            planned = await release(make_snapshot(), {"dryRun": True})
-            assert [each["id"] for each in planned["containers"]] == [SECOND, FIRST]
-            assert one.controller.ledger is before
-            assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
-            assert (await release(make_snapshot(), {}))["dryRun"]  # Nothing happens unless it is said.
-            done = await release(make_snapshot(), {"dryRun": False})
-            assert {each["id"]: each["outcome"] for each in done["containers"]} == {
-                SECOND: "gone",
-                FIRST: "given back",
-            }
-            assert cpuset(hierarchy, CONTAINER) == INHERITED
-            assert cpuset(hierarchy, MONITOR) == cpuset(hierarchy, FREE) == AS_WRITTEN
-            assert_given_back(one)
-            later = container("later", OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
-            adjustment, updates = await one.controller.create_container(OWNER, later)
-            assert adjustment.cpuset_cpus == CpuSet([1, 2])
-            assert list(updates) == []
-            # A runtime that repeats its own record with a resize narrows the container again.
-            await one.controller.update_container(
-                OWNER,
-                container(FIRST, OWNER, memory_bytes=100 * MIB, milli_cpus=2000),
-                Resources(memory_limit_bytes=150 * MIB),
-            )
-            planned = await release(make_snapshot(), {})
-            assert FIRST in [each["id"] for each in planned["containers"]]
-        async with controlled(tmp_path / "state", PlacementPolicy()) as again:
-            assert again.controller.ledger.exclusive_cpus == CpuSet([1, 2])
-            assert again.controller.ledger.entries[FIRST].decision.request.opted_out
-
-    run(scenario)
+    async with controlled(tmp_path / "state", PlacementPolicy()) as one:
+        await place(one)
+        before = one.controller.ledger
+        release = releasing(one.controller, hierarchy, here)
+        planned = await release(make_snapshot(), {"dryRun": True})
+        assert [each["id"] for each in planned["containers"]] == [SECOND, FIRST]
+        assert one.controller.ledger is before
+        assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
+        assert (await release(make_snapshot(), {}))["dryRun"]  # Nothing happens unless it is said.
+        done = await release(make_snapshot(), {"dryRun": False})
+        assert {each["id"]: each["outcome"] for each in done["containers"]} == {
+            SECOND: "gone",
+            FIRST: "given back",
+        }
+        assert cpuset(hierarchy, CONTAINER) == INHERITED
+        assert cpuset(hierarchy, MONITOR) == cpuset(hierarchy, FREE) == AS_WRITTEN
+        assert_given_back(one)
+        later = container("later", OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
+        adjustment, updates = await one.controller.create_container(OWNER, later)
+        assert adjustment.cpuset_cpus == CpuSet([1, 2])
+        assert list(updates) == []
+        # A runtime that repeats its own record with a resize narrows the container again.
+        await one.controller.update_container(
+            OWNER,
+            container(FIRST, OWNER, memory_bytes=100 * MIB, milli_cpus=2000),
+            Resources(memory_limit_bytes=150 * MIB),
+        )
+        planned = await release(make_snapshot(), {})
+        assert FIRST in [each["id"] for each in planned["containers"]]
+    async with controlled(tmp_path / "state", PlacementPolicy()) as again:
+        assert again.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert again.controller.ledger.entries[FIRST].decision.request.opted_out
 
 
-def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
+async def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
     tmp_path: Path, hierarchy: Hierarchy
 ) -> None:
-    async def before() -> None:
-        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
-            await place(one)
-
-    async def after() -> None:
-        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
-            assert_given_back(one)
-
-    run(before)
+    async with controlled(tmp_path / "state", PlacementPolicy()) as one:
+        await place(one)
     state = tmp_path / "state"
     assert release_recorded(state, hierarchy, dry_run=True)["containers"][1]["outcome"] is None
     assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
@@ -136,15 +120,13 @@ def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
         assert cpuset(hierarchy, CONTAINER) == INHERITED
         # As if it had died between the record and the cgroups.
         (Path(hierarchy.mounts[CPUSET]) / CONTAINER / "cpuset.cpus").write_text("0-1\n")
-    run(after)
+    async with controlled(tmp_path / "state", PlacementPolicy()) as one:
+        assert_given_back(one)
 
 
-def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -> None:
-    async def before() -> None:
-        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
-            await place(one)
-
-    run(before)
+async def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -> None:
+    async with controlled(tmp_path / "state", PlacementPolicy()) as one:
+        await place(one)
     (Path(hierarchy.mounts[CPUSET]) / CONTAINER / "cpuset.mems").unlink()
     said = release_recorded(tmp_path / "state", hierarchy, dry_run=False)
     assert said["health"] == "error"
@@ -167,12 +149,9 @@ def test_without_a_daemon_and_records_there_is_nothing_to_do(
     assert not (tmp_path / "state").exists()
 
 
-def test_the_command_shows_before_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def before() -> None:
-        async with controlled(tmp_path / "state", PlacementPolicy()) as one:
-            await place(one)
-
-    run(before)
+async def test_the_command_shows_before_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with controlled(tmp_path / "state", PlacementPolicy()) as one:
+        await place(one)
     words = ["--admin-socket", str(tmp_path / "none.sock"), "--state-directory", str(tmp_path / "state")]
     for dry in (["--dry-run"], []):
         assert main(["release", *dry, *words]) == 0

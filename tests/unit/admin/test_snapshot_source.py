@@ -1,6 +1,5 @@
 """What the admin socket shows of the kernel beside the ledger."""
 
-import asyncio
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,26 +24,20 @@ def scores(one: object, node: OciNode) -> tuple[int | None, int | None]:
     return entry["oomScoreAdj"], entry["oomScoreAdjWanted"]
 
 
-def test_oom_score_adj_is_shown_as_the_kernel_has_it_also_after_a_restart(tmp_path: Path) -> None:
+async def test_oom_score_adj_is_shown_as_the_kernel_has_it_also_after_a_restart(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     node.make_process(
         42, "/kubepods/podg/cri-containerd-abc.scope"
     )  # with 0: the kernel refused another value
     node.make_process(43, "/kubepods/podg/cri-containerd-def.scope")
 
-    async def before() -> None:
-        async with controlled(tmp_path / "state") as one:
-            await begun(one.controller, OWNER, replace(ONE, pid=42))
-            assert scores(one, node) == (0, -997)
-
-    async def after() -> None:
-        async with controlled(tmp_path / "state") as one:
-            running = replace(ONE, state=ContainerState.RUNNING, pid=42)
-            await one.controller.synchronize([OWNER], [running])
-            assert scores(one, node)[0] == 0
-            # Its id is another process's by now.
-            await one.controller.synchronize([OWNER], [replace(running, pid=43)])
-            assert scores(one, node) == (None, None)
-
-    asyncio.run(before())
-    asyncio.run(after())
+    async with controlled(tmp_path / "state") as one:
+        await begun(one.controller, OWNER, replace(ONE, pid=42))
+        assert scores(one, node) == (0, -997)
+    async with controlled(tmp_path / "state") as one:
+        running = replace(ONE, state=ContainerState.RUNNING, pid=42)
+        await one.controller.synchronize([OWNER], [running])
+        assert scores(one, node)[0] == 0
+        # Its id is another process's by now.
+        await one.controller.synchronize([OWNER], [replace(running, pid=43)])
+        assert scores(one, node) == (None, None)

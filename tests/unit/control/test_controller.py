@@ -1,8 +1,6 @@
 """The controller with a real store: what each event leaves in the ledger, on the disk and in the reply."""
 
-import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -29,412 +27,333 @@ GUARANTEED = pod("g", QosClass.GUARANTEED)
 BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
-
-
 def recorded(directory: Path) -> set[str]:
     """The ids in the database, read past the store."""
     with closing(sqlite3.connect(directory / "state.db")) as connection, connection:
         return {row[0] for row in connection.execute("SELECT container_id FROM decisions WHERE current")}
 
 
-def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            shared = container("s", BEST_EFFORT, resources=Resources())
-            adjustment, updates = await begun(one.controller, BEST_EFFORT, shared)
-            assert adjustment.cpuset_cpus == CpuSet(range(8))
-            assert updates == []
-            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
-            adjustment, updates = await one.controller.create_container(GUARANTEED, exclusive)
-            assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
-            assert adjustment.oom_score_adj == -997
-            assert updates == []
-            assert recorded(tmp_path) == {"s", "x"}
+async def test_a_decision_is_on_the_disk_before_the_reply(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        shared = container("s", BEST_EFFORT, resources=Resources())
+        adjustment, updates = await begun(one.controller, BEST_EFFORT, shared)
+        assert adjustment.cpuset_cpus == CpuSet(range(8))
+        assert updates == []
+        exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        adjustment, updates = await one.controller.create_container(GUARANTEED, exclusive)
+        assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
+        assert adjustment.oom_score_adj == -997
+        assert updates == []
+        assert recorded(tmp_path) == {"s", "x"}
 
-            assert await one.controller.stop_container(GUARANTEED, exclusive) == []
-            assert recorded(tmp_path) == {"s"}
-            assert await one.controller.stop_container(GUARANTEED, exclusive) == []
-
-    run(scenario)
+        assert await one.controller.stop_container(GUARANTEED, exclusive) == []
+        assert recorded(tmp_path) == {"s"}
+        assert await one.controller.stop_container(GUARANTEED, exclusive) == []
 
 
-def test_a_restart_remembers(tmp_path: Path) -> None:
+async def test_a_restart_remembers(tmp_path: Path) -> None:
     exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
 
-    async def before() -> None:
-        async with controlled(tmp_path) as one:
-            await one.controller.create_container(GUARANTEED, exclusive)
-
-    async def after() -> None:
-        async with controlled(tmp_path) as one:
-            assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
-            spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
-            listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
-            assert await one.controller.synchronize([GUARANTEED], [listed]) == []
-            assert one.controller.ledger.unmanaged == {}
-            assert await one.controller.synchronize([], []) == []
-            assert recorded(tmp_path) == set()
-
-    run(before)
-    run(after)
+    async with controlled(tmp_path) as one:
+        await one.controller.create_container(GUARANTEED, exclusive)
+    async with controlled(tmp_path) as one:
+        assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
+        listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
+        assert await one.controller.synchronize([GUARANTEED], [listed]) == []
+        assert one.controller.ledger.unmanaged == {}
+        assert await one.controller.synchronize([], []) == []
+        assert recorded(tmp_path) == set()
 
 
 @pytest.mark.parametrize("single_process", [False, True])
-def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
+async def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
     tmp_path: Path, *, single_process: bool
 ) -> None:
-    async def scenario() -> None:
-        policy = PlacementPolicy(single_process_oom_kill=single_process)
-        plain = container("c", BEST_EFFORT, resources=Resources())
-        async with controlled(tmp_path, policy) as one:
-            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
-            assert ("memory.oom.group" in adjustment.unified) is not single_process
-        async with controlled(tmp_path, policy) as one:
-            ledger = one.controller.ledger
-            (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
-            assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
-
-    run(scenario)
+    policy = PlacementPolicy(single_process_oom_kill=single_process)
+    plain = container("c", BEST_EFFORT, resources=Resources())
+    async with controlled(tmp_path, policy) as one:
+        adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+        assert ("memory.oom.group" in adjustment.unified) is not single_process
+    async with controlled(tmp_path, policy) as one:
+        ledger = one.controller.ledger
+        (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
+        assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
 
 
-def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-            big = container("x", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
-            with pytest.raises(PlacementError) as caught:
-                await one.controller.create_container(GUARANTEED, big)
-            assert str(caught.value).startswith(
-                "TopologyAffinityError: default/g/x-name: asks for 2Gi on one node"
-            )
-            assert one.controller.ledger.entries == {}
-        store = Store.open(tmp_path)
-        assert store.entries() == []
-        assert [item.decision.outcome for item in store.history()] == [Outcome.REFUSED]
-        store.close()
-
-    run(scenario)
+async def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path) -> None:
+    async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        big = container("x", GUARANTEED, memory_bytes=2 * GIB, milli_cpus=500)
+        with pytest.raises(PlacementError) as caught:
+            await one.controller.create_container(GUARANTEED, big)
+        assert str(caught.value).startswith(
+            "TopologyAffinityError: default/g/x-name: asks for 2Gi on one node"
+        )
+        assert one.controller.ledger.entries == {}
+    store = Store.open(tmp_path)
+    assert store.entries() == []
+    assert [item.decision.outcome for item in store.history()] == [Outcome.REFUSED]
+    store.close()
 
 
-def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-            small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
-            await one.controller.create_container(GUARANTEED, small)
-            before = one.controller.ledger
-            with pytest.raises(PlacementError):
-                await one.controller.update_container(
-                    GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB)
-                )
-            assert one.controller.ledger is before
-            await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
-            assert one.controller.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
-            grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
-            assert await one.controller.update_container(GUARANTEED, grown, Resources()) == []
-
-    run(scenario)
+async def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+        await one.controller.create_container(GUARANTEED, small)
+        before = one.controller.ledger
+        with pytest.raises(PlacementError):
+            await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB))
+        assert one.controller.ledger is before
+        await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
+        assert one.controller.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
+        grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
+        assert await one.controller.update_container(GUARANTEED, grown, Resources()) == []
 
 
-def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
-            await one.controller.create_container(GUARANTEED, small)
-            updates = await one.controller.update_container(
-                GUARANTEED, small, Resources(memory_limit_bytes=GIB + MIB)
-            )
-            assert updates == [Update("x", cpuset_mems=NodeSet([0, 1]))]
-
-    run(scenario)
+async def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
+        await one.controller.create_container(GUARANTEED, small)
+        updates = await one.controller.update_container(
+            GUARANTEED, small, Resources(memory_limit_bytes=GIB + MIB)
+        )
+        assert updates == [Update("x", cpuset_mems=NodeSet([0, 1]))]
 
 
-def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-            small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=2000)
-            adjustment, _ = await one.controller.create_container(GUARANTEED, small)
-            assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
-            full = container("full", GUARANTEED, memory_bytes=800 * MIB, milli_cpus=500)
-            await begun(one.controller, GUARANTEED, full)
-            updates = await one.controller.update_container(
-                GUARANTEED, small, Resources(memory_limit_bytes=GIB // 2)
-            )
-            assert updates == [
-                Update("full", cpuset_cpus=CpuSet([0, 1, 2, 3, 6, 7])),
-                Update("x", cpuset_cpus=CpuSet([4, 5]), cpuset_mems=NodeSet([1])),
-            ]
-            wanted = {each.container.id: each.update for each in one.expectations()}
-            assert wanted["x"].cpuset_cpus == CpuSet([4, 5])
-        async with controlled(tmp_path) as one:
-            placement = one.controller.ledger.entries["x"].decision.placement
-            assert (placement.mems, placement.exclusive_cpus) == (NodeSet([1]), CpuSet([4, 5]))
-
-    run(scenario)
+async def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Path) -> None:
+    async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=2000)
+        adjustment, _ = await one.controller.create_container(GUARANTEED, small)
+        assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (CpuSet([1, 2]), NodeSet([0]))
+        full = container("full", GUARANTEED, memory_bytes=800 * MIB, milli_cpus=500)
+        await begun(one.controller, GUARANTEED, full)
+        updates = await one.controller.update_container(
+            GUARANTEED, small, Resources(memory_limit_bytes=GIB // 2)
+        )
+        assert updates == [
+            Update("full", cpuset_cpus=CpuSet([0, 1, 2, 3, 6, 7])),
+            Update("x", cpuset_cpus=CpuSet([4, 5]), cpuset_mems=NodeSet([1])),
+        ]
+        wanted = {each.container.id: each.update for each in one.expectations()}
+        assert wanted["x"].cpuset_cpus == CpuSet([4, 5])
+    async with controlled(tmp_path) as one:
+        placement = one.controller.ledger.entries["x"].decision.placement
+        assert (placement.mems, placement.exclusive_cpus) == (NodeSet([1]), CpuSet([4, 5]))
 
 
-def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+async def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        await one.controller.create_container(GUARANTEED, exclusive)
+        one.controller.missed(Event.CREATE_CONTAINER, "x", "too late")
+        assert one.controller.ledger.entries == {}
+        await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
+        assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
+        assert one.controller.ledger.unmanaged == {"x": "default/g/x-name"}
+        assert recorded(tmp_path) == {"x"}
+        assert one.controller.counters["missed"] == 1
+        assert one.verifications == 2
+
+
+async def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        await one.controller.create_container(GUARANTEED, exclusive)
+        one.controller.missed(Event.STOP_CONTAINER, "x", "too late")
+        assert not one.controller.ledger.exclusive_cpus
+
+
+async def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        blocker = sqlite3.connect(tmp_path / "state.db")
+        blocker.execute("PRAGMA query_only = 0")
+        blocker.execute("DROP TABLE decisions")
+        blocker.commit()
+        blocker.close()
+        with pytest.raises(StateError):
+            await one.controller.create_container(BEST_EFFORT, container("s", BEST_EFFORT))
+        assert one.controller.ledger.entries == {}
+
+
+async def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        started = {name: container(name, BEST_EFFORT) for name in ("runs", "ends", "goes")}
+        with full_disk(one.controller.recorder):
+            for each in started.values():
+                await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, each)
+            assert set(one.controller.ledger.entries) == set(started)
+            await one.controller.stop_container(BEST_EFFORT, started["ends"])
+            await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
+            await clock.until_armed()
+        clock.advance(RETRY_S)
+        await one.controller.recorder.ledger()
+        assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
+
+
+async def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        await one.controller.create_container(GUARANTEED, exclusive)
+        late = container("late", BEST_EFFORT)
+        adjustment = one.controller.fallback_adjustment(BEST_EFFORT, late)
+        assert adjustment.cpuset_cpus == CpuSet.parse("0,3-7")
+        pinned = replace(late, resources=Resources(cpuset_cpus=CpuSet([1])))
+        assert one.controller.fallback_adjustment(BEST_EFFORT, pinned).cpuset_cpus is None
+
+
+async def test_old_runtimes_get_the_score_written_before_the_start(tmp_path: Path) -> None:
+    async with controlled(tmp_path, nri="0.6.1") as one:
+        plain = container("c", BEST_EFFORT, oom_score_adj=0)
+        adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+        assert adjustment.oom_score_adj is None
+        await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, plain)
+        await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, plain)
+        assert one.oom_score_adj == [("c", 1000)]
+
+
+async def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        for name in ("a", "b"):
+            exclusive = container(name, GUARANTEED, memory_bytes=MIB, milli_cpus=1000)
             await one.controller.create_container(GUARANTEED, exclusive)
-            one.controller.missed(Event.CREATE_CONTAINER, "x", "too late")
-            assert one.controller.ledger.entries == {}
-            await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
-            assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
-            assert one.controller.ledger.unmanaged == {"x": "default/g/x-name"}
-            assert recorded(tmp_path) == {"x"}
-            assert one.controller.counters["missed"] == 1
-            assert one.verifications == 2
-
-    run(scenario)
+        assert one.changes_of_all == 2
+        await one.controller.state_changed(Event.REMOVE_CONTAINER, GUARANTEED, container("a", GUARANTEED))
+        assert set(one.controller.ledger.entries) == {"b"}
+        assert one.changes_of_all == 3
+        await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, Pod(GUARANTEED.id), None)
+        assert one.controller.ledger.entries == {}
+        assert one.changes_of_all == 4
 
 
-def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
-            await one.controller.create_container(GUARANTEED, exclusive)
-            one.controller.missed(Event.STOP_CONTAINER, "x", "too late")
-            assert not one.controller.ledger.exclusive_cpus
-
-    run(scenario)
-
-
-def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            blocker = sqlite3.connect(tmp_path / "state.db")
-            blocker.execute("PRAGMA query_only = 0")
-            blocker.execute("DROP TABLE decisions")
-            blocker.commit()
-            blocker.close()
-            with pytest.raises(StateError):
-                await one.controller.create_container(BEST_EFFORT, container("s", BEST_EFFORT))
-            assert one.controller.ledger.entries == {}
-
-    run(scenario)
-
-
-def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with controlled(tmp_path, clock=clock) as one:
-            started = {name: container(name, BEST_EFFORT) for name in ("runs", "ends", "goes")}
-            with full_disk(one.controller.recorder):
-                for each in started.values():
-                    await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, each)
-                assert set(one.controller.ledger.entries) == set(started)
-                await one.controller.stop_container(BEST_EFFORT, started["ends"])
-                await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
-                await clock.until_armed()
-            clock.advance(RETRY_S)
-            await one.controller.recorder.ledger()
-            assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
-
-    run(scenario)
-
-
-def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
-            await one.controller.create_container(GUARANTEED, exclusive)
-            late = container("late", BEST_EFFORT)
-            adjustment = one.controller.fallback_adjustment(BEST_EFFORT, late)
-            assert adjustment.cpuset_cpus == CpuSet.parse("0,3-7")
-            pinned = replace(late, resources=Resources(cpuset_cpus=CpuSet([1])))
-            assert one.controller.fallback_adjustment(BEST_EFFORT, pinned).cpuset_cpus is None
-
-    run(scenario)
-
-
-def test_old_runtimes_get_the_score_written_before_the_start(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, nri="0.6.1") as one:
-            plain = container("c", BEST_EFFORT, oom_score_adj=0)
-            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
-            assert adjustment.oom_score_adj is None
-            await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, plain)
-            await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, plain)
-            assert one.oom_score_adj == [("c", 1000)]
-
-    run(scenario)
-
-
-def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            for name in ("a", "b"):
-                exclusive = container(name, GUARANTEED, memory_bytes=MIB, milli_cpus=1000)
-                await one.controller.create_container(GUARANTEED, exclusive)
-            assert one.changes_of_all == 2
-            await one.controller.state_changed(Event.REMOVE_CONTAINER, GUARANTEED, container("a", GUARANTEED))
-            assert set(one.controller.ledger.entries) == {"b"}
-            assert one.changes_of_all == 3
-            await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, Pod(GUARANTEED.id), None)
-            assert one.controller.ledger.entries == {}
-            assert one.changes_of_all == 4
-
-    run(scenario)
-
-
-def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Path) -> None:
+async def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_path: Path) -> None:
     """Also when the daemon starts again meanwhile, as long as the runtime lists the pod."""
     team = replace(GUARANTEED, resources=Resources(GIB // 2, cpu_quota_us=200_000, cpu_period_us=100_000))
     init, app, late = (container(name, team, memory_bytes=MIB, milli_cpus=1000) for name in ("i", "a", "l"))
 
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
-            await one.controller.create_container(team, init)
-            await one.controller.stop_container(team, init)
-            assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
-        async with controlled(tmp_path) as one:
-            one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
-            assert list(one.controller.ledger.retained) == [team.id]
-            await one.controller.synchronize([team], [])
-            assert list(one.controller.ledger.retained) == [team.id]
-            await one.controller.create_container(team, app)
-            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, {"a"})
-            await one.controller.synchronize([team], [replace(app, state=ContainerState.STOPPED)])
-            assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
-            await one.controller.state_changed(Event.STOP_POD_SANDBOX, team, None)
-            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
-            await one.controller.create_container(team, late)
-            await one.controller.stop_container(team, late)
-            assert recorded(tmp_path) == set()
-            await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, team, None)
-            await one.controller.create_container(team, init)
-            await one.controller.stop_container(team, init)
-            assert recorded(tmp_path) == {"i"}
-            await one.controller.synchronize([], [])
-            assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
-
-    run(scenario)
+    async with controlled(tmp_path) as one:
+        one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
+        await one.controller.create_container(team, init)
+        await one.controller.stop_container(team, init)
+        assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
+    async with controlled(tmp_path) as one:
+        one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
+        assert list(one.controller.ledger.retained) == [team.id]
+        await one.controller.synchronize([team], [])
+        assert list(one.controller.ledger.retained) == [team.id]
+        await one.controller.create_container(team, app)
+        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, {"a"})
+        await one.controller.synchronize([team], [replace(app, state=ContainerState.STOPPED)])
+        assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
+        await one.controller.state_changed(Event.STOP_POD_SANDBOX, team, None)
+        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
+        await one.controller.create_container(team, late)
+        await one.controller.stop_container(team, late)
+        assert recorded(tmp_path) == set()
+        await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, team, None)
+        await one.controller.create_container(team, init)
+        await one.controller.stop_container(team, init)
+        assert recorded(tmp_path) == {"i"}
+        await one.controller.synchronize([], [])
+        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
 
 
-def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) -> None:
+async def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) -> None:
     wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/memory-limit": "lots"})
 
-    async def ignored() -> None:
-        async with controlled(tmp_path) as one:
-            await one.controller.create_container(wrong, container("c", wrong))
-            reasons = one.controller.ledger.entries["c"].decision.reasons
-            assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
-
-    async def refused() -> None:
-        async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
-            with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
-                await one.controller.create_container(wrong, container("d", wrong))
-
-    run(ignored)
-    run(refused)
+    async with controlled(tmp_path) as one:
+        await one.controller.create_container(wrong, container("c", wrong))
+        reasons = one.controller.ledger.entries["c"].decision.reasons
+        assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
+    async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
+        with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
+            await one.controller.create_container(wrong, container("d", wrong))
 
 
-def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
+async def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
     wrong = pod("w", QosClass.BEST_EFFORT, {"bayplan.dev/required-nodes": "7"})
 
-    async def scenario() -> None:
-        async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
-            with pytest.raises(PlacementError) as raised:
-                await one.controller.create_container(wrong, container("d", wrong))
-            assert one.controller.ledger.entries == {}
-        store = Store.open(tmp_path)
-        (item,) = store.history(subject="d")
-        store.close()
-        assert item.decision.outcome is Outcome.REFUSED
-        assert str(raised.value).endswith(item.decision.explanation())
-
-    run(scenario)
+    async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
+        with pytest.raises(PlacementError) as raised:
+            await one.controller.create_container(wrong, container("d", wrong))
+        assert one.controller.ledger.entries == {}
+    store = Store.open(tmp_path)
+    (item,) = store.history(subject="d")
+    store.close()
+    assert item.decision.outcome is Outcome.REFUSED
+    assert str(raised.value).endswith(item.decision.explanation())
 
 
-def test_a_container_that_opted_out_is_recorded_and_left_alone(tmp_path: Path) -> None:
+async def test_a_container_that_opted_out_is_recorded_and_left_alone(tmp_path: Path) -> None:
     out = pod("o", QosClass.GUARANTEED, {"bayplan.dev/opt-out": "true"})
 
-    async def scenario() -> None:
-        async with controlled(tmp_path, nri="0.6.1") as one:
-            left = container("c", out, memory_bytes=GIB // 2, milli_cpus=1000)
-            assert await one.controller.create_container(out, left) == (Adjustment(), [])
-            exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
-            _, updates = await one.controller.create_container(GUARANTEED, exclusive)
-            assert updates == []
-            await one.controller.state_changed(Event.START_CONTAINER, out, left)
-            assert one.oom_score_adj == []
-            assert one.controller.fallback_adjustment(out, left) == Adjustment()
-            decision = one.controller.ledger.entries["c"].decision
-            assert decision.request.opted_out
-            assert [reason.code for reason in decision.reasons] == ["opted-out"]
-        assert recorded(tmp_path) == {"c", "x"}
-
-    run(scenario)
+    async with controlled(tmp_path, nri="0.6.1") as one:
+        left = container("c", out, memory_bytes=GIB // 2, milli_cpus=1000)
+        assert await one.controller.create_container(out, left) == (Adjustment(), [])
+        exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
+        _, updates = await one.controller.create_container(GUARANTEED, exclusive)
+        assert updates == []
+        await one.controller.state_changed(Event.START_CONTAINER, out, left)
+        assert one.oom_score_adj == []
+        assert one.controller.fallback_adjustment(out, left) == Adjustment()
+        decision = one.controller.ledger.entries["c"].decision
+        assert decision.request.opted_out
+        assert [reason.code for reason in decision.reasons] == ["opted-out"]
+    assert recorded(tmp_path) == {"c", "x"}
 
 
 @pytest.mark.parametrize(("nri", "outcome"), [("0.12.0", Outcome.PLACED), ("0.11.0", Outcome.DEGRADED)])
-def test_a_memory_policy_is_set_where_the_runtime_has_it(tmp_path: Path, nri: str, outcome: Outcome) -> None:
+async def test_a_memory_policy_is_set_where_the_runtime_has_it(
+    tmp_path: Path, nri: str, outcome: Outcome
+) -> None:
     wishing = pod("m", QosClass.GUARANTEED, {"bayplan.dev/memory-policy": "interleave"})
 
-    async def scenario() -> None:
-        async with controlled(tmp_path, nri=nri) as one:
-            spread = container("c", wishing, memory_bytes=GIB + MIB, milli_cpus=1500)
-            adjustment, _ = await one.controller.create_container(wishing, spread)
-            wanted = MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
-            assert adjustment.memory_policy == (wanted if outcome is Outcome.PLACED else None)
-            assert one.controller.ledger.entries["c"].decision.outcome is outcome
-
-    run(scenario)
+    async with controlled(tmp_path, nri=nri) as one:
+        spread = container("c", wishing, memory_bytes=GIB + MIB, milli_cpus=1500)
+        adjustment, _ = await one.controller.create_container(wishing, spread)
+        wanted = MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
+        assert adjustment.memory_policy == (wanted if outcome is Outcome.PLACED else None)
+        assert one.controller.ledger.entries["c"].decision.outcome is outcome
 
 
-def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
-            updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
-            assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
-            told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
-            assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
-            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
-            await one.controller.stop_container(BEST_EFFORT, told)
-            assert one.controller.ledger.unmanaged == {}
-            assert one.controller.known.pods == {}
-
-    run(scenario)
-
-
-def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
         stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
-        async with controlled(tmp_path) as one:
-            await one.controller.synchronize([BEST_EFFORT], [stranger])
-        async with controlled(tmp_path) as one:
-            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
-            await one.controller.synchronize([BEST_EFFORT], [stranger])
-            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
-
-    run(scenario)
-
-
-def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            stranger = container("n", BEST_EFFORT, resources=Resources())
-            updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
-            assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-            assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
-
-    run(scenario)
+        updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
+        assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
+        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
+        assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
+        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        await one.controller.stop_container(BEST_EFFORT, told)
+        assert one.controller.ledger.unmanaged == {}
+        assert one.controller.known.pods == {}
 
 
-def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            one.controller.disconnected("the runtime stopped")
-            assert one.controller.runtime is None
-            plain = container("c", BEST_EFFORT, oom_score_adj=0)
-            adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
-            assert adjustment.oom_score_adj is None
-            await one.controller.state_changed(Event.STOP_POD_SANDBOX, BEST_EFFORT, None)
-            assert set(one.controller.ledger.entries) == {"c"}
+async def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(tmp_path: Path) -> None:
+    stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
+    async with controlled(tmp_path) as one:
+        await one.controller.synchronize([BEST_EFFORT], [stranger])
+    async with controlled(tmp_path) as one:
+        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        await one.controller.synchronize([BEST_EFFORT], [stranger])
+        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
 
-    run(scenario)
+
+async def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        stranger = container("n", BEST_EFFORT, resources=Resources())
+        updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
+        assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
+        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+
+
+async def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        one.controller.disconnected("the runtime stopped")
+        assert one.controller.runtime is None
+        plain = container("c", BEST_EFFORT, oom_score_adj=0)
+        adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
+        assert adjustment.oom_score_adj is None
+        await one.controller.state_changed(Event.STOP_POD_SANDBOX, BEST_EFFORT, None)
+        assert set(one.controller.ledger.entries) == {"c"}

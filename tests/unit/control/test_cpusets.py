@@ -24,7 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_makes_its_cgroup(
+async def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_makes_its_cgroup(
     tmp_path: Path,
 ) -> None:
     mounts = {CPUSET: str(tmp_path), MEMORY: str(tmp_path)}
@@ -48,31 +48,30 @@ def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_mak
     def is_settled() -> bool:
         return (cgroup / "cpuset.cpus").read_text() != f"{TOLD}\n"
 
-    async def scenario() -> None:
-        cpusets = Cpusets(hierarchy, expected, here)
-        following = asyncio.create_task(cpusets.follow_starting())
-        # Somebody got CPUs of its own. The other one has no cgroup: what it was told cannot be taken back.
-        await cpusets.sync()
-        await until(lambda: asked[-1] is not None)
-        cgroup.mkdir(parents=True)
-        for _ in "ab":  # When it makes the cgroup, and when it sets all that was asked for.
-            runtime_writes()
-            await until(is_settled)
-            assert (cgroup / "cpuset.cpus").read_text().strip() == DECIDED
-        # Once it runs, its cpuset is verification's.
-        shown[:] = [replace(starting, starting=False)]
-        before = len(asked)
-        await until(lambda: len(asked) > before)
+    cpusets = Cpusets(hierarchy, expected, here)
+    following = asyncio.create_task(cpusets.follow_starting())
+    # Somebody got CPUs of its own. The other one has no cgroup: what it was told cannot be taken back.
+    await cpusets.sync()
+    await until(lambda: asked[-1] is not None)
+    cgroup.mkdir(parents=True)
+    for _ in "ab":  # When it makes the cgroup, and when it sets all that was asked for.
         runtime_writes()
-        assert not is_settled()
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
+        await until(is_settled)
+        assert (cgroup / "cpuset.cpus").read_text().strip() == DECIDED
+    # Once it runs, its cpuset is verification's.
+    shown[:] = [replace(starting, starting=False)]
+    before = len(asked)
+    await until(lambda: len(asked) > before)
+    runtime_writes()
+    assert not is_settled()
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
 
-    asyncio.run(scenario())
 
-
-def test_changes_that_follow_each_other_are_written_together_and_the_last_one_counts(tmp_path: Path) -> None:
+async def test_changes_that_follow_each_other_are_written_together_and_the_last_one_counts(
+    tmp_path: Path,
+) -> None:
     mounts = {CPUSET: str(tmp_path), MEMORY: str(tmp_path)}
     hierarchy = Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"})
     cgroup = tmp_path / "kubepods" / "c1"
@@ -89,16 +88,13 @@ def test_changes_that_follow_each_other_are_written_together_and_the_last_one_co
         one = Container("c1", "p", cgroups_path="/kubepods/c1")
         return [Expectation(one, "", "default/p/c1", wanted[-1], None)]
 
-    async def scenario() -> None:
-        cpusets = Cpusets(hierarchy, expected, here)
-        for cpus in ("0", "1", "2"):
-            wanted.append(CpuSet.parse(cpus))
-            cpusets.sync_soon()
-        await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "2")
-        one_comparison = looks
-        wanted.append(CpuSet.parse("3"))
+    cpusets = Cpusets(hierarchy, expected, here)
+    for cpus in ("0", "1", "2"):
+        wanted.append(CpuSet.parse(cpus))
         cpusets.sync_soon()
-        await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "3")
-        assert looks == 2 * one_comparison
-
-    asyncio.run(scenario())
+    await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "2")
+    one_comparison = looks
+    wanted.append(CpuSet.parse("3"))
+    cpusets.sync_soon()
+    await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "3")
+    assert looks == 2 * one_comparison

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,69 +57,53 @@ async def at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
+async def test_devices_and_interfaces_together(devices: HostDevices) -> None:
+    search = DeviceSearch(devices, at_once, 10, Kernel(NIC))
+    assert (await search.find(POD, DISK)).hints == (ON_NODE_1, ON_NODE_3)
 
 
-def test_devices_and_interfaces_together(devices: HostDevices) -> None:
-    async def scenario() -> None:
-        search = DeviceSearch(devices, at_once, 10, Kernel(NIC))
-        assert (await search.find(POD, DISK)).hints == (ON_NODE_1, ON_NODE_3)
-
-    run(scenario)
-
-
-def test_nothing_is_looked_at_where_there_is_nothing(devices: HostDevices) -> None:
+async def test_nothing_is_looked_at_where_there_is_nothing(devices: HostDevices) -> None:
     async def never(_: Callable[[], Any]) -> Any:
         raise AssertionError
 
-    async def scenario() -> None:
-        kernel = Kernel()
-        search = DeviceSearch(devices, never, 10, kernel)
-        assert await search.find(Pod("host-network"), PLAIN) is NOTHING_FOUND
-        assert await search.find(POD, PLAIN) == NOTHING_FOUND
-        assert kernel.asked == ["/run/netns/p"]
-
-    run(scenario)
+    kernel = Kernel()
+    search = DeviceSearch(devices, never, 10, kernel)
+    assert await search.find(Pod("host-network"), PLAIN) is NOTHING_FOUND
+    assert await search.find(POD, PLAIN) == NOTHING_FOUND
+    assert kernel.asked == ["/run/netns/p"]
 
 
-def test_a_pod_is_looked_at_once_from_its_start_to_its_end(devices: HostDevices) -> None:
-    async def scenario() -> None:
-        kernel = Kernel(NIC)
-        search = DeviceSearch(devices, at_once, 10, kernel)
-        search.pod_started(POD)
-        for _ in range(3):
-            assert (await search.find(POD, PLAIN)).hints == (ON_NODE_3,)
-        assert len(kernel.asked) == 1
-        search.pod_gone("p")
-        search.pod_gone("never-seen")
-        await search.find(POD, PLAIN)
-        search.keep({"p"})
-        await search.find(POD, PLAIN)
-        assert len(kernel.asked) == 2
-        search.keep(set())
-        await search.find(POD, PLAIN)
-        assert len(kernel.asked) == 3
-
-    run(scenario)
+async def test_a_pod_is_looked_at_once_from_its_start_to_its_end(devices: HostDevices) -> None:
+    kernel = Kernel(NIC)
+    search = DeviceSearch(devices, at_once, 10, kernel)
+    search.pod_started(POD)
+    for _ in range(3):
+        assert (await search.find(POD, PLAIN)).hints == (ON_NODE_3,)
+    assert len(kernel.asked) == 1
+    search.pod_gone("p")
+    search.pod_gone("never-seen")
+    await search.find(POD, PLAIN)
+    search.keep({"p"})
+    await search.find(POD, PLAIN)
+    assert len(kernel.asked) == 2
+    search.keep(set())
+    await search.find(POD, PLAIN)
+    assert len(kernel.asked) == 3
 
 
-def test_a_late_answer_is_no_hint_and_counts_for_the_next_container(
+async def test_a_late_answer_is_no_hint_and_counts_for_the_next_container(
     devices: HostDevices, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        kernel = Kernel(NIC)
-        kernel.open.clear()
-        search = DeviceSearch(devices, at_once, 0.02, kernel)
-        found = await search.find(POD, DISK)
-        assert found.hints == (ON_NODE_1,)
-        assert found.problems == ("the pod's interfaces were not found within 20 ms",)
-        kernel.open.set()
-        search.deadline_s = 10
-        assert (await search.find(POD, DISK)).hints == (ON_NODE_1, ON_NODE_3)
-        assert len(kernel.asked) == 1
-
-    run(scenario)
+    kernel = Kernel(NIC)
+    kernel.open.clear()
+    search = DeviceSearch(devices, at_once, 0.02, kernel)
+    found = await search.find(POD, DISK)
+    assert found.hints == (ON_NODE_1,)
+    assert found.problems == ("the pod's interfaces were not found within 20 ms",)
+    kernel.open.set()
+    search.deadline_s = 10
+    assert (await search.find(POD, DISK)).hints == (ON_NODE_1, ON_NODE_3)
+    assert len(kernel.asked) == 1
     assert caplog.messages == ["no device hint"]
 
 
@@ -130,30 +114,24 @@ def test_a_late_answer_is_no_hint_and_counts_for_the_next_container(
         (ZeroDivisionError("oh"), "the devices could not be looked at: ZeroDivisionError('oh')"),
     ],
 )
-def test_failures_are_said_and_logged_and_the_rest_counts(
+async def test_failures_are_said_and_logged_and_the_rest_counts(
     devices: HostDevices, caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
     caplog.set_level(logging.WARNING)
 
-    async def scenario() -> None:
-        search = DeviceSearch(devices, at_once, 10, Kernel(error=error))
-        found = await search.find(POD, DISK)
-        assert (found.hints, found.problems) == ((ON_NODE_1,), (said,))
-
-    run(scenario)
+    search = DeviceSearch(devices, at_once, 10, Kernel(error=error))
+    found = await search.find(POD, DISK)
+    assert (found.hints, found.problems) == ((ON_NODE_1,), (said,))
     assert len(caplog.messages) == 1
 
 
-def test_cdi_specs_are_read_ahead(
+async def test_cdi_specs_are_read_ahead(
     devices: HostDevices, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        search = DeviceSearch(devices, at_once, 10)
-        await search.prepare()
-        assert caplog.messages == []
-        (tmp_path / "etc").mkdir()
-        (tmp_path / "etc/cdi").write_text("not a directory")
-        await search.prepare()
-        assert caplog.messages == ["the CDI specs cannot be read"]
-
-    run(scenario)
+    search = DeviceSearch(devices, at_once, 10)
+    await search.prepare()
+    assert caplog.messages == []
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/cdi").write_text("not a directory")
+    await search.prepare()
+    assert caplog.messages == ["the CDI specs cannot be read"]

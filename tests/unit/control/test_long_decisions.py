@@ -55,42 +55,34 @@ def thread() -> Iterator[WorkThread]:
     made.end()
 
 
-def test_timers_run_while_it_is_decided(tmp_path: Path, thread: WorkThread) -> None:
-    async def scenario() -> None:
-        engine = Waiting()
-        async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
-            small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=500)
-            asyncio.get_running_loop().call_later(0, engine.goes_on.set)
-            await one.controller.create_container(GUARANTEED, small)
-            engine.goes_on.clear()
-            asyncio.get_running_loop().call_later(0, engine.goes_on.set)
-            await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB))
-            claim = one.controller.ledger.entries["x"].decision.placement.claim
-            assert claim is not None
-            assert claim.amounts_bytes == {"memory": 2 * GIB}
-
-    asyncio.run(scenario())
+async def test_timers_run_while_it_is_decided(tmp_path: Path, thread: WorkThread) -> None:
+    engine = Waiting()
+    async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
+        small = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=500)
+        asyncio.get_running_loop().call_later(0, engine.goes_on.set)
+        await one.controller.create_container(GUARANTEED, small)
+        engine.goes_on.clear()
+        asyncio.get_running_loop().call_later(0, engine.goes_on.set)
+        await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB))
+        claim = one.controller.ledger.entries["x"].decision.placement.claim
+        assert claim is not None
+        assert claim.amounts_bytes == {"memory": 2 * GIB}
 
 
-def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, thread: WorkThread) -> None:
-    async def scenario() -> None:
-        engine = Waiting()
-        async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
-            first, second = (
-                container(name, GUARANTEED, memory_bytes=700 * MIB, milli_cpus=500) for name in "xy"
-            )
-            late = asyncio.create_task(one.controller.create_container(GUARANTEED, first))
-            await asyncio.to_thread(engine.begun.wait, PATIENCE_S)
-            late.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await late
-            following = asyncio.create_task(one.controller.create_container(GUARANTEED, second))
-            engine.goes_on.set()
-            adjustment, _ = await following
-            assert str(adjustment.cpuset_mems) == "0"
-            assert one.controller.ledger.entries.keys() == {"y"}
-
-    asyncio.run(scenario())
+async def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, thread: WorkThread) -> None:
+    engine = Waiting()
+    async with controlled(tmp_path, on=MANY, engine=engine, decide_in_thread=thread.do) as one:
+        first, second = (container(name, GUARANTEED, memory_bytes=700 * MIB, milli_cpus=500) for name in "xy")
+        late = asyncio.create_task(one.controller.create_container(GUARANTEED, first))
+        await asyncio.to_thread(engine.begun.wait, PATIENCE_S)
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        following = asyncio.create_task(one.controller.create_container(GUARANTEED, second))
+        engine.goes_on.set()
+        adjustment, _ = await following
+        assert str(adjustment.cpuset_mems) == "0"
+        assert one.controller.ledger.entries.keys() == {"y"}
 
 
 def test_another_engine_answers_the_same() -> None:

@@ -117,292 +117,249 @@ async def widened(one: Controlled, late: Container = LATE) -> None:
     await begun(one.controller, LATE_POD, late)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
+async def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await it.narrowing.use_freed_memory()
+        assert (it.pages.calls, it.mems) == ([], "0-1")
+        await controller.stop_container(LATE_POD, LATE)
+        assert it.recorded == {"flexible": "0-1"}
+        await it.narrowing.use_freed_memory()
+        assert it.pages.calls == [(42, NodeSet([1]), NodeSet([0]))]
+        assert it.pages.held == {
+            "inactive_anon": {0: 500 * MIB, 1: 0},
+            "file": {0: 0, 1: 50 * MIB},
+        }
+        assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
+        assert controller.ledger.entries["flexible"].decision.placement.original_nodes is None
+        assert controller.counters["pages_moved_bytes"] == 200 * MIB
+        # The runtime hears of it with the next reply, once.
+        other = pod("other", QosClass.BEST_EFFORT)
+        _, updates = await controller.create_container(other, container("other", other))
+        assert list(updates) == [BACK]
+        assert list(await controller.stop_container(other, container("other", other))) == []
+    store = Store.open(tmp_path / "state")
+    (entry,) = store.entries()
+    store.close()
+    assert str(entry.decision.placement.mems) == "0"
 
 
-def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
+async def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+        it.pages.room_bytes = 50 * MIB
+        await it.narrowing.use_freed_memory()
+        assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
+        decision = controller.ledger.entries["flexible"].decision
+        assert decision.reasons[-1].code == "stays-wide"
+        assert "150Mi on node 1" in decision.reasons[-1].text
+        assert decision.outcome is Outcome.PLACED
+        assert controller.counters["returns_failed"] == 1
+    async with around(tmp_path) as it:
+        # After a restart it is still wide, and still says why.
+        controller = it.one.controller
+        assert it.codes() == ["best-set", "moved-over", "stays-wide"]
+        spec = replace(FLEXIBLE.resources, cpuset_mems=NodeSet([0, 1]), cpuset_cpus=CpuSet(range(8)))
+        running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
+        assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
+        assert it.one.narrowing_due.is_set()
+        await it.narrowing.use_freed_memory()
+        assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
+
+
+async def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+        second = replace(
+            container("second", FLEXIBLE_POD, memory_bytes=100 * MIB, milli_cpus=500),
+            cgroups_path="/kubepods/podflexible/second",
+        )
+        await controller.create_container(FLEXIBLE_POD, second)
+        entry = controller.ledger.entries["second"]
+        placement, claim = entry.decision.placement, entry.decision.placement.claim
+        assert claim is not None
+        wide = replace(
+            placement,
+            mems=NodeSet([0, 1]),
+            claim=replace(claim, nodes=NodeSet([0, 1])),
+            original_nodes=NodeSet([1]),
+        )
+        there = replace(entry, decision=replace(entry.decision, placement=wide))
+        it.one.accept(ledger=controller.ledger.with_entry(there))
+        it.node.make_cgroup("/kubepods/podflexible/second")
+        it.pages.room_bytes = 0
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {"flexible": "0-1", "second": "1"}
+        assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
+
+
+async def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+        it.meanwhile.append(lambda: controller.create_container(LATE_POD, LATE))
+        before = it.one.verifications
+        await it.narrowing.use_freed_memory()
+        # The kernel was told; verification tells it otherwise again.
+        assert it.recorded == {"flexible": "0-1", "late": "0"}
+        assert it.one.verifications > before
+        assert controller.placements.notifications.nodes_due == set()
+
+
+async def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+        larger = Resources(memory_limit_bytes=1200 * MIB)
+        it.meanwhile.append(lambda: controller.update_container(FLEXIBLE_POD, FLEXIBLE, larger))
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {"flexible": "0-1"}
+        it.node.shown(PATH, "cpuset.mems")
+        smaller = Resources(memory_limit_bytes=500 * MIB)
+        await controller.update_container(FLEXIBLE_POD, FLEXIBLE, smaller)
+        (it.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
+        it.meanwhile.append(lambda: controller.stop_container(FLEXIBLE_POD, FLEXIBLE))
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {}
+
+
+async def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+        (it.node.directory(PATH) / "memory.numa_stat").unlink()
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {"flexible": "0-1"}
+        assert it.codes()[-1] == "stays-wide"
+        assert "memory.numa_stat: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
+        # A container without a cgroup is about to be released: nothing is said of it.
+        it.node.end(42)
+        await it.narrowing.use_freed_memory()
+        assert controller.counters["returns_failed"] == 1
+
+
+async def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await widened(it.one)
+        await controller.stop_container(LATE_POD, LATE)
+
+        async def full() -> None:
+            with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as blocker, blocker:
+                blocker.execute("DROP TABLE decisions")
+            blocker.close()
+
+        it.meanwhile.append(full)
+        before = it.one.verifications
+        with pytest.raises(StateError):
             await it.narrowing.use_freed_memory()
-            assert (it.pages.calls, it.mems) == ([], "0-1")
-            await controller.stop_container(LATE_POD, LATE)
-            assert it.recorded == {"flexible": "0-1"}
-            await it.narrowing.use_freed_memory()
-            assert it.pages.calls == [(42, NodeSet([1]), NodeSet([0]))]
-            assert it.pages.held == {
-                "inactive_anon": {0: 500 * MIB, 1: 0},
-                "file": {0: 0, 1: 50 * MIB},
-            }
-            assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
-            assert controller.ledger.entries["flexible"].decision.placement.original_nodes is None
-            assert controller.counters["pages_moved_bytes"] == 200 * MIB
-            # The runtime hears of it with the next reply, once.
-            other = pod("other", QosClass.BEST_EFFORT)
-            _, updates = await controller.create_container(other, container("other", other))
-            assert list(updates) == [BACK]
-            assert list(await controller.stop_container(other, container("other", other))) == []
-        store = Store.open(tmp_path / "state")
-        (entry,) = store.entries()
-        store.close()
-        assert str(entry.decision.placement.mems) == "0"
-
-    run(scenario)
+        assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
+        # Verification lets the kernel have what is recorded.
+        assert it.one.verifications > before
+        assert controller.placements.notifications.nodes_due == set()
 
 
-def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
-            it.pages.room_bytes = 50 * MIB
-            await it.narrowing.use_freed_memory()
-            assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
-            decision = controller.ledger.entries["flexible"].decision
-            assert decision.reasons[-1].code == "stays-wide"
-            assert "150Mi on node 1" in decision.reasons[-1].text
-            assert decision.outcome is Outcome.PLACED
-            assert controller.counters["returns_failed"] == 1
-        async with around(tmp_path) as it:
-            # After a restart it is still wide, and still says why.
-            controller = it.one.controller
-            assert it.codes() == ["best-set", "moved-over", "stays-wide"]
-            spec = replace(FLEXIBLE.resources, cpuset_mems=NodeSet([0, 1]), cpuset_cpus=CpuSet(range(8)))
-            running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
-            assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
-            assert it.one.narrowing_due.is_set()
-            await it.narrowing.use_freed_memory()
-            assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
-
-    run(scenario)
+async def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: Path) -> None:
+    async with around(tmp_path, nri=None) as it:
+        controller = it.one.controller
+        origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
+        origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
+        await announced(controller, FLEXIBLE_POD, FLEXIBLE, origin)
+        controller.known.add_recorded(controller.ledger.entries)
+        await controller.create_container(LATE_POD, LATE)
+        await controller.stop_container(LATE_POD, LATE)
+        await it.narrowing.use_freed_memory()
+        assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
+            "0",
+            {"flexible": "0"},
+            set(),
+        )
 
 
-def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
-            second = replace(
-                container("second", FLEXIBLE_POD, memory_bytes=100 * MIB, milli_cpus=500),
-                cgroups_path="/kubepods/podflexible/second",
-            )
-            await controller.create_container(FLEXIBLE_POD, second)
-            entry = controller.ledger.entries["second"]
-            placement, claim = entry.decision.placement, entry.decision.placement.claim
-            assert claim is not None
-            wide = replace(
-                placement,
-                mems=NodeSet([0, 1]),
-                claim=replace(claim, nodes=NodeSet([0, 1])),
-                original_nodes=NodeSet([1]),
-            )
-            there = replace(entry, decision=replace(entry.decision, placement=wide))
-            it.one.accept(ledger=controller.ledger.with_entry(there))
-            it.node.make_cgroup("/kubepods/podflexible/second")
-            it.pages.room_bytes = 0
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {"flexible": "0-1", "second": "1"}
-            assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
-
-    run(scenario)
+async def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        await controller.create_container(FLEXIBLE_POD, FLEXIBLE)
+        other = container("other", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
+        await controller.create_container(LATE_POD, other)
+        it.one.narrowing_due.clear()
+        grown = Resources(memory_limit_bytes=1000 * MIB)
+        updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
+        assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {"flexible": "0-1", "other": "0"}
+        larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
+        it.one.narrowing_due.clear()
+        await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
+        assert it.one.narrowing_due.is_set()
+        await it.narrowing.use_freed_memory()
+        assert (it.mems, it.recorded["flexible"]) == ("0", "0")
 
 
-def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
-            it.meanwhile.append(lambda: controller.create_container(LATE_POD, LATE))
-            before = it.one.verifications
-            await it.narrowing.use_freed_memory()
-            # The kernel was told; verification tells it otherwise again.
-            assert it.recorded == {"flexible": "0-1", "late": "0"}
-            assert it.one.verifications > before
-            assert controller.placements.notifications.nodes_due == set()
-
-    run(scenario)
-
-
-def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
-            larger = Resources(memory_limit_bytes=1200 * MIB)
-            it.meanwhile.append(lambda: controller.update_container(FLEXIBLE_POD, FLEXIBLE, larger))
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {"flexible": "0-1"}
-            it.node.shown(PATH, "cpuset.mems")
-            smaller = Resources(memory_limit_bytes=500 * MIB)
-            await controller.update_container(FLEXIBLE_POD, FLEXIBLE, smaller)
-            (it.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
-            it.meanwhile.append(lambda: controller.stop_container(FLEXIBLE_POD, FLEXIBLE))
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {}
-
-    run(scenario)
+async def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> None:
+    owner: Pod = pod("g", QosClass.GUARANTEED)
+    made = [container(name, owner, memory_bytes=900 * MIB, milli_cpus=500) for name in "abc"]
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        for each in made:
+            await controller.create_container(owner, each)
+        assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
+        # More memory came.
+        it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
+        await it.narrowing.use_freed_memory()
+    async with controlled(tmp_path / "state") as one:
+        decision = one.controller.ledger.entries["c"].decision
+        assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
 
 
-def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
-            (it.node.directory(PATH) / "memory.numa_stat").unlink()
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {"flexible": "0-1"}
-            assert it.codes()[-1] == "stays-wide"
-            assert "memory.numa_stat: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
-            # A container without a cgroup is about to be released: nothing is said of it.
-            it.node.end(42)
-            await it.narrowing.use_freed_memory()
-            assert controller.counters["returns_failed"] == 1
-
-    run(scenario)
+async def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        it.one.accept(machine(2, cpu_less={8: GIB}))
+        owner = pod("b", QosClass.BURSTABLE)
+        free = container("free", owner, resources=Resources(cpu_shares=512), oom_score_adj=900)
+        await controller.create_container(owner, free)
+        assert it.recorded == {"free": "0-1"}
+        it.one.accept(machine(3, cpu_less={8: GIB}))
+        before = it.one.verifications
+        await it.narrowing.use_freed_memory()
+        assert it.recorded == {"free": "0-2"}
+        assert it.one.verifications > before
+        updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
+        assert [update.cpuset_mems for update in updates] == [NodeSet([0, 1, 2])]
 
 
-def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await widened(it.one)
-            await controller.stop_container(LATE_POD, LATE)
+async def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await widened(it.one)
+        await it.one.controller.stop_container(LATE_POD, LATE)
 
-            async def full() -> None:
-                with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as blocker, blocker:
-                    blocker.execute("DROP TABLE decisions")
-                blocker.close()
-
-            it.meanwhile.append(full)
-            before = it.one.verifications
-            with pytest.raises(StateError):
-                await it.narrowing.use_freed_memory()
-            assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
-            # Verification lets the kernel have what is recorded.
-            assert it.one.verifications > before
-            assert controller.placements.notifications.nodes_due == set()
-
-    run(scenario)
+        narrowing = Narrowing(
+            it.one.controller,
+            it.node.hierarchy,
+            here,
+            it.one.verify_soon,
+            BOUNDS,
+        )
+        narrowing.stop()
+        await narrowing.use_freed_memory()
+        assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
 
 
-def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path, nri=None) as it:
-            controller = it.one.controller
-            origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
-            origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
-            await announced(controller, FLEXIBLE_POD, FLEXIBLE, origin)
-            controller.known.add_recorded(controller.ledger.entries)
-            await controller.create_container(LATE_POD, LATE)
-            await controller.stop_container(LATE_POD, LATE)
-            await it.narrowing.use_freed_memory()
-            assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
-                "0",
-                {"flexible": "0"},
-                set(),
-            )
-
-    run(scenario)
-
-
-def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            await controller.create_container(FLEXIBLE_POD, FLEXIBLE)
-            other = container("other", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
-            await controller.create_container(LATE_POD, other)
-            it.one.narrowing_due.clear()
-            grown = Resources(memory_limit_bytes=1000 * MIB)
-            updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
-            assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {"flexible": "0-1", "other": "0"}
-            larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
-            it.one.narrowing_due.clear()
-            await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
-            assert it.one.narrowing_due.is_set()
-            await it.narrowing.use_freed_memory()
-            assert (it.mems, it.recorded["flexible"]) == ("0", "0")
-
-    run(scenario)
-
-
-def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        owner: Pod = pod("g", QosClass.GUARANTEED)
-        made = [container(name, owner, memory_bytes=900 * MIB, milli_cpus=500) for name in "abc"]
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            for each in made:
-                await controller.create_container(owner, each)
-            assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
-            # More memory came.
-            it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
-            await it.narrowing.use_freed_memory()
-        async with controlled(tmp_path / "state") as one:
-            decision = one.controller.ledger.entries["c"].decision
-            assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
-
-    run(scenario)
-
-
-def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            controller = it.one.controller
-            it.one.accept(machine(2, cpu_less={8: GIB}))
-            owner = pod("b", QosClass.BURSTABLE)
-            free = container("free", owner, resources=Resources(cpu_shares=512), oom_score_adj=900)
-            await controller.create_container(owner, free)
-            assert it.recorded == {"free": "0-1"}
-            it.one.accept(machine(3, cpu_less={8: GIB}))
-            before = it.one.verifications
-            await it.narrowing.use_freed_memory()
-            assert it.recorded == {"free": "0-2"}
-            assert it.one.verifications > before
-            updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
-            assert [update.cpuset_mems for update in updates] == [NodeSet([0, 1, 2])]
-
-    run(scenario)
-
-
-def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await widened(it.one)
-            await it.one.controller.stop_container(LATE_POD, LATE)
-
-            narrowing = Narrowing(
-                it.one.controller,
-                it.node.hierarchy,
-                here,
-                it.one.verify_soon,
-                BOUNDS,
-            )
-            narrowing.stop()
-            await narrowing.use_freed_memory()
-            assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
-
-    run(scenario)
-
-
-def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await widened(it.one)
-            following = asyncio.create_task(it.narrowing.follow(it.one.narrowing_due, pause_s=0))
-            await it.one.controller.stop_container(LATE_POD, LATE)
-            await it.settled.wait()
-            assert it.recorded == {"flexible": "0"}
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-    run(scenario)
+async def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await widened(it.one)
+        following = asyncio.create_task(it.narrowing.follow(it.one.narrowing_due, pause_s=0))
+        await it.one.controller.stop_container(LATE_POD, LATE)
+        await it.settled.wait()
+        assert it.recorded == {"flexible": "0"}
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)

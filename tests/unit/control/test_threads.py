@@ -45,37 +45,31 @@ def test_what_the_work_raised_is_raised_where_its_outcome_is_asked_for(thread: S
     assert asyncio.run(thread.submit(lambda: "goes on").outcome()) == "goes on"
 
 
-def test_work_that_takes_long_is_awaited(thread: StoreThread) -> None:
-    async def scenario() -> None:
-        release = threading.Event()
-        slow = thread.run_blocking(release.wait, 0.001)
-        assert not slow.done
-        # There is more to be done first: waiting for this one would be waiting for both.
-        behind = thread.run_blocking(lambda: "behind", LONG_S)
-        assert not behind.done
-        waiting = asyncio.ensure_future(slow.outcome())
-        await asyncio.sleep(0)
-        release.set()
-        assert await waiting is True
-        assert await behind.outcome() == "behind"
-
-    asyncio.run(scenario())
+async def test_work_that_takes_long_is_awaited(thread: StoreThread) -> None:
+    release = threading.Event()
+    slow = thread.run_blocking(release.wait, 0.001)
+    assert not slow.done
+    # There is more to be done first: waiting for this one would be waiting for both.
+    behind = thread.run_blocking(lambda: "behind", LONG_S)
+    assert not behind.done
+    waiting = asyncio.ensure_future(slow.outcome())
+    await asyncio.sleep(0)
+    release.set()
+    assert await waiting is True
+    assert await behind.outcome() == "behind"
 
 
-def test_giving_up_does_not_stop_the_work(thread: StoreThread) -> None:
-    async def scenario() -> None:
-        release, done = threading.Event(), []
-        slow = thread.submit(lambda: done.append(release.wait()))
-        waiting = asyncio.ensure_future(slow.outcome())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        release.set()
-        await thread.submit(lambda: None).outcome()
-        assert done == [True]
-
-    asyncio.run(scenario())
+async def test_giving_up_does_not_stop_the_work(thread: StoreThread) -> None:
+    release, done = threading.Event(), []
+    slow = thread.submit(lambda: done.append(release.wait()))
+    waiting = asyncio.ensure_future(slow.outcome())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    await thread.submit(lambda: None).outcome()
+    assert done == [True]
 
 
 def test_both_threads_share_a_cpu_from_one_piece_of_work_to_the_next(thread: StoreThread) -> None:

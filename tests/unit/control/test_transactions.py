@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,10 +40,6 @@ def exclusive(name: str, cpus: int = 2) -> Container:
 LATE = container("late", BOUND, memory_bytes=900 * MIB, milli_cpus=500)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
-
-
 class Stall:
     """A disk that takes nothing until it is let go."""
 
@@ -78,279 +74,244 @@ CHANGES: dict[str, Callable[[Controlled], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_changes_waits_until_a_commit_is_done(tmp_path: Path, change: str) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller = one.controller
-            await controller.create_container(GUARANTEED, memory("a"))
-            stall = Stall(one)
-            creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
-            await until(controller._transactions._lock.locked)
-            before = controller.basis
-            CHANGES[change](one)
-            assert controller.basis is before
-            stall.end()
-            await creation
-            assert "b" in controller.ledger.entries
-            assert controller.basis != before
-            await agree(one)
-
-    run(scenario)
+async def test_whatever_changes_waits_until_a_commit_is_done(tmp_path: Path, change: str) -> None:
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        await controller.create_container(GUARANTEED, memory("a"))
+        stall = Stall(one)
+        creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
+        await until(controller._transactions._lock.locked)
+        before = controller.basis
+        CHANGES[change](one)
+        assert controller.basis is before
+        stall.end()
+        await creation
+        assert "b" in controller.ledger.entries
+        assert controller.basis != before
+        await agree(one)
 
 
-def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller = one.controller
-            await controller.create_container(GUARANTEED, memory("a"))
-            stall = Stall(one)
-            creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
-            await until(controller._transactions._lock.locked)
-            controller.take_engine(KubeletEngine())
-            stall.end()
-            await creation
-            promised = [entry.decision.placement for entry in controller.ledger.entries.values()]
-            assert [placement.claim for placement in promised] == [None, None]
-            assert controller.ledger.claimed_bytes == {}
-            # 600 MiB of each 1 GiB are promised: another 600 fit nowhere.
-            with pytest.raises(PlacementError):
-                await controller.create_container(GUARANTEED, memory("c"))
-            await agree(one)
-        async with controlled(tmp_path) as one:
-            assert set(one.controller.ledger.entries) == {"a", "b"}
-
-    run(scenario)
+async def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        await controller.create_container(GUARANTEED, memory("a"))
+        stall = Stall(one)
+        creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
+        await until(controller._transactions._lock.locked)
+        controller.take_engine(KubeletEngine())
+        stall.end()
+        await creation
+        promised = [entry.decision.placement for entry in controller.ledger.entries.values()]
+        assert [placement.claim for placement in promised] == [None, None]
+        assert controller.ledger.claimed_bytes == {}
+        # 600 MiB of each 1 GiB are promised: another 600 fit nowhere.
+        with pytest.raises(PlacementError):
+            await controller.create_container(GUARANTEED, memory("c"))
+        await agree(one)
+    async with controlled(tmp_path) as one:
+        assert set(one.controller.ledger.entries) == {"a", "b"}
 
 
-def test_what_decisions_depend_on_changes_in_an_open_transaction_only(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            async with one.controller.transaction() as transaction:
-                pass
-            with pytest.raises(AssertionError, match="the transaction has ended"):
-                transaction.accept(ledger=Ledger())
-            for name in ("ledger", "engine", "machine", "policy"):
-                with pytest.raises(AttributeError):
-                    setattr(one.controller, name, None)
-
-    run(scenario)
+async def test_what_decisions_depend_on_changes_in_an_open_transaction_only(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        async with one.controller.transaction() as transaction:
+            pass
+        with pytest.raises(AssertionError, match="the transaction has ended"):
+            transaction.accept(ledger=Ledger())
+        for name in ("ledger", "engine", "machine", "policy"):
+            with pytest.raises(AttributeError):
+                setattr(one.controller, name, None)
 
 
-def test_a_change_that_fails_harms_nobody_elses_turn(
+async def test_a_change_that_fails_harms_nobody_elses_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            async with one.controller.transaction():
-                one.controller.schedule(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
-                one.controller.take_engine(KubeletEngine())
-            assert one.controller.engine.name == "kubelet"
-            await one.controller.create_container(GUARANTEED, memory("a"))
-
-    run(scenario)
+    async with controlled(tmp_path) as one:
+        async with one.controller.transaction():
+            one.controller.schedule(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
+            one.controller.take_engine(KubeletEngine())
+        assert one.controller.engine.name == "kubelet"
+        await one.controller.create_container(GUARANTEED, memory("a"))
     assert "scheduled change failed" in caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["creation that moves", "resize"])
-def test_what_is_cancelled_while_its_commit_is_queued_is_undone_whole(tmp_path: Path, kind: str) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller = one.controller
-            first = memory("a")
-            await controller.create_container(GUARANTEED, first)
-            before = controller.ledger
-            stall = Stall(one)
-            if kind == "resize":
-                larger = replace(first.resources, memory_limit_bytes=900 * MIB)
-                late = asyncio.create_task(controller.update_container(GUARANTEED, first, larger))
-            else:
-                late = asyncio.create_task(controller.create_container(BOUND, LATE))
-            await until(controller._transactions._lock.locked)
-            await asyncio.sleep(0)
-            late.cancel()
-            await asyncio.gather(late, return_exceptions=True)
-            assert late.cancelled()
-            event = Event.UPDATE_CONTAINER if kind == "resize" else Event.CREATE_CONTAINER
-            controller.missed(event, "a" if kind == "resize" else "late", "late")
-            assert controller.ledger is before
-            stall.end()
+async def test_what_is_cancelled_while_its_commit_is_queued_is_undone_whole(
+    tmp_path: Path, kind: str
+) -> None:
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        first = memory("a")
+        await controller.create_container(GUARANTEED, first)
+        before = controller.ledger
+        stall = Stall(one)
+        if kind == "resize":
+            larger = replace(first.resources, memory_limit_bytes=900 * MIB)
+            late = asyncio.create_task(controller.update_container(GUARANTEED, first, larger))
+        else:
+            late = asyncio.create_task(controller.create_container(BOUND, LATE))
+        await until(controller._transactions._lock.locked)
+        await asyncio.sleep(0)
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        assert late.cancelled()
+        event = Event.UPDATE_CONTAINER if kind == "resize" else Event.CREATE_CONTAINER
+        controller.missed(event, "a" if kind == "resize" else "late", "late")
+        assert controller.ledger is before
+        stall.end()
+        await agree(one)
+        assert one.verifications
+        if kind != "resize":
+            await controller.create_container(BOUND, LATE)
+            assert controller.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
             await agree(one)
-            assert one.verifications
-            if kind != "resize":
-                await controller.create_container(BOUND, LATE)
-                assert controller.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
-                await agree(one)
-
-    run(scenario)
 
 
-def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next_write(tmp_path: Path) -> None:
+async def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next_write(
+    tmp_path: Path,
+) -> None:
     """A commit that failed may be on the disk all the same."""
 
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller = one.controller
-            store, taken = controller.recorder.store, controller.recorder.store.commit
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        store, taken = controller.recorder.store, controller.recorder.store.commit
 
-            def failing(step: object) -> None:
-                taken(step)  # type: ignore[arg-type]  # what the test hands over on purpose
-                raise StateError("the disk", "said nothing, and had it")
+        def failing(step: object) -> None:
+            taken(step)  # type: ignore[arg-type]  # what the test hands over on purpose
+            raise StateError("the disk", "said nothing, and had it")
 
-            store.commit = failing  # type: ignore[assignment, method-assign]  # stands in for it in a test
-            with pytest.raises(StateError):
-                await controller.create_container(GUARANTEED, exclusive("first"))
-            store.commit = taken  # type: ignore[method-assign]  # stands in for it in a test
-            assert controller.ledger.entries == {}
-            await controller.create_container(GUARANTEED, exclusive("second"))
-            await agree(one)
-            assert set(controller.ledger.entries) == {"second"}
-
-    run(scenario)
-
-
-def test_a_full_disk_stays_a_problem_until_something_is_written(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with controlled(tmp_path, clock=clock) as one:
-            controller, recorder = one.controller, one.controller.recorder
-            with full_disk(recorder), pytest.raises(StateError):
-                await controller.create_container(GUARANTEED, exclusive("first"))
-            # Nothing is left to take back, and nothing is written: that works on a full disk, too.
-            clock.advance(RETRY_S)
-            await agree(one)
-            assert recorder.problem is not None
+        store.commit = failing  # type: ignore[assignment, method-assign]  # stands in for it in a test
+        with pytest.raises(StateError):
             await controller.create_container(GUARANTEED, exclusive("first"))
-            assert recorder.problem is None
+        store.commit = taken  # type: ignore[method-assign]  # stands in for it in a test
+        assert controller.ledger.entries == {}
+        await controller.create_container(GUARANTEED, exclusive("second"))
+        await agree(one)
+        assert set(controller.ledger.entries) == {"second"}
 
-    run(scenario)
+
+async def test_a_full_disk_stays_a_problem_until_something_is_written(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        controller, recorder = one.controller, one.controller.recorder
+        with full_disk(recorder), pytest.raises(StateError):
+            await controller.create_container(GUARANTEED, exclusive("first"))
+        # Nothing is left to take back, and nothing is written: that works on a full disk, too.
+        clock.advance(RETRY_S)
+        await agree(one)
+        assert recorder.problem is not None
+        await controller.create_container(GUARANTEED, exclusive("first"))
+        assert recorder.problem is None
 
 
 @pytest.mark.parametrize("end", ["stop", "missed stop", "missed creation", "removal of the pod"])
 @pytest.mark.parametrize("settled_by", ["time", "the next creation"])
-def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
+async def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
     tmp_path: Path, end: str, settled_by: str
 ) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with controlled(tmp_path, clock=clock) as one:
-            controller, owner = one.controller, exclusive("owner")
-            await controller.create_container(GUARANTEED, owner)
-            with full_disk(one.controller.recorder):
-                if end == "stop":
-                    await controller.stop_container(GUARANTEED, owner)
-                elif end == "removal of the pod":
-                    await controller.state_changed(Event.REMOVE_POD_SANDBOX, GUARANTEED, None)
-                else:
-                    event = Event.STOP_CONTAINER if end == "missed stop" else Event.CREATE_CONTAINER
-                    controller.missed(event, "owner", "late")
-                assert controller.ledger.entries == {}
-                assert set(controller._transactions.unrecorded) == {"owner"}
-                with pytest.raises(StateError):
-                    await controller.create_container(GUARANTEED, exclusive("next"))
-                assert controller.recorder.problem is not None
-            if settled_by == "time":
-                clock.advance(RETRY_S)
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        controller, owner = one.controller, exclusive("owner")
+        await controller.create_container(GUARANTEED, owner)
+        with full_disk(one.controller.recorder):
+            if end == "stop":
+                await controller.stop_container(GUARANTEED, owner)
+            elif end == "removal of the pod":
+                await controller.state_changed(Event.REMOVE_POD_SANDBOX, GUARANTEED, None)
             else:
-                await controller.create_container(GUARANTEED, exclusive("next"))
-            await agree(one)
-            assert controller.recorder.problem is None
-        async with controlled(tmp_path) as one:
-            exclusives = [
-                entry.decision.placement.exclusive_cpus for entry in one.controller.ledger.entries.values()
-            ]
-            assert sum(map(len, exclusives)) == len(one.controller.ledger.exclusive_cpus)
-
-    run(scenario)
-
-
-def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller, known = one.controller, exclusive("known")
-            await controller.create_container(GUARANTEED, known)
-            await controller.create_container(GUARANTEED, exclusive("forgotten"))
-            # As if a write about it had been lost without a word.
-            controller._transactions._basis = controller.basis._replace(
-                ledger=controller.ledger.without("forgotten")
-            )
-            await controller.synchronize([GUARANTEED], [known])
-            await agree(one)
-            assert set(controller.ledger.entries) == {"known"}
-
-    run(scenario)
-
-
-def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with controlled(tmp_path, clock=clock) as one:
-            controller = one.controller
-            await controller.create_container(GUARANTEED, exclusive("gone"))
-            with full_disk(one.controller.recorder):
-                await controller.synchronize([GUARANTEED], [exclusive("found", 1)])
-                assert set(controller.ledger.entries) == {"found"}
-                await clock.until_armed()
-            clock.advance(RETRY_S)
-            await agree(one)
-
-    run(scenario)
-
-
-def test_a_refusal_holds_also_when_it_cannot_be_recorded(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-            with full_disk(one.controller.recorder), pytest.raises(PlacementError):
-                await one.controller.create_container(GUARANTEED, memory("large", 1500))
-
-    run(scenario)
-
-
-def test_who_was_let_through_is_entered_also_when_its_start_is_missed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with controlled(tmp_path) as one:
-            controller, late = one.controller, container("late", BEST_EFFORT)
-            controller.fallback_adjustment(BEST_EFFORT, late)
-            controller.missed(Event.CREATE_CONTAINER, "late", "late")
+                event = Event.STOP_CONTAINER if end == "missed stop" else Event.CREATE_CONTAINER
+                controller.missed(event, "owner", "late")
             assert controller.ledger.entries == {}
-            started = replace(late, resources=replace(late.resources, cpuset_cpus=CpuSet(range(8))))
-            controller.missed(Event.START_CONTAINER, "late", "late", (BEST_EFFORT, started))
-            request = controller.ledger.entries["late"].decision.request
-            assert (request.container_id, request.pinned_cpus) == ("late", None)
-            await agree(one)
+            assert set(controller._transactions.unrecorded) == {"owner"}
+            with pytest.raises(StateError):
+                await controller.create_container(GUARANTEED, exclusive("next"))
+            assert controller.recorder.problem is not None
+        if settled_by == "time":
+            clock.advance(RETRY_S)
+        else:
+            await controller.create_container(GUARANTEED, exclusive("next"))
+        await agree(one)
+        assert controller.recorder.problem is None
+    async with controlled(tmp_path) as one:
+        exclusives = [
+            entry.decision.placement.exclusive_cpus for entry in one.controller.ledger.entries.values()
+        ]
+        assert sum(map(len, exclusives)) == len(one.controller.ledger.exclusive_cpus)
 
-    run(scenario)
+
+async def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        controller, known = one.controller, exclusive("known")
+        await controller.create_container(GUARANTEED, known)
+        await controller.create_container(GUARANTEED, exclusive("forgotten"))
+        # As if a write about it had been lost without a word.
+        controller._transactions._basis = controller.basis._replace(
+            ledger=controller.ledger.without("forgotten")
+        )
+        await controller.synchronize([GUARANTEED], [known])
+        await agree(one)
+        assert set(controller.ledger.entries) == {"known"}
 
 
-def test_cpus_of_an_earlier_life_are_nobodys_choice(tmp_path: Path) -> None:
+async def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        controller = one.controller
+        await controller.create_container(GUARANTEED, exclusive("gone"))
+        with full_disk(one.controller.recorder):
+            await controller.synchronize([GUARANTEED], [exclusive("found", 1)])
+            assert set(controller.ledger.entries) == {"found"}
+            await clock.until_armed()
+        clock.advance(RETRY_S)
+        await agree(one)
+
+
+async def test_a_refusal_holds_also_when_it_cannot_be_recorded(tmp_path: Path) -> None:
+    async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        with full_disk(one.controller.recorder), pytest.raises(PlacementError):
+            await one.controller.create_container(GUARANTEED, memory("large", 1500))
+
+
+async def test_who_was_let_through_is_entered_also_when_its_start_is_missed(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        controller, late = one.controller, container("late", BEST_EFFORT)
+        controller.fallback_adjustment(BEST_EFFORT, late)
+        controller.missed(Event.CREATE_CONTAINER, "late", "late")
+        assert controller.ledger.entries == {}
+        started = replace(late, resources=replace(late.resources, cpuset_cpus=CpuSet(range(8))))
+        controller.missed(Event.START_CONTAINER, "late", "late", (BEST_EFFORT, started))
+        request = controller.ledger.entries["late"].decision.request
+        assert (request.container_id, request.pinned_cpus) == ("late", None)
+        await agree(one)
+
+
+async def test_cpus_of_an_earlier_life_are_nobodys_choice(tmp_path: Path) -> None:
     """Those of a default answer, and those of a decision about a container that was not listed meanwhile."""
 
-    async def scenario() -> None:
-        late, owner = container("late", BEST_EFFORT), exclusive("owner")
-        async with controlled(tmp_path) as one:
-            answers = {
-                "late": one.controller.fallback_adjustment(BEST_EFFORT, late),
-                "owner": (await one.controller.create_container(GUARANTEED, owner))[0],
-            }
-        started = {
-            each.id: replace(
-                each,
-                resources=replace(each.resources, cpuset_cpus=answers[each.id].cpuset_cpus),
-                annotations=answers[each.id].annotations,
-            )
-            for each in (late, owner)
+    late, owner = container("late", BEST_EFFORT), exclusive("owner")
+    async with controlled(tmp_path) as one:
+        answers = {
+            "late": one.controller.fallback_adjustment(BEST_EFFORT, late),
+            "owner": (await one.controller.create_container(GUARANTEED, owner))[0],
         }
-        async with controlled(tmp_path) as one:
-            controller = one.controller
-            await controller.synchronize([], [])
-            await controller.create_container(GUARANTEED, exclusive("next"))
-            for owned, one_pod in (("late", BEST_EFFORT), ("owner", GUARANTEED)):
-                await controller.state_changed(Event.START_CONTAINER, one_pod, started[owned])
-            entries = controller.ledger.entries
-            assert entries["next"].decision.placement.exclusive_cpus == answers["owner"].cpuset_cpus
-            assert not entries["owner"].decision.placement.exclusive_cpus
-            assert {entry.decision.request.pinned_cpus for entry in entries.values()} == {None}
-            shared = controller.basis.shared_cpus
-            expected = {each.container.id: each.cpus for each in one.expectations()}
-            assert expected["owner"] == expected["late"] == shared
-
-    run(scenario)
+    started = {
+        each.id: replace(
+            each,
+            resources=replace(each.resources, cpuset_cpus=answers[each.id].cpuset_cpus),
+            annotations=answers[each.id].annotations,
+        )
+        for each in (late, owner)
+    }
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        await controller.synchronize([], [])
+        await controller.create_container(GUARANTEED, exclusive("next"))
+        for owned, one_pod in (("late", BEST_EFFORT), ("owner", GUARANTEED)):
+            await controller.state_changed(Event.START_CONTAINER, one_pod, started[owned])
+        entries = controller.ledger.entries
+        assert entries["next"].decision.placement.exclusive_cpus == answers["owner"].cpuset_cpus
+        assert not entries["owner"].decision.placement.exclusive_cpus
+        assert {entry.decision.request.pinned_cpus for entry in entries.values()} == {None}
+        shared = controller.basis.shared_cpus
+        expected = {each.container.id: each.cpus for each in one.expectations()}
+        assert expected["owner"] == expected["late"] == shared

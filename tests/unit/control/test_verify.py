@@ -1,6 +1,5 @@
 """Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,94 +76,77 @@ def write(hierarchy: Hierarchy, cpus: str) -> None:
     (directory / "cpuset.cpus.effective").write_text(f"{cpus}\n")
 
 
-def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2", "1")])
-        assert await verifier.verify(at_once=False) == ()
-        assert written(hierarchy) == ("0-3", "")
-        (drift,) = await verifier.verify(at_once=False)
-        assert str(drift) == "default/p/c1: cpus is 0-3, decided was 2; mems is 0-1, decided was 1"
-        assert verifier.drift == (drift,)
-        assert written(hierarchy) == ("2", "1")
-
-    asyncio.run(scenario())
+async def test_a_difference_is_repaired_when_it_is_seen_twice(hierarchy: Hierarchy) -> None:
+    verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2", "1")])
+    assert await verifier.verify(at_once=False) == ()
+    assert written(hierarchy) == ("0-3", "")
+    (drift,) = await verifier.verify(at_once=False)
+    assert str(drift) == "default/p/c1: cpus is 0-3, decided was 2; mems is 0-1, decided was 1"
+    assert verifier.drift == (drift,)
+    assert written(hierarchy) == ("2", "1")
 
 
-def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2")])
-        assert await verifier.verify(at_once=True) == ()
-        assert written(hierarchy) == ("2", "")
-        assert verifier.drift == ()
-
-    asyncio.run(scenario())
+async def test_an_update_that_is_due_is_written_at_once_and_is_no_drift(hierarchy: Hierarchy) -> None:
+    verifier = verifying(hierarchy, lambda *_: [expectation("c1", "2")])
+    assert await verifier.verify(at_once=True) == ()
+    assert written(hierarchy) == ("2", "")
+    assert verifier.drift == ()
 
 
-def test_what_was_right_in_between_is_no_drift(hierarchy: Hierarchy) -> None:
+async def test_what_was_right_in_between_is_no_drift(hierarchy: Hierarchy) -> None:
     """An owner of CPUs came and went since the last look: what its start had us write is out of date."""
 
-    async def scenario() -> None:
-        wanted = [expectation("c1", "0-3")]
-        cpusets = Cpusets(hierarchy, lambda *_: wanted, here)
-        verifier = Verifier(
-            hierarchy, cpusets, lambda *_: wanted, here, grounds=object_of_its_own, most_files=99
-        )
-        assert await verifier.verify(at_once=False) == ()
-        wanted[:] = [expectation("c1", "2-3")]
-        await cpusets.sync()
-        write(hierarchy, "2-3")
-        wanted[:] = [expectation("c1", "0-3")]
-        assert await verifier.verify(at_once=True) == ()
-        assert written(hierarchy) == ("0-3", "")
-
-    asyncio.run(scenario())
+    wanted = [expectation("c1", "0-3")]
+    cpusets = Cpusets(hierarchy, lambda *_: wanted, here)
+    verifier = Verifier(hierarchy, cpusets, lambda *_: wanted, here, grounds=object_of_its_own, most_files=99)
+    assert await verifier.verify(at_once=False) == ()
+    wanted[:] = [expectation("c1", "2-3")]
+    await cpusets.sync()
+    write(hierarchy, "2-3")
+    wanted[:] = [expectation("c1", "0-3")]
+    assert await verifier.verify(at_once=True) == ()
+    assert written(hierarchy) == ("0-3", "")
 
 
-def test_what_somebody_undid_is_named_also_where_updates_are_due(
+async def test_what_somebody_undid_is_named_also_where_updates_are_due(
     hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        wanted = [expectation("c1", "0-3", "0-1")]
-        verifier = verifying(hierarchy, lambda *_: wanted)
-        assert await verifier.verify(at_once=False) == ()
-        # An operator's `runc update --cpuset-cpus`, and a decision about somebody else right after it.
-        write(hierarchy, "2-3")
-        (drift,) = await verifier.verify(at_once=True)
-        assert verifier.drift == (drift,)
-        assert written(hierarchy) == ("0-3", "")
-        # What is due now was never in force: nobody undid it.
-        write(hierarchy, "0-3")
-        assert await verifier.verify(at_once=False) == ()
-        wanted[:] = [expectation("c1", "1", "0-1")]
-        assert await verifier.verify(at_once=True) == ()
-        assert written(hierarchy) == ("1", "")
-
-    asyncio.run(scenario())
+    wanted = [expectation("c1", "0-3", "0-1")]
+    verifier = verifying(hierarchy, lambda *_: wanted)
+    assert await verifier.verify(at_once=False) == ()
+    # An operator's `runc update --cpuset-cpus`, and a decision about somebody else right after it.
+    write(hierarchy, "2-3")
+    (drift,) = await verifier.verify(at_once=True)
+    assert verifier.drift == (drift,)
+    assert written(hierarchy) == ("0-3", "")
+    # What is due now was never in force: nobody undid it.
+    write(hierarchy, "0-3")
+    assert await verifier.verify(at_once=False) == ()
+    wanted[:] = [expectation("c1", "1", "0-1")]
+    assert await verifier.verify(at_once=True) == ()
+    assert written(hierarchy) == ("1", "")
     (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
     assert warning.__dict__["difference"] == "default/p/c1: cpus is 2-3, decided was 0-3"
     assert "bayplan.dev/opt-out=true" in warning.__dict__["hint"]
 
 
-def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
+async def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
     hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        wanted = [expectation("c1", "2")]
-        verifier = verifying(hierarchy, lambda *_: wanted)
+    wanted = [expectation("c1", "2")]
+    verifier = verifying(hierarchy, lambda *_: wanted)
+    await verifier.verify(at_once=False)
+    for _ in range(10):
+        # The fake kernel shows what it did before, whatever is written.
+        assert len(await verifier.verify(at_once=False)) == 1
+    # Another value is another line, and so is the same one after a restart of the container.
+    write(hierarchy, "0-1")
+    await verifier.verify(at_once=False)
+    wanted.clear()
+    await verifier.verify(at_once=False)
+    wanted.append(expectation("c1", "2"))
+    for _ in range(2):
         await verifier.verify(at_once=False)
-        for _ in range(10):
-            # The fake kernel shows what it did before, whatever is written.
-            assert len(await verifier.verify(at_once=False)) == 1
-        # Another value is another line, and so is the same one after a restart of the container.
-        write(hierarchy, "0-1")
-        await verifier.verify(at_once=False)
-        wanted.clear()
-        await verifier.verify(at_once=False)
-        wanted.append(expectation("c1", "2"))
-        for _ in range(2):
-            await verifier.verify(at_once=False)
-
-    asyncio.run(scenario())
     warnings = [one.__dict__ for one in caplog.records if one.levelname == "WARNING"]
     assert [(one["difference"].split()[3], one["times"]) for one in warnings] == [
         ("0-3,", 1),
@@ -176,25 +158,19 @@ def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
     ]
 
 
-def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        wanted = [expectation("c1", "0-3", "0-1"), expectation("gone", "1")]
-        verifier = verifying(hierarchy, lambda *_: wanted)
-        for _ in range(2):
-            assert await verifier.verify(at_once=False) == ()
-        assert written(hierarchy) == ("0-3", "")
-
-    asyncio.run(scenario())
+async def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:
+    wanted = [expectation("c1", "0-3", "0-1"), expectation("gone", "1")]
+    verifier = verifying(hierarchy, lambda *_: wanted)
+    for _ in range(2):
+        assert await verifier.verify(at_once=False) == ()
+    assert written(hierarchy) == ("0-3", "")
 
 
-def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        answers = iter([[expectation("c1", "2")], [expectation("c1", "3")]])
-        verifier = verifying(hierarchy, lambda *_: next(answers))
-        await verifier.verify(at_once=True)
-        assert written(hierarchy) == ("0-3", "")
-
-    asyncio.run(scenario())
+async def test_a_decision_that_changed_meanwhile_is_not_written(hierarchy: Hierarchy) -> None:
+    answers = iter([[expectation("c1", "2")], [expectation("c1", "3")]])
+    verifier = verifying(hierarchy, lambda *_: next(answers))
+    await verifier.verify(at_once=True)
+    assert written(hierarchy) == ("0-3", "")
 
 
 def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone_but_shared_cpus_of_who_lost_all() -> None:
@@ -272,28 +248,25 @@ class TestAmounts:
     def directory(self, hierarchy: Hierarchy) -> Path:
         return Path(hierarchy.mounts[CPUSET]) / "kubepods" / "c1"
 
-    def test_the_kernels_defaults_mean_that_somebody_undid_them(
+    async def test_the_kernels_defaults_mean_that_somebody_undid_them(
         self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
     ) -> None:
-        async def scenario() -> None:
-            await verifier.verify(at_once=False)
-            (drift,) = await verifier.verify(at_once=False)
-            assert str(drift) == (
-                "default/p/c1: memory.max is max, decided was 1073741824; "
-                "oom_score_adj is 100, decided was -997; memory.high is max, decided was 4096; "
-                "memory.low is 0, decided was 8192; memory.min is 0, decided was 4096; "
-                "memory.oom.group is 0, decided was 1"
-            )
-            assert await verifier.verify(at_once=False) == ()
-
-        asyncio.run(scenario())
+        await verifier.verify(at_once=False)
+        (drift,) = await verifier.verify(at_once=False)
+        assert str(drift) == (
+            "default/p/c1: memory.max is max, decided was 1073741824; "
+            "oom_score_adj is 100, decided was -997; memory.high is max, decided was 4096; "
+            "memory.low is 0, decided was 8192; memory.min is 0, decided was 4096; "
+            "memory.oom.group is 0, decided was 1"
+        )
+        assert await verifier.verify(at_once=False) == ()
         shown = {name: (self.directory(hierarchy) / name).read_text() for name in FILES}
         assert shown["memory.max"] == str(GIB)
         assert {name: shown[name] for name in self.APPLIED.unified} == self.APPLIED.unified
         assert shown["cpuset.cpus"].strip() == "0-3"
         assert (tmp_path / "proc/42/oom_score_adj").read_text() == "-997"
 
-    def test_what_somebody_else_chose_stays(
+    async def test_what_somebody_else_chose_stays(
         self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
     ) -> None:
         chosen = {
@@ -306,52 +279,40 @@ class TestAmounts:
             (self.directory(hierarchy) / name).write_text(f"{text}\n")
         (tmp_path / "proc/42/oom_score_adj").write_text("500\n")
 
-        async def scenario() -> None:
-            for _ in range(3):
-                assert await verifier.verify(at_once=False) == ()
-
-        asyncio.run(scenario())
+        for _ in range(3):
+            assert await verifier.verify(at_once=False) == ()
         assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
         assert (tmp_path / "proc/42/oom_score_adj").read_text() == "500\n"
 
-    def test_a_repair_writes_nothing_but_what_was_undone(
+    async def test_a_repair_writes_nothing_but_what_was_undone(
         self, verifier: Verifier, hierarchy: Hierarchy
     ) -> None:
         for name, text in {**self.APPLIED.unified, "memory.high": "max", "memory.max": "1048576"}.items():
             (self.directory(hierarchy) / name).write_text(f"{text}\n")
 
-        async def scenario() -> None:
-            await verifier.verify(at_once=True)
-
-        asyncio.run(scenario())
+        await verifier.verify(at_once=True)
         assert (self.directory(hierarchy) / "memory.high").read_text() == "4096"
         assert (self.directory(hierarchy) / "memory.max").read_text() == "1048576\n"
 
 
-def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        wanted = replace(expectation("c1", "0-3"), oom_group=True)
-        verifier = verifying(hierarchy, lambda *_: [wanted])
-        await verifier.verify(at_once=False)
-        (drift,) = await verifier.verify(at_once=False)
-        assert drift.differences.keys() == {OOM_GROUP}
-        directory = Path(hierarchy.mounts[MEMORY]) / "kubepods" / "c1"
-        assert {name: (directory / name).read_text().strip() for name in FILES} == {
-            **FILES,
-            "memory.oom.group": "1",
-        }
+async def test_oom_group_of_a_container_of_nri_is_set_again_and_nothing_else(hierarchy: Hierarchy) -> None:
+    wanted = replace(expectation("c1", "0-3"), oom_group=True)
+    verifier = verifying(hierarchy, lambda *_: [wanted])
+    await verifier.verify(at_once=False)
+    (drift,) = await verifier.verify(at_once=False)
+    assert drift.differences.keys() == {OOM_GROUP}
+    directory = Path(hierarchy.mounts[MEMORY]) / "kubepods" / "c1"
+    assert {name: (directory / name).read_text().strip() for name in FILES} == {
+        **FILES,
+        "memory.oom.group": "1",
+    }
 
-    asyncio.run(scenario())
-
-    def test_what_outlives_the_first_process_is_still_held_to_the_decision(
+    async def test_what_outlives_the_first_process_is_still_held_to_the_decision(
         self, verifier: Verifier, hierarchy: Hierarchy, tmp_path: Path
     ) -> None:
         (tmp_path / "proc/42/stat").write_text(f"42 (somebody else) S {'0 ' * 18}8 0")
 
-        async def scenario() -> None:
-            await verifier.verify(at_once=True)
-
-        asyncio.run(scenario())
+        await verifier.verify(at_once=True)
         assert (self.directory(hierarchy) / "memory.max").read_text() == str(GIB)
         assert (tmp_path / "proc/42/oom_score_adj").read_text() == "100\n"
 
@@ -386,83 +347,68 @@ LIMITED = Origin(Form.HOOK, Pod("p"), Container("c1", "p"), applied=Adjustment(m
         ("memory.max", "max", f"memory.max is max, decided was {GIB}"),
     ],
 )
-def test_what_agreed_is_compared_again_when_it_shows_something_else(
+async def test_what_agreed_is_compared_again_when_it_shows_something_else(
     hierarchy: Hierarchy, name: str, text: str, found: str
 ) -> None:
-    async def scenario() -> None:
-        directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/c1"
-        (directory / "memory.oom.group").write_text("1\n")
-        (directory / "memory.max").write_text(f"{GIB}\n")
-        origin = LIMITED if name == "memory.max" else None
-        one = replace(expectation("c1", "0-3", "0-1"), origin=origin, oom_group=origin is None)
-        expected, grounds = Counted(one), (object(),)
-        verifier = verifying(hierarchy, expected, lambda: grounds)
-        assert await expected.compared(verifier)
-        for _ in range(3):
-            assert not await expected.compared(verifier)
-        (directory / name).write_text(f"{text}\n")
-        assert await expected.compared(verifier)
-        assert [str(drift) for drift in await verifier.verify(at_once=False)] == [f"default/p/c1: {found}"]
-
-    asyncio.run(scenario())
-
-
-def test_what_agreed_is_compared_again_by_other_grounds_or_when_asked_for(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        expected, grounds = Counted(expectation("c1", "0-3")), [(object(),)]
-        verifier = verifying(hierarchy, expected, lambda: grounds[0])
-        assert await expected.compared(verifier)
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/c1"
+    (directory / "memory.oom.group").write_text("1\n")
+    (directory / "memory.max").write_text(f"{GIB}\n")
+    origin = LIMITED if name == "memory.max" else None
+    one = replace(expectation("c1", "0-3", "0-1"), origin=origin, oom_group=origin is None)
+    expected, grounds = Counted(one), (object(),)
+    verifier = verifying(hierarchy, expected, lambda: grounds)
+    assert await expected.compared(verifier)
+    for _ in range(3):
         assert not await expected.compared(verifier)
-        grounds[0] = (object(),)
+    (directory / name).write_text(f"{text}\n")
+    assert await expected.compared(verifier)
+    assert [str(drift) for drift in await verifier.verify(at_once=False)] == [f"default/p/c1: {found}"]
+
+
+async def test_what_agreed_is_compared_again_by_other_grounds_or_when_asked_for(hierarchy: Hierarchy) -> None:
+    expected, grounds = Counted(expectation("c1", "0-3")), [(object(),)]
+    verifier = verifying(hierarchy, expected, lambda: grounds[0])
+    assert await expected.compared(verifier)
+    assert not await expected.compared(verifier)
+    grounds[0] = (object(),)
+    assert await expected.compared(verifier)
+    assert not await expected.compared(verifier)
+    before = expected.times
+    await verifier.verify(at_once=True)
+    assert expected.times > before
+    assert await expected.compared(verifier)
+    assert not await expected.compared(verifier)
+
+
+async def test_a_container_that_comes_later_is_compared(hierarchy: Hierarchy) -> None:
+    late = Expectation(Container("late", "q"), "/kubepods/q", "default/q/late", CpuSet([1]), None)
+    expected, grounds = Counted(expectation("c1", "0-3"), late), (object(),)
+    verifier = verifying(hierarchy, expected, lambda: grounds)
+    assert await expected.compared(verifier)
+    assert not await expected.compared(verifier)
+    directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/q"
+    directory.mkdir()
+    # As long as there is its pod, and not the container, it may come.
+    for _ in range(2):
         assert await expected.compared(verifier)
-        assert not await expected.compared(verifier)
-        before = expected.times
-        await verifier.verify(at_once=True)
-        assert expected.times > before
+    (directory / "late").mkdir()
+    for name, text in FILES.items():
+        (directory / "late" / name).write_text(f"{text}\n")
+    assert await expected.compared(verifier)
+    (drift,) = await verifier.verify(at_once=False)
+    assert str(drift) == "default/q/late: cpus is 0-3, decided was 1"
+
+
+async def test_what_cannot_be_compared_is_tried_each_time(hierarchy: Hierarchy) -> None:
+    expected, grounds = Counted(expectation("c1", "0-3")), (object(),)
+    verifier = verifying(hierarchy, expected, lambda: grounds)
+    (Path(hierarchy.mounts[CPUSET]) / "kubepods/c1/cpuset.cpus.effective").unlink()
+    for _ in range(3):
         assert await expected.compared(verifier)
-        assert not await expected.compared(verifier)
-
-    asyncio.run(scenario())
 
 
-def test_a_container_that_comes_later_is_compared(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        late = Expectation(Container("late", "q"), "/kubepods/q", "default/q/late", CpuSet([1]), None)
-        expected, grounds = Counted(expectation("c1", "0-3"), late), (object(),)
-        verifier = verifying(hierarchy, expected, lambda: grounds)
+async def test_more_files_than_may_be_open_are_compared_each_time(hierarchy: Hierarchy) -> None:
+    expected, grounds = Counted(*(expectation("c1", "0-3") for _ in range(100))), (object(),)
+    verifier = verifying(hierarchy, expected, lambda: grounds)
+    for _ in range(3):
         assert await expected.compared(verifier)
-        assert not await expected.compared(verifier)
-        directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/q"
-        directory.mkdir()
-        # As long as there is its pod, and not the container, it may come.
-        for _ in range(2):
-            assert await expected.compared(verifier)
-        (directory / "late").mkdir()
-        for name, text in FILES.items():
-            (directory / "late" / name).write_text(f"{text}\n")
-        assert await expected.compared(verifier)
-        (drift,) = await verifier.verify(at_once=False)
-        assert str(drift) == "default/q/late: cpus is 0-3, decided was 1"
-
-    asyncio.run(scenario())
-
-
-def test_what_cannot_be_compared_is_tried_each_time(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        expected, grounds = Counted(expectation("c1", "0-3")), (object(),)
-        verifier = verifying(hierarchy, expected, lambda: grounds)
-        (Path(hierarchy.mounts[CPUSET]) / "kubepods/c1/cpuset.cpus.effective").unlink()
-        for _ in range(3):
-            assert await expected.compared(verifier)
-
-    asyncio.run(scenario())
-
-
-def test_more_files_than_may_be_open_are_compared_each_time(hierarchy: Hierarchy) -> None:
-    async def scenario() -> None:
-        expected, grounds = Counted(*(expectation("c1", "0-3") for _ in range(100))), (object(),)
-        verifier = verifying(hierarchy, expected, lambda: grounds)
-        for _ in range(3):
-            assert await expected.compared(verifier)
-
-    asyncio.run(scenario())

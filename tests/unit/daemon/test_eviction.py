@@ -2,7 +2,7 @@
 one, once, recorded; or nobody."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,119 +199,97 @@ async def around(tmp_path: Path, mode: MemoryPressure = EVICT) -> AsyncIterator[
         yield made
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
+async def test_a_node_is_relieved_and_nobody_has_to_go(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.movable = True
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(5) == []
+        assert it.live.held[LARGE[1].cgroups_path][1] > 0
+        # What is outstanding does not count; min reclaim does.
+        assert it.live.free(0) >= 250 * MIB
+        assert (it.manager.problems(), it.ended) == ((), [])
 
 
-def test_a_node_is_relieved_and_nobody_has_to_go(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.movable = True
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(5) == []
-            assert it.live.held[LARGE[1].cgroups_path][1] > 0
-            # What is outstanding does not count; min reclaim does.
-            assert it.live.free(0) >= 250 * MIB
-            assert (it.manager.problems(), it.ended) == ((), [])
-
-    run(scenario)
-
-
-def test_signals_are_looked_at_again_at_once_where_a_threshold_is_near_or_nodes_lost_much(
+async def test_signals_are_looked_at_again_at_once_where_a_threshold_is_near_or_nodes_lost_much(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await it.create(*LARGE, {0: 600 * MIB})
-            await it.look()
-            assert not it.manager.signals.is_any_near()
-            it.watch.looked.clear()
-            following = asyncio.create_task(it.manager.follow(pause_s=0, far_pause_s=3600))
-            try:
-                it.hold(LARGE[1].cgroups_path, {0: 750 * MIB})
-                await it.watch.look()
-                await until(it.manager.signals.is_any_near)
-                assert not it.manager.signals.pressure.since_ns
-                # Nobody else looks meanwhile.
-                it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
-                await until(lambda: bool(it.manager.signals.pressure.since_ns))
-            finally:
-                following.cancel()
-
-    run(scenario)
+    async with around(tmp_path) as it:
+        await it.create(*LARGE, {0: 600 * MIB})
+        await it.look()
+        assert not it.manager.signals.is_any_near()
+        it.watch.looked.clear()
+        following = asyncio.create_task(it.manager.follow(pause_s=0, far_pause_s=3600))
+        try:
+            it.hold(LARGE[1].cgroups_path, {0: 750 * MIB})
+            await it.watch.look()
+            await until(it.manager.signals.is_any_near)
+            assert not it.manager.signals.pressure.since_ns
+            # Nobody else looks meanwhile.
+            it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
+            await until(lambda: bool(it.manager.signals.pressure.since_ns))
+        finally:
+            following.cancel()
 
 
-def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await it.create(*LARGE, {0: 500 * MIB, 1: 10 * MIB})
-            await it.create(*SMALL, {0: 400 * MIB, 1: 600 * MIB})
-            # The other one uses most of the machine, and is first: both hold enough on the node.
-            # Relief tries the pages of both before anybody goes.
-            assert await it.look(5) == []
-            assert await it.look() == ["small"]
-            assert it.ended == [([SMALL[1].cgroups_path], 1.0)]
-            assert await it.look(10) == []
-            controller = it.one.controller
-            assert controller.counters["evicted:node0.memory.available:BestEffort"] == 1
-            (record,) = await controller.recorder.evictions(10, "small")
-            assert (record.threshold, record.available) == (200 * MIB, 124 * MIB)
-            assert (record.used, record.request, record.priority) == (1000 * MIB, 0, 0)
-            for told in ("200Mi", "124Mi", "small-name", "1000Mi"):
-                assert told in record.message
-            for verb, expected in (("history", "evicted"), ("explain", "evictions")):
-                question = recorded_questions(controller.recorder)[verb]
-                said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
-                assert expected in str(said)
-
-    run(scenario)
+async def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await it.create(*LARGE, {0: 500 * MIB, 1: 10 * MIB})
+        await it.create(*SMALL, {0: 400 * MIB, 1: 600 * MIB})
+        # The other one uses most of the machine, and is first: both hold enough on the node.
+        # Relief tries the pages of both before anybody goes.
+        assert await it.look(5) == []
+        assert await it.look() == ["small"]
+        assert it.ended == [([SMALL[1].cgroups_path], 1.0)]
+        assert await it.look(10) == []
+        controller = it.one.controller
+        assert controller.counters["evicted:node0.memory.available:BestEffort"] == 1
+        (record,) = await controller.recorder.evictions(10, "small")
+        assert (record.threshold, record.available) == (200 * MIB, 124 * MIB)
+        assert (record.used, record.request, record.priority) == (1000 * MIB, 0, 0)
+        for told in ("200Mi", "124Mi", "small-name", "1000Mi"):
+            assert told in record.message
+        for verb, expected in (("history", "evicted"), ("explain", "evictions")):
+            question = recorded_questions(controller.recorder)[verb]
+            said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
+            assert expected in str(said)
 
 
-def test_the_next_one_waits_until_the_end_of_the_last_one_is_seen(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.left = "process 7 does not end"
-            await it.create(*LARGE, {0: 500 * MIB})
-            await it.create(*SMALL, {0: 400 * MIB})
-            assert await it.look(6) == ["large"]
-            assert await it.look(4) == []
-            # It did not end: the only thing to do is to try it again.
-            assert await it.look() == ["large"]
-
-    run(scenario)
+async def test_the_next_one_waits_until_the_end_of_the_last_one_is_seen(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.left = "process 7 does not end"
+        await it.create(*LARGE, {0: 500 * MIB})
+        await it.create(*SMALL, {0: 400 * MIB})
+        assert await it.look(6) == ["large"]
+        assert await it.look(4) == []
+        # It did not end: the only thing to do is to try it again.
+        assert await it.look() == ["large"]
 
 
-def test_one_at_a_time_and_no_more_than_is_needed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            for number, (owner, one) in enumerate(map(best_effort, "abcd")):
-                await it.create(owner, one, {0: (210 + number) * MIB})
-            assert await it.look(20) == ["d"]
-            # 391 MiB are available by now. Then it is 221: above the threshold, and not begun for it.
-            it.hold("/outside", {0: 170 * MIB})
-            assert await it.look(12) == []
-            it.hold("/outside", {0: 230 * MIB})
-            assert await it.look(12) == ["c"]
-            assert len(it.ended) == 2
-
-    run(scenario)
+async def test_one_at_a_time_and_no_more_than_is_needed(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        for number, (owner, one) in enumerate(map(best_effort, "abcd")):
+            await it.create(owner, one, {0: (210 + number) * MIB})
+        assert await it.look(20) == ["d"]
+        # 391 MiB are available by now. Then it is 221: above the threshold, and not begun for it.
+        it.hold("/outside", {0: 170 * MIB})
+        assert await it.look(12) == []
+        it.hold("/outside", {0: 230 * MIB})
+        assert await it.look(12) == ["c"]
+        assert len(it.ended) == 2
 
 
-def test_nobody_within_its_promise_goes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await it.create(OWNER, DB, {0: 600 * MIB})
-            await it.create(BURST, BURSTY, {0: 400 * MIB})
-            assert await it.look(10) == []
-            (met, why) = [one for one in it.manager.problems() if "node0" in one]
-            assert met == "eviction threshold met: node0.memory.available is 24Mi, the hard threshold 200Mi"
-            assert why.startswith("nobody may be evicted for node0.memory.available (")
-            # kubelet's word makes one of them known; a request that the spec disproves does not.
-            kubelet = it.one.controller.placements.kubelet_pods
-            kubelet.update(burst_facts(1))
-            assert await it.look(6) == []
-
-    run(scenario)
+async def test_nobody_within_its_promise_goes(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await it.create(OWNER, DB, {0: 600 * MIB})
+        await it.create(BURST, BURSTY, {0: 400 * MIB})
+        assert await it.look(10) == []
+        (met, why) = [one for one in it.manager.problems() if "node0" in one]
+        assert met == "eviction threshold met: node0.memory.available is 24Mi, the hard threshold 200Mi"
+        assert why.startswith("nobody may be evicted for node0.memory.available (")
+        # kubelet's word makes one of them known; a request that the spec disproves does not.
+        kubelet = it.one.controller.placements.kubelet_pods
+        kubelet.update(burst_facts(1))
+        assert await it.look(6) == []
 
 
 def burst_facts(request_bytes: int) -> PodFacts:
@@ -321,65 +299,53 @@ def burst_facts(request_bytes: int) -> PodFacts:
 
 
 @pytest.mark.parametrize("mode", [MemoryPressure.RELIEVE, MemoryPressure.OBSERVE, MemoryPressure.OFF])
-def test_nobody_goes_where_that_is_not_switched_on(tmp_path: Path, mode: MemoryPressure) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path, mode) as it:
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(5) == []
-            assert bool(it.manager.problems()) == (mode is not MemoryPressure.OFF)
-
-    run(scenario)
+async def test_nobody_goes_where_that_is_not_switched_on(tmp_path: Path, mode: MemoryPressure) -> None:
+    async with around(tmp_path, mode) as it:
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(5) == []
+        assert bool(it.manager.problems()) == (mode is not MemoryPressure.OFF)
 
 
-def test_a_soft_threshold_waits_for_its_grace_period(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (SOFT,)
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(15) == []
-            assert await it.look() == ["large"]
-            assert it.ended == [([LARGE[1].cgroups_path], 30.0)]
-
-    run(scenario)
+async def test_a_soft_threshold_waits_for_its_grace_period(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (SOFT,)
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(15) == []
+        assert await it.look() == ["large"]
+        assert it.ended == [([LARGE[1].cgroups_path], 30.0)]
 
 
-def test_the_machine_as_a_whole_without_a_kubelet(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (MACHINE_WIDE,)
-            await it.create(*LARGE, {0: 900 * MIB, 1: 950 * MIB})
-            assert await it.look(2) == []  # kubelet's cgroup is there: the containers are in it.
-            assert "nobody is evicted: that is left to kubelet" in it.manager.problems()
-            it.live.node.directory("/kubepods").rename(it.live.node.directory("/pods"))
-            await it.look()
-            assert it.manager.signals.conditions() == (NodeCondition.MEMORY_PRESSURE,)
-
-    run(scenario)
+async def test_the_machine_as_a_whole_without_a_kubelet(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (MACHINE_WIDE,)
+        await it.create(*LARGE, {0: 900 * MIB, 1: 950 * MIB})
+        assert await it.look(2) == []  # kubelet's cgroup is there: the containers are in it.
+        assert "nobody is evicted: that is left to kubelet" in it.manager.problems()
+        it.live.node.directory("/kubepods").rename(it.live.node.directory("/pods"))
+        await it.look()
+        assert it.manager.signals.conditions() == (NodeCondition.MEMORY_PRESSURE,)
 
 
-def test_who_was_evicted_does_not_come_back_while_the_node_has_that_condition(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(6) == ["large"]
-            controller, (owner, one) = it.one.controller, LARGE
-            await controller.stop_container(owner, one)
-            again = replace(one, id="large-2")
-            with pytest.raises(PlacementError, match="the pod was evicted, and MemoryPressure lasts"):
-                await controller.create_container(owner, again)
-            other_owner, other = SMALL
-            await controller.create_container(other_owner, other)
-            assert await it.look(25) == []
-            with pytest.raises(PlacementError):
-                await controller.create_container(owner, again)
-            await it.look(6)
+async def test_who_was_evicted_does_not_come_back_while_the_node_has_that_condition(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(6) == ["large"]
+        controller, (owner, one) = it.one.controller, LARGE
+        await controller.stop_container(owner, one)
+        again = replace(one, id="large-2")
+        with pytest.raises(PlacementError, match="the pod was evicted, and MemoryPressure lasts"):
             await controller.create_container(owner, again)
+        other_owner, other = SMALL
+        await controller.create_container(other_owner, other)
+        assert await it.look(25) == []
+        with pytest.raises(PlacementError):
+            await controller.create_container(owner, again)
+        await it.look(6)
+        await controller.create_container(owner, again)
 
-    run(scenario)
 
-
-def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> None:
+    with shadow_mode():
         async with around(tmp_path) as it:
             await it.create(OWNER, DB, {0: 100 * MIB})
             # Bound to the node, so that it cannot be relieved.
@@ -393,30 +359,21 @@ def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> None:
             assert "shadow mode" in record.obstacle
             assert f"it was not ended: {record.obstacle}" in str(record)
 
-    with shadow_mode():
-        run(scenario)
+
+async def test_relief_that_does_not_suffice_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.slow = True
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(int(RELIEF_NS / S / 2)) == []
+        assert await it.look() == ["large"]
 
 
-def test_relief_that_does_not_suffice_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.slow = True
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(int(RELIEF_NS / S / 2)) == []
-            assert await it.look() == ["large"]
-
-    run(scenario)
-
-
-def test_who_does_not_end_is_said(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.left = "process 7 does not end"
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(6) == ["large"]
-            assert it.one.controller.counters["evictions_failed"] == 1
-
-    run(scenario)
+async def test_who_does_not_end_is_said(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.left = "process 7 does not end"
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(6) == ["large"]
+        assert it.one.controller.counters["evictions_failed"] == 1
 
 
 def answer(outcome: EvictionOutcome, problem: str = "") -> EvictionAnswer:
@@ -427,91 +384,78 @@ ACCEPTED = answer(EvictionOutcome.ACCEPTED)
 NOT_NOW = answer(EvictionOutcome.LATER, "it would violate the pod's disruption budget")
 
 
-def test_the_api_server_deletes_the_pod_and_kubelet_ends_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.answers = [ACCEPTED]
-            await it.create(*LARGE, {0: 900 * MIB})
-            controller = it.one.controller
-            position = controller.changes.position
-            assert await it.look(6) == ["large"]
-            owner, one = LARGE
-            assert it.asked == [EvictPod(owner.uid, owner.namespace, owner.name, 1)]
-            assert (it.waited, it.ended) == ([1 + KUBELET_S], [])
-            assert controller.counters["evicted_by_api_server"] == 1
-            # For the event on the pod.
-            (told,) = controller.changes.since(position) or ()
-            assert isinstance(told, Evicted)
-            assert told.record.container_id == one.id
-            assert told.annotations["starved_resource"] == "memory"
-
-    run(scenario)
+async def test_the_api_server_deletes_the_pod_and_kubelet_ends_it(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.answers = [ACCEPTED]
+        await it.create(*LARGE, {0: 900 * MIB})
+        controller = it.one.controller
+        position = controller.changes.position
+        assert await it.look(6) == ["large"]
+        owner, one = LARGE
+        assert it.asked == [EvictPod(owner.uid, owner.namespace, owner.name, 1)]
+        assert (it.waited, it.ended) == ([1 + KUBELET_S], [])
+        assert controller.counters["evicted_by_api_server"] == 1
+        # For the event on the pod.
+        (told,) = controller.changes.since(position) or ()
+        assert isinstance(told, Evicted)
+        assert told.record.container_id == one.id
+        assert told.annotations["starved_resource"] == "memory"
 
 
-def test_what_kubelet_does_not_end_is_ended_here(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            # Or an agent that only says so.
-            it.answers, it.kubelet_ends = [ACCEPTED], False
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(6) == ["large"]
-            assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
-
-    run(scenario)
+async def test_what_kubelet_does_not_end_is_ended_here(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        # Or an agent that only says so.
+        it.answers, it.kubelet_ends = [ACCEPTED], False
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(6) == ["large"]
+        assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
 
 
 @pytest.mark.parametrize("refused", [answer(EvictionOutcome.REFUSED, "403: forbidden"), NOT_NOW])
-def test_a_hard_threshold_does_not_wait_for_an_api_server_that_refuses(
+async def test_a_hard_threshold_does_not_wait_for_an_api_server_that_refuses(
     tmp_path: Path, refused: EvictionAnswer
 ) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.answers = [refused]
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(6) == ["large"]
-            assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
-            assert it.one.controller.counters["evicted_by_api_server"] == 0
-            # Once, whatever the API server says.
-            assert len(it.asked) == 1
-
-    run(scenario)
+    async with around(tmp_path) as it:
+        it.answers = [refused]
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(6) == ["large"]
+        assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
+        assert it.one.controller.counters["evicted_by_api_server"] == 0
+        # Once, whatever the API server says.
+        assert len(it.asked) == 1
 
 
-def test_for_a_soft_threshold_a_disruption_budget_is_heeded_and_the_next_one_goes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (SOFT,)
-            it.answers = [NOT_NOW]
-            await it.create(*LARGE, {0: 500 * MIB})
-            await it.create(*SMALL, {0: 400 * MIB})
-            assert await it.look(16) == []
-            (_, why) = [one for one in it.manager.problems() if "node0" in one]
-            assert "large" in why
-            assert NOT_NOW.problem in why
-            records = await it.one.controller.recorder.evictions(10, "large")
-            assert [one.obstacle for one in records] == [NOT_NOW.problem, ""]
-            assert it.one.controller.counters["evicted:node0.memory.available:BestEffort"] == 0
-            # It may still run.
-            owner, one = LARGE
-            await it.one.controller.create_container(owner, replace(one, id="large-2"))
-            assert await it.look(6) == ["small"]
-            assert it.ended == [([SMALL[1].cgroups_path], 30.0)]
+async def test_for_a_soft_threshold_a_disruption_budget_is_heeded_and_the_next_one_goes(
+    tmp_path: Path,
+) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (SOFT,)
+        it.answers = [NOT_NOW]
+        await it.create(*LARGE, {0: 500 * MIB})
+        await it.create(*SMALL, {0: 400 * MIB})
+        assert await it.look(16) == []
+        (_, why) = [one for one in it.manager.problems() if "node0" in one]
+        assert "large" in why
+        assert NOT_NOW.problem in why
+        records = await it.one.controller.recorder.evictions(10, "large")
+        assert [one.obstacle for one in records] == [NOT_NOW.problem, ""]
+        assert it.one.controller.counters["evicted:node0.memory.available:BestEffort"] == 0
+        # It may still run.
+        owner, one = LARGE
+        await it.one.controller.create_container(owner, replace(one, id="large-2"))
+        assert await it.look(6) == ["small"]
+        assert it.ended == [([SMALL[1].cgroups_path], 30.0)]
 
-    run(scenario)
 
-
-def test_who_is_kept_by_a_budget_is_asked_about_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (SOFT,)
-            it.answers = [NOT_NOW, ACCEPTED]
-            await it.create(*LARGE, {0: 900 * MIB})
-            assert await it.look(16 + BUDGET_NS // S // 2 - 1) == []
-            assert len(it.asked) == 1
-            assert await it.look() == ["large"]
-            assert it.waited == [30 + KUBELET_S]
-
-    run(scenario)
+async def test_who_is_kept_by_a_budget_is_asked_about_again(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (SOFT,)
+        it.answers = [NOT_NOW, ACCEPTED]
+        await it.create(*LARGE, {0: 900 * MIB})
+        assert await it.look(16 + BUDGET_NS // S // 2 - 1) == []
+        assert len(it.asked) == 1
+        assert await it.look() == ["large"]
+        assert it.waited == [30 + KUBELET_S]
 
 
 PIDS = Threshold("pid.available", ThresholdValue(share=0.5))
@@ -537,62 +481,53 @@ def outside(name: str) -> tuple[Pod, Container]:
     return owner, replace(one, cgroups_path=f"/pods/{name}")
 
 
-def test_who_has_most_processes_goes_where_they_run_out(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (PIDS,)
-            running_threads(it, 900)
-            for name, threads in (("forks", 700), ("modest", 3)):
-                owner, one = outside(name)
-                await it.create(owner, one, {0: MIB})
-                (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
-            assert await it.look() == ["forks"]
-            assert it.manager.signals.conditions() == (NodeCondition.PID_PRESSURE,)
-            (record,) = await it.one.controller.recorder.evictions(10, None)
-            assert (record.threshold, record.available, record.used) == (500, 100, 700)
-            assert "resource: pids." in record.message
-            assert str(record).endswith("was using 700 and requests 0")
-            # Their end is seen, and nobody else has to go.
-            running_threads(it, 200)
-            assert await it.look(20) == []
-            assert len(it.ended) == 1
-
-    run(scenario)
+async def test_who_has_most_processes_goes_where_they_run_out(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (PIDS,)
+        running_threads(it, 900)
+        for name, threads in (("forks", 700), ("modest", 3)):
+            owner, one = outside(name)
+            await it.create(owner, one, {0: MIB})
+            (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
+        assert await it.look() == ["forks"]
+        assert it.manager.signals.conditions() == (NodeCondition.PID_PRESSURE,)
+        (record,) = await it.one.controller.recorder.evictions(10, None)
+        assert (record.threshold, record.available, record.used) == (500, 100, 700)
+        assert "resource: pids." in record.message
+        assert str(record).endswith("was using 700 and requests 0")
+        # Their end is seen, and nobody else has to go.
+        running_threads(it, 200)
+        assert await it.look(20) == []
+        assert len(it.ended) == 1
 
 
-def test_who_has_just_started_goes_if_it_has_most(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (PIDS,)
-            running_threads(it, 100)
-            for name, threads in (("modest", 3), ("forks", 700)):
-                owner, one = outside(name)
-                await it.create(owner, one, {0: MIB})
-                (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
-                if name == "modest":
-                    assert await it.look() == []
-            running_threads(it, 900)
-            evicted = await it.manager.look()
-            assert evicted is not None
-            assert evicted.pod.name == "forks"
-
-    run(scenario)
+async def test_who_has_just_started_goes_if_it_has_most(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (PIDS,)
+        running_threads(it, 100)
+        for name, threads in (("modest", 3), ("forks", 700)):
+            owner, one = outside(name)
+            await it.create(owner, one, {0: MIB})
+            (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
+            if name == "modest":
+                assert await it.look() == []
+        running_threads(it, 900)
+        evicted = await it.manager.look()
+        assert evicted is not None
+        assert evicted.pod.name == "forks"
 
 
-def test_processes_and_disks_of_a_node_with_a_kubelet_are_left_to_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (PIDS, FULL)
-            running_threads(it, 900)
-            await it.create(*LARGE, {0: 500 * MIB})
-            assert await it.look(20) == []
-            assert "nobody is evicted for the machine: that is left to kubelet" in it.manager.problems()
-            # It says nothing of the memory of nodes, which kubelet does not look at.
-            it.thresholds = (PIDS, NODE)
-            it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
-            assert await it.look(6) == ["large"]
-
-    run(scenario)
+async def test_processes_and_disks_of_a_node_with_a_kubelet_are_left_to_it(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (PIDS, FULL)
+        running_threads(it, 900)
+        await it.create(*LARGE, {0: 500 * MIB})
+        assert await it.look(20) == []
+        assert "nobody is evicted for the machine: that is left to kubelet" in it.manager.problems()
+        # It says nothing of the memory of nodes, which kubelet does not look at.
+        it.thresholds = (PIDS, NODE)
+        it.hold(LARGE[1].cgroups_path, {0: 900 * MIB})
+        assert await it.look(6) == ["large"]
 
 
 FULL = Threshold("nodefs.available", ThresholdValue(100 * MIB))
@@ -612,96 +547,81 @@ async def writes(it: Around, name: str, pid: int, amount_bytes: int) -> Path:
     return layer
 
 
-def test_who_wrote_most_goes_where_the_disk_is_full(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (FULL,)
-            it.disk_available_bytes = 90 * MIB
-            layer = await writes(it, "writes", 300, 3 * MIB)
-            await writes(it, "modest", 301, MIB)
-            assert await it.look() == ["writes"]
-            assert it.manager.signals.conditions() == (NodeCondition.DISK_PRESSURE,)
-            (record,) = await it.one.controller.recorder.evictions(10, None)
-            assert record.message.partition("resource: ")[2].startswith("ephemeral-storage. ")
-            assert "Container writes-name was using " in record.message
-            assert 3 * MIB <= record.used < 4 * MIB
-            # What it left there would not do.
-            assert layer.is_dir()
-            assert await it.look(6) == ["modest"]
-
-    run(scenario)
+async def test_who_wrote_most_goes_where_the_disk_is_full(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds = (FULL,)
+        it.disk_available_bytes = 90 * MIB
+        layer = await writes(it, "writes", 300, 3 * MIB)
+        await writes(it, "modest", 301, MIB)
+        assert await it.look() == ["writes"]
+        assert it.manager.signals.conditions() == (NodeCondition.DISK_PRESSURE,)
+        (record,) = await it.one.controller.recorder.evictions(10, None)
+        assert record.message.partition("resource: ")[2].startswith("ephemeral-storage. ")
+        assert "Container writes-name was using " in record.message
+        assert 3 * MIB <= record.used < 4 * MIB
+        # What it left there would not do.
+        assert layer.is_dir()
+        assert await it.look(6) == ["modest"]
 
 
-def test_nobody_goes_for_a_disk_where_what_ended_pods_left_would_do(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
-            await writes(it, "writes", 300, 8 * MIB)
-            await writes(it, "modest", 301, MIB)
-            assert await it.look() == ["writes"]
-            assert await it.look(30) == []
-            (problem,) = (one for one in it.manager.problems() if "left" in one)
-            assert problem == (
-                "what ended pods left would do for nodefs.available: remove their containers (default/writes)"
-            )
-            # The condition is over: it may come back, and what it wrote is no reason to wait any more.
-            it.disk_available_bytes = GIB
-            assert await it.look(40) == []
-            it.disk_available_bytes = 95 * MIB
-            assert await it.look() == ["modest"]
-
-    run(scenario)
+async def test_nobody_goes_for_a_disk_where_what_ended_pods_left_would_do(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
+        await writes(it, "writes", 300, 8 * MIB)
+        await writes(it, "modest", 301, MIB)
+        assert await it.look() == ["writes"]
+        assert await it.look(30) == []
+        (problem,) = (one for one in it.manager.problems() if "left" in one)
+        assert problem == (
+            "what ended pods left would do for nodefs.available: remove their containers (default/writes)"
+        )
+        # The condition is over: it may come back, and what it wrote is no reason to wait any more.
+        it.disk_available_bytes = GIB
+        assert await it.look(40) == []
+        it.disk_available_bytes = 95 * MIB
+        assert await it.look() == ["modest"]
 
 
-def test_who_else_goes_once_what_was_left_is_removed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
-            layer = await writes(it, "writes", 300, 8 * MIB)
-            await writes(it, "modest", 301, MIB)
-            assert await it.look() == ["writes"]
-            assert await it.look(30) == []
-            # Somebody has removed it, and the disk is full all the same.
-            (layer / "file").unlink()
-            layer.rmdir()
-            assert await it.look(6) == ["modest"]
-
-    run(scenario)
+async def test_who_else_goes_once_what_was_left_is_removed(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds, it.disk_available_bytes = (FULL,), 95 * MIB
+        layer = await writes(it, "writes", 300, 8 * MIB)
+        await writes(it, "modest", 301, MIB)
+        assert await it.look() == ["writes"]
+        assert await it.look(30) == []
+        # Somebody has removed it, and the disk is full all the same.
+        (layer / "file").unlink()
+        layer.rmdir()
+        assert await it.look(6) == ["modest"]
 
 
-def test_what_no_overlay_holds_is_not_known_and_nobody_goes_for_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds, it.disk_available_bytes = (FULL,), 0
-            owner, one = outside("elsewhere")
-            await it.create(owner, one, {0: MIB})
-            assert await it.look(20) == []
-            assert any("default/elsewhere" in problem for problem in it.manager.problems())
-
-    run(scenario)
+async def test_what_no_overlay_holds_is_not_known_and_nobody_goes_for_it(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.thresholds, it.disk_available_bytes = (FULL,), 0
+        owner, one = outside("elsewhere")
+        await it.create(owner, one, {0: MIB})
+        assert await it.look(20) == []
+        assert any("default/elsewhere" in problem for problem in it.manager.problems())
 
 
-def test_what_cannot_be_observed_is_named_once_and_what_cannot_be_read_is_a_problem(
+async def test_what_cannot_be_observed_is_named_once_and_what_cannot_be_read_is_a_problem(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.thresholds = (NOT_HERE, NODE)
-            await it.create(*LARGE, {0: 900 * MIB})
-            await it.look(3)
-            named = [one for one in caplog.records if "cannot be observed here" in one.getMessage()]
-            assert [one.signals for one in named] == [["allocatableMemory.available"]]
-            # Nobody goes by numbers of an earlier look; those of nodes are from elsewhere.
-            it.thresholds = (MACHINE_WIDE,)
-            it.machine(2 * GIB - MIB)
-            await it.look()
-            assert it.manager.signals.pressure.due == (MACHINE_WIDE,)
-            (it.live.node.root / "proc/meminfo").write_text("garbage\n")
-            assert await it.look(3) == []
-            assert it.manager.signals.pressure.due == ()
-            (problem,) = it.manager.problems()
-            assert problem.startswith("eviction signals cannot be read: ")
-            it.thresholds = (NODE,)
-            assert await it.look(6) == ["large"]
-
-    run(scenario)
+    async with around(tmp_path) as it:
+        it.thresholds = (NOT_HERE, NODE)
+        await it.create(*LARGE, {0: 900 * MIB})
+        await it.look(3)
+        named = [one for one in caplog.records if "cannot be observed here" in one.getMessage()]
+        assert [one.signals for one in named] == [["allocatableMemory.available"]]
+        # Nobody goes by numbers of an earlier look; those of nodes are from elsewhere.
+        it.thresholds = (MACHINE_WIDE,)
+        it.machine(2 * GIB - MIB)
+        await it.look()
+        assert it.manager.signals.pressure.due == (MACHINE_WIDE,)
+        (it.live.node.root / "proc/meminfo").write_text("garbage\n")
+        assert await it.look(3) == []
+        assert it.manager.signals.pressure.due == ()
+        (problem,) = it.manager.problems()
+        assert problem.startswith("eviction signals cannot be read: ")
+        it.thresholds = (NODE,)
+        assert await it.look(6) == ["large"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -126,421 +126,342 @@ async def bench(directory: Path, settings: Settings = PLAIN):
         yield one
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 class TestHotPlug:
-    def test_memory_that_comes_is_used_without_a_restart(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.resize(0, 16 * GIB)
+    async def test_memory_that_comes_is_used_without_a_restart(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            one.host.resize(0, 16 * GIB)
+            await one.reread()
+            assert await one.place("large", 10 * GIB) == NodeSet([0])
+            assert one.made.verifications == 1
+
+    async def test_memory_that_leaves_is_reported_once_and_takes_nothing_new(self, tmp_path, caplog) -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", 3 * GIB)
+            one.host.resize(0, 2 * GIB)
+            with caplog.at_level(logging.WARNING):
                 await one.reread()
-                assert await one.place("large", 10 * GIB) == NodeSet([0])
-                assert one.made.verifications == 1
-
-        run(scenario())
-
-    def test_memory_that_leaves_is_reported_once_and_takes_nothing_new(self, tmp_path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.place("first", 3 * GIB)
-                one.host.resize(0, 2 * GIB)
-                with caplog.at_level(logging.WARNING):
-                    await one.reread()
-                    one.host.lose_cpus(7)
-                    await one.reread()
-                (problem,) = one.hardware.problems()
-                assert problem.startswith("node 0 has 2Gi ")
-                assert "default/first/first-name" in problem
-                assert one.controller.counters["capacity_shortfalls"] == 1
-                assert [record.message for record in caplog.records].count(
-                    "the machine has less than was promised"
-                ) == 1
-                assert await one.place("second", 500 * MIB) == NodeSet([1])
-
-        run(scenario())
-
-    def test_it_is_said_when_everything_is_there_again(self, tmp_path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.place("first", 3 * GIB)
-                one.host.resize(0, 2 * GIB)
+                one.host.lose_cpus(7)
                 await one.reread()
-                one.host.resize(0, 4 * GIB)
-                with caplog.at_level(logging.INFO):
-                    await one.reread()
-                assert one.hardware.problems() == ()
-                assert "all promised capacity is available again" in caplog.messages
+            (problem,) = one.hardware.problems()
+            assert problem.startswith("node 0 has 2Gi ")
+            assert "default/first/first-name" in problem
+            assert one.controller.counters["capacity_shortfalls"] == 1
+            assert [record.message for record in caplog.records].count(
+                "the machine has less than was promised"
+            ) == 1
+            assert await one.place("second", 500 * MIB) == NodeSet([1])
 
-        run(scenario())
-
-    def test_a_node_that_disappears_with_its_cpus(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.place("first", GIB)
-                await one.place("second", 4 * GIB - 100 * MIB, milli_cpus=2000)
-                one.host.held_bytes[1] = 10 * MIB
-                await one.hardware.measure_once()
-                one.host.lose_node(1)
+    async def test_it_is_said_when_everything_is_there_again(self, tmp_path, caplog) -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", 3 * GIB)
+            one.host.resize(0, 2 * GIB)
+            await one.reread()
+            one.host.resize(0, 4 * GIB)
+            with caplog.at_level(logging.INFO):
                 await one.reread()
-                gone, cpus = one.hardware.problems()
-                assert [fact for fact in ("node 1 ", "3996Mi", "default/second/") if fact not in gone] == []
-                assert [fact for fact in ("default/second/", "CPUs 4-5") if fact not in cpus] == []
-                assert await one.place("third", GIB) == NodeSet([0])
-                owner = pod("second")
-                await one.controller.stop_container(owner, Container("second", owner.id))
-                assert one.hardware.problems() == ()
+            assert one.hardware.problems() == ()
+            assert "all promised capacity is available again" in caplog.messages
 
-        run(scenario())
+    async def test_a_node_that_disappears_with_its_cpus(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", GIB)
+            await one.place("second", 4 * GIB - 100 * MIB, milli_cpus=2000)
+            one.host.held_bytes[1] = 10 * MIB
+            await one.hardware.measure_once()
+            one.host.lose_node(1)
+            await one.reread()
+            gone, cpus = one.hardware.problems()
+            assert [fact for fact in ("node 1 ", "3996Mi", "default/second/") if fact not in gone] == []
+            assert [fact for fact in ("default/second/", "CPUs 4-5") if fact not in cpus] == []
+            assert await one.place("third", GIB) == NodeSet([0])
+            owner = pod("second")
+            await one.controller.stop_container(owner, Container("second", owner.id))
+            assert one.hardware.problems() == ()
 
-    def test_settings_that_fit_no_more_do_not_hide_what_left(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            reserving = replace(PLAIN, reserved_memory={0: {MEMORY: GIB}, 1: {MEMORY: GIB}})
-            async with bench(tmp_path, reserving) as one:
-                one.host.lose_node(1)
-                await one.reread()
-                assert one.controller.machine.node_ids == NodeSet([0])
-                (problem,) = one.hardware.problems()
-                assert "the settings do not fit the machine any more" in problem
-                assert "node 1" in problem
-                assert one.reserved(0) == GIB
+    async def test_settings_that_fit_no_more_do_not_hide_what_left(self, tmp_path: Path) -> None:
+        reserving = replace(PLAIN, reserved_memory={0: {MEMORY: GIB}, 1: {MEMORY: GIB}})
+        async with bench(tmp_path, reserving) as one:
+            one.host.lose_node(1)
+            await one.reread()
+            assert one.controller.machine.node_ids == NodeSet([0])
+            (problem,) = one.hardware.problems()
+            assert "the settings do not fit the machine any more" in problem
+            assert "node 1" in problem
+            assert one.reserved(0) == GIB
 
-        run(scenario())
+    async def test_a_machine_that_cannot_be_read_changes_nothing(self, tmp_path: Path, caplog) -> None:
+        async with bench(tmp_path) as one:
+            one.host.problem = HostError("/sys/x", "is garbled")
+            await one.reread()
+            assert one.controller.machine == MACHINE
+            assert caplog.records[-1].problem == "/sys/x: is garbled"
 
-    def test_a_machine_that_cannot_be_read_changes_nothing(self, tmp_path: Path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.problem = HostError("/sys/x", "is garbled")
+    async def test_a_storm_of_events_is_few_readings_and_none_is_lost(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            reading, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slowly(work: Callable[[], Any]) -> Any:
+                found = work()
+                reading.set()
+                await go_on.wait()
+                return found
+
+            one.hardware._in_thread = slowly
+            task = asyncio.create_task(one.hardware.follow(pause_s=0))
+            before = one.host.readings
+            async with asyncio.timeout(PATIENCE_S):
+                one.hardware.changed(frozenset({"memory"}))
+                await reading.wait()
+                # These come after sysfs was read and before it was taken over.
+                one.host.resize(1, 8 * GIB)
+                for _ in range(1000):
+                    one.hardware.changed(frozenset({"memory"}))
+                one.verified.clear()
+                go_on.set()
+                await one.verified.wait()
+            assert one.controller.machine.node_by_id[1].memory_bytes == 8 * GIB
+            assert one.host.readings == before + 2
+            task.cancel()
+
+    async def test_a_decision_in_progress_keeps_its_machine(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            one.host.resize(0, 8 * GIB)
+            async with one.controller.transaction():
                 await one.reread()
                 assert one.controller.machine == MACHINE
-                assert caplog.records[-1].problem == "/sys/x: is garbled"
-
-        run(scenario())
-
-    def test_a_storm_of_events_is_few_readings_and_none_is_lost(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                reading, go_on = asyncio.Event(), asyncio.Event()
-
-                async def slowly(work: Callable[[], Any]) -> Any:
-                    found = work()
-                    reading.set()
-                    await go_on.wait()
-                    return found
-
-                one.hardware._in_thread = slowly
-                task = asyncio.create_task(one.hardware.follow(pause_s=0))
-                before = one.host.readings
-                async with asyncio.timeout(PATIENCE_S):
-                    one.hardware.changed(frozenset({"memory"}))
-                    await reading.wait()
-                    # These come after sysfs was read and before it was taken over.
-                    one.host.resize(1, 8 * GIB)
-                    for _ in range(1000):
-                        one.hardware.changed(frozenset({"memory"}))
-                    one.verified.clear()
-                    go_on.set()
-                    await one.verified.wait()
-                assert one.controller.machine.node_by_id[1].memory_bytes == 8 * GIB
-                assert one.host.readings == before + 2
-                task.cancel()
-
-        run(scenario())
-
-    def test_a_decision_in_progress_keeps_its_machine(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.resize(0, 8 * GIB)
-                async with one.controller.transaction():
-                    await one.reread()
-                    assert one.controller.machine == MACHINE
-                assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB
-
-        run(scenario())
+            assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB
 
 
 class TestDeviceMemory:
     OWNED = replace(PLAIN, device_memory={1: "gpu0", 77: "gpu1"})
 
-    def test_the_operator_knows_best_who_owns_a_node(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path, self.OWNED) as one:
-                assert one.controller.machine.ordinary_nodes == NodeSet([0])
-                one.hardware.take_settings(PLAIN)
-                assert one.controller.machine.ordinary_nodes == NodeSet([0, 1])
-
-        run(scenario())
+    async def test_the_operator_knows_best_who_owns_a_node(self, tmp_path: Path) -> None:
+        async with bench(tmp_path, self.OWNED) as one:
+            assert one.controller.machine.ordinary_nodes == NodeSet([0])
+            one.hardware.take_settings(PLAIN)
+            assert one.controller.machine.ordinary_nodes == NodeSet([0, 1])
 
 
 class TestMeasuredReservation:
-    def test_what_is_held_is_kept_from_containers(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            strict = replace(PLAIN, topology=TopologyPolicy.SINGLE_NUMA_NODE)
-            async with bench(tmp_path, strict) as one:
+    async def test_what_is_held_is_kept_from_containers(self, tmp_path: Path) -> None:
+        strict = replace(PLAIN, topology=TopologyPolicy.SINGLE_NUMA_NODE)
+        async with bench(tmp_path, strict) as one:
+            await one.hardware.measure_once()
+            assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+            known = one.hardware.reservations()[0]
+            assert (known.configured_bytes, known.held_bytes) == (0, 100 * MIB)
+            assert known.measured_us
+            with pytest.raises(PlacementError, match="asks for 3996Mi on one node"):
+                await one.place("large", 4 * GIB - 100 * MIB)
+
+    async def test_it_never_takes_what_was_promised(self, tmp_path: Path, caplog) -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", 3 * GIB)
+            one.host.held_bytes[0] = 2 * GIB
+            with caplog.at_level(logging.WARNING):
                 await one.hardware.measure_once()
-                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
-                known = one.hardware.reservations()[0]
-                assert (known.configured_bytes, known.held_bytes) == (0, 100 * MIB)
-                assert known.measured_us
-                with pytest.raises(PlacementError, match="asks for 3996Mi on one node"):
-                    await one.place("large", 4 * GIB - 100 * MIB)
-
-        run(scenario())
-
-    def test_it_never_takes_what_was_promised(self, tmp_path: Path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.place("first", 3 * GIB)
-                one.host.held_bytes[0] = 2 * GIB
-                with caplog.at_level(logging.WARNING):
-                    await one.hardware.measure_once()
-                    one.host.held_bytes[0] += GIB
-                    await one.hardware.measure_once()
-                assert one.reserved(0) == GIB
-                (problem,) = one.hardware.problems()
-                assert problem.startswith("node 0: 3Gi are held outside of containers")
-                assert "default/first/first-name" in problem
-                assert caplog.messages.count("the machine has less than was promised") == 1
-                assert await one.place("second", 100 * MIB) == NodeSet([1])
-
-        run(scenario())
-
-    def test_a_promise_made_while_the_policy_was_prepared_is_kept(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.held_bytes[0] = 2 * GIB
-
-                async def meanwhile(work: Callable[[], Any]) -> Any:
-                    found = work()
-                    if isinstance(found, PlacementPolicy):
-                        assert found.reserved_bytes[0][MEMORY] > 2 * GIB
-                        await one.place("quick", 3 * GIB)
-                    return found
-
-                one.hardware._in_thread = meanwhile
+                one.host.held_bytes[0] += GIB
                 await one.hardware.measure_once()
-                assert one.controller.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
-                assert one.reserved(0) == GIB
+            assert one.reserved(0) == GIB
+            (problem,) = one.hardware.problems()
+            assert problem.startswith("node 0: 3Gi are held outside of containers")
+            assert "default/first/first-name" in problem
+            assert caplog.messages.count("the machine has less than was promised") == 1
+            assert await one.place("second", 100 * MIB) == NodeSet([1])
 
-        run(scenario())
+    async def test_a_promise_made_while_the_policy_was_prepared_is_kept(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            one.host.held_bytes[0] = 2 * GIB
 
-    def test_explicit_reservations_win_for_their_node(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path, replace(PLAIN, reserved_memory={0: {MEMORY: 10 * MIB}})) as one:
-                await one.hardware.measure_once()
-                assert one.reserved(0) == 10 * MIB
-                assert one.reserved(1) == 100 * MIB + SMALLEST_BAND_BYTES
+            async def meanwhile(work: Callable[[], Any]) -> Any:
+                found = work()
+                if isinstance(found, PlacementPolicy):
+                    assert found.reserved_bytes[0][MEMORY] > 2 * GIB
+                    await one.place("quick", 3 * GIB)
+                return found
 
-        run(scenario())
+            one.hardware._in_thread = meanwhile
+            await one.hardware.measure_once()
+            assert one.controller.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
+            assert one.reserved(0) == GIB
 
-    def test_budgets_for_the_same_processes_are_not_added(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path, replace(PLAIN, system_reserved={MEMORY: 2 * GIB})) as one:
-                await one.hardware.measure_once()
-                assert one.reserved(0) == GIB
-                one.host.held_bytes[0] = 2 * GIB
-                await one.hardware.measure_once()
-                assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
+    async def test_explicit_reservations_win_for_their_node(self, tmp_path: Path) -> None:
+        async with bench(tmp_path, replace(PLAIN, reserved_memory={0: {MEMORY: 10 * MIB}})) as one:
+            await one.hardware.measure_once()
+            assert one.reserved(0) == 10 * MIB
+            assert one.reserved(1) == 100 * MIB + SMALLEST_BAND_BYTES
 
-        run(scenario())
+    async def test_budgets_for_the_same_processes_are_not_added(self, tmp_path: Path) -> None:
+        async with bench(tmp_path, replace(PLAIN, system_reserved={MEMORY: 2 * GIB})) as one:
+            await one.hardware.measure_once()
+            assert one.reserved(0) == GIB
+            one.host.held_bytes[0] = 2 * GIB
+            await one.hardware.measure_once()
+            assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
 
     @pytest.mark.parametrize("settings", [{"measured_reservation": False}, {"engine": KUBELET}])
-    def test_it_can_be_switched_off(self, tmp_path: Path, settings: dict[str, Any]) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.hardware.measure_once()
-                one.hardware._settings = replace(PLAIN, **settings)
-                await one.hardware.measure_once()
-                assert one.hardware.learned == {}
-                assert len(one.host.measured) == 2
-                one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
-                await one.hardware.measure_once()
-                assert one.hardware._reasons == {HUGEPAGES}
+    async def test_it_can_be_switched_off(self, tmp_path: Path, settings: dict[str, Any]) -> None:
+        async with bench(tmp_path) as one:
+            await one.hardware.measure_once()
+            one.hardware._settings = replace(PLAIN, **settings)
+            await one.hardware.measure_once()
+            assert one.hardware.learned == {}
+            assert len(one.host.measured) == 2
+            one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
+            await one.hardware.measure_once()
+            assert one.hardware._reasons == {HUGEPAGES}
 
-        run(scenario())
-
-    def test_nothing_is_learned_before_the_runtime_listed_recorded_containers(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.place("first", GIB)
-            async with bench(tmp_path) as again:
-                assert "first" in again.controller.ledger.entries
-                await again.hardware.measure_once()
-                assert (again.host.measured, again.hardware.learned) == ([[]], {})
-                owner = pod("first")
-                listed = container("first", owner, memory_bytes=GIB, milli_cpus=500)
-                await again.controller.synchronize([owner], [listed])
-                assert again.host.measured[1:] == [["first"]]
-                assert again.hardware.learned.keys() == {0, 1}
-
-        run(scenario())
-
-    def test_what_looked_like_others_before_a_runtime_connected_is_forgotten(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.held_bytes[0] = 3 * GIB
-                await one.hardware.measure_once()
-                one.controller.counters["connections"] += 1
-                one.host.held_bytes[0] = 100 * MIB
-                await one.hardware.measure_once()
-                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
-
-        run(scenario())
-
-    def test_capacities_do_not_follow_noise(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                policies = set()
-                for round_ in range(3 * LOWER_BEFORE_FALL):
-                    one.host.held_bytes[0] = (100 + round_ % 7) * MIB
-                    await one.hardware.measure_once()
-                    policies.add(id(one.controller.policy))
-                assert len(policies) == 1
-
-        run(scenario())
-
-    def test_a_failure_is_logged_once(self, tmp_path: Path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.problem = HostError("/sys/x", "is garbled")
-                await one.hardware.measure_once()
-                await one.hardware.measure_once()
-                assert caplog.messages == ["memory held outside of containers cannot be measured"]
-                assert one.hardware.learned == {}
-
-        run(scenario())
-
-    def test_huge_pages_that_were_set_aside_silently_are_noticed(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
-                one.host.machine = Machine(
-                    (replace(MACHINE.nodes[0], hugepages_bytes={2 * MIB: 64 * MIB}), MACHINE.nodes[1]),
-                    MACHINE.cpus,
-                )
-                await one.hardware.measure_once()
-                assert one.hardware._reasons == {HUGEPAGES}
-                await one.reread()
-                assert one.controller.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
-
-        run(scenario())
-
-    def test_memory_that_a_balloon_took_is_noticed(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await one.hardware.measure_once()
-                assert one.hardware._reasons == set()
-                one.host.sizes = {0: 3 * GIB}
-                await one.hardware.measure_once()
-                assert one.hardware._reasons == {MEMORY_SIZE}
-                one.host.resize(0, 3 * GIB)
-                await one.reread()
-                assert one.controller.machine.node_by_id[0].memory_bytes == 3 * GIB
-
-        run(scenario())
-
-    def test_what_was_learned_counts_after_a_restart_until_it_is_measured(self, tmp_path: Path) -> None:
-        """Nothing that was short is made up for with memory that is held."""
-
-        async def scenario() -> None:
-            owner = pod("g")
-            wide = container("wide", owner, memory_bytes=5 * GIB, milli_cpus=500)
-            short = container("short", owner, memory_bytes=2 * GIB, milli_cpus=500)
-            async with bench(tmp_path) as one:
-                one.host.held_bytes = {0: GIB, 1: GIB}
-                await begin(one)
-                for each in (wide, short):
-                    await one.controller.create_container(owner, each)
-                kept = one.reserved(0), one.reserved(1)
-                assert kept == (GIB + SMALLEST_BAND_BYTES, GIB + SMALLEST_BAND_BYTES)
-                before = one.controller.ledger
-                assert shorts(before) == {"short"}
-            async with bench(tmp_path) as again:
-                again.host.held_bytes = {0: GIB, 1: GIB}
-                await begin(again)
-                assert (again.reserved(0), again.reserved(1)) == kept
-                assert again.host.measured == []  # The runtime has not listed what runs.
-                again.controller.connected(runtime("0.12.0"))
-                room = again.made.narrowing_due
-                await again.controller.synchronize([owner], [wide, short])
-                assert again.host.measured == [["wide", "short"]]
-                assert room.is_set()
-                assert shorts(again.controller.ledger) == {"short"}
-                assert again.hardware.learned[0].reserved_bytes == kept[0]
-
-        run(scenario())
-
-    def test_where_nothing_is_recorded_it_measures_before_anything_is_placed(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                one.host.held_bytes[0] = 3 * GIB
-                await begin(one)
-                assert one.reserved(0) == 3 * GIB + SMALLEST_BAND_BYTES
-                # Some of it was a container's, which nobody had listed yet.
-                one.host.held_bytes[0] = GIB
-                one.controller.connected(runtime("0.12.0"))
-                async with one.controller.transaction():
-                    synchronizing = asyncio.create_task(one.controller.synchronize([], []))
-                    placing = asyncio.create_task(one.place("next", 100 * MIB))
-                    await asyncio.sleep(0)
-                await synchronizing
-                assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
-                assert await placing == NodeSet([0])
-
-        run(scenario())
-
-    def test_a_measurement_that_hangs_holds_up_no_runtime(self, tmp_path: Path, caplog) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-
-                async def never(_: Callable[[], Any]) -> Any:
-                    await asyncio.Event().wait()
-
-                one.hardware._in_thread = never
-                await one.controller.synchronize([], [])
-                assert "measurement not finished in time" in caplog.text
-                assert one.hardware._is_first_due
-
-        run(scenario())
-
-    def test_a_reconnected_runtime_starts_the_measurements_afresh_and_loses_none(
+    async def test_nothing_is_learned_before_the_runtime_listed_recorded_containers(
         self, tmp_path: Path
     ) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                await begin(one)
-                one.controller.connected(runtime("0.12.0"))
-                one.host.held_bytes[0] = 2 * GIB
-                await one.controller.synchronize([], [])
-                one.controller.connected(runtime("0.12.0"))
-                assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
-                one.host.held_bytes[0] = GIB
-                await one.controller.synchronize([], [])
-                assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
-
-        run(scenario())
-
-    def test_it_measures_for_ever(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with bench(tmp_path) as one:
-                task = asyncio.create_task(one.hardware.measure_for_ever(first_s=0, interval_s=0))
-                async with asyncio.timeout(PATIENCE_S):
-                    await one.host.measured_thrice.wait()
-                task.cancel()
-                assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
-
-        run(scenario())
-
-
-def test_settings_the_machine_cannot_meet_are_refused_before_anything_changes(tmp_path: Path) -> None:
-    async def scenario() -> None:
         async with bench(tmp_path) as one:
-            with pytest.raises(ConfigError):
-                one.hardware.policy_for(replace(PLAIN, reserved_memory={5: {MEMORY: GIB}}))
-            assert one.controller.policy == one.hardware.policy
+            await one.place("first", GIB)
+        async with bench(tmp_path) as again:
+            assert "first" in again.controller.ledger.entries
+            await again.hardware.measure_once()
+            assert (again.host.measured, again.hardware.learned) == ([[]], {})
+            owner = pod("first")
+            listed = container("first", owner, memory_bytes=GIB, milli_cpus=500)
+            await again.controller.synchronize([owner], [listed])
+            assert again.host.measured[1:] == [["first"]]
+            assert again.hardware.learned.keys() == {0, 1}
 
-    run(scenario())
+    async def test_what_looked_like_others_before_a_runtime_connected_is_forgotten(
+        self, tmp_path: Path
+    ) -> None:
+        async with bench(tmp_path) as one:
+            one.host.held_bytes[0] = 3 * GIB
+            await one.hardware.measure_once()
+            one.controller.counters["connections"] += 1
+            one.host.held_bytes[0] = 100 * MIB
+            await one.hardware.measure_once()
+            assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+
+    async def test_capacities_do_not_follow_noise(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            policies = set()
+            for round_ in range(3 * LOWER_BEFORE_FALL):
+                one.host.held_bytes[0] = (100 + round_ % 7) * MIB
+                await one.hardware.measure_once()
+                policies.add(id(one.controller.policy))
+            assert len(policies) == 1
+
+    async def test_a_failure_is_logged_once(self, tmp_path: Path, caplog) -> None:
+        async with bench(tmp_path) as one:
+            one.host.problem = HostError("/sys/x", "is garbled")
+            await one.hardware.measure_once()
+            await one.hardware.measure_once()
+            assert caplog.messages == ["memory held outside of containers cannot be measured"]
+            assert one.hardware.learned == {}
+
+    async def test_huge_pages_that_were_set_aside_silently_are_noticed(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            one.host.pools = {0: {2 * MIB: 64 * MIB}, 1: {}}
+            one.host.machine = Machine(
+                (replace(MACHINE.nodes[0], hugepages_bytes={2 * MIB: 64 * MIB}), MACHINE.nodes[1]),
+                MACHINE.cpus,
+            )
+            await one.hardware.measure_once()
+            assert one.hardware._reasons == {HUGEPAGES}
+            await one.reread()
+            assert one.controller.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
+
+    async def test_memory_that_a_balloon_took_is_noticed(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            await one.hardware.measure_once()
+            assert one.hardware._reasons == set()
+            one.host.sizes = {0: 3 * GIB}
+            await one.hardware.measure_once()
+            assert one.hardware._reasons == {MEMORY_SIZE}
+            one.host.resize(0, 3 * GIB)
+            await one.reread()
+            assert one.controller.machine.node_by_id[0].memory_bytes == 3 * GIB
+
+    async def test_what_was_learned_counts_after_a_restart_until_it_is_measured(self, tmp_path: Path) -> None:
+        """Nothing that was short is made up for with memory that is held."""
+
+        owner = pod("g")
+        wide = container("wide", owner, memory_bytes=5 * GIB, milli_cpus=500)
+        short = container("short", owner, memory_bytes=2 * GIB, milli_cpus=500)
+        async with bench(tmp_path) as one:
+            one.host.held_bytes = {0: GIB, 1: GIB}
+            await begin(one)
+            for each in (wide, short):
+                await one.controller.create_container(owner, each)
+            kept = one.reserved(0), one.reserved(1)
+            assert kept == (GIB + SMALLEST_BAND_BYTES, GIB + SMALLEST_BAND_BYTES)
+            before = one.controller.ledger
+            assert shorts(before) == {"short"}
+        async with bench(tmp_path) as again:
+            again.host.held_bytes = {0: GIB, 1: GIB}
+            await begin(again)
+            assert (again.reserved(0), again.reserved(1)) == kept
+            assert again.host.measured == []  # The runtime has not listed what runs.
+            again.controller.connected(runtime("0.12.0"))
+            room = again.made.narrowing_due
+            await again.controller.synchronize([owner], [wide, short])
+            assert again.host.measured == [["wide", "short"]]
+            assert room.is_set()
+            assert shorts(again.controller.ledger) == {"short"}
+            assert again.hardware.learned[0].reserved_bytes == kept[0]
+
+    async def test_where_nothing_is_recorded_it_measures_before_anything_is_placed(
+        self, tmp_path: Path
+    ) -> None:
+        async with bench(tmp_path) as one:
+            one.host.held_bytes[0] = 3 * GIB
+            await begin(one)
+            assert one.reserved(0) == 3 * GIB + SMALLEST_BAND_BYTES
+            # Some of it was a container's, which nobody had listed yet.
+            one.host.held_bytes[0] = GIB
+            one.controller.connected(runtime("0.12.0"))
+            async with one.controller.transaction():
+                synchronizing = asyncio.create_task(one.controller.synchronize([], []))
+                placing = asyncio.create_task(one.place("next", 100 * MIB))
+                await asyncio.sleep(0)
+            await synchronizing
+            assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
+            assert await placing == NodeSet([0])
+
+    async def test_a_measurement_that_hangs_holds_up_no_runtime(self, tmp_path: Path, caplog) -> None:
+        async with bench(tmp_path) as one:
+
+            async def never(_: Callable[[], Any]) -> Any:
+                await asyncio.Event().wait()
+
+            one.hardware._in_thread = never
+            await one.controller.synchronize([], [])
+            assert "measurement not finished in time" in caplog.text
+            assert one.hardware._is_first_due
+
+    async def test_a_reconnected_runtime_starts_the_measurements_afresh_and_loses_none(
+        self, tmp_path: Path
+    ) -> None:
+        async with bench(tmp_path) as one:
+            await begin(one)
+            one.controller.connected(runtime("0.12.0"))
+            one.host.held_bytes[0] = 2 * GIB
+            await one.controller.synchronize([], [])
+            one.controller.connected(runtime("0.12.0"))
+            assert one.reserved(0) == 2 * GIB + SMALLEST_BAND_BYTES
+            one.host.held_bytes[0] = GIB
+            await one.controller.synchronize([], [])
+            assert one.reserved(0) == GIB + SMALLEST_BAND_BYTES
+
+    async def test_it_measures_for_ever(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            task = asyncio.create_task(one.hardware.measure_for_ever(first_s=0, interval_s=0))
+            async with asyncio.timeout(PATIENCE_S):
+                await one.host.measured_thrice.wait()
+            task.cancel()
+            assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
+
+
+async def test_settings_the_machine_cannot_meet_are_refused_before_anything_changes(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        with pytest.raises(ConfigError):
+            one.hardware.policy_for(replace(PLAIN, reserved_memory={5: {MEMORY: GIB}}))
+        assert one.controller.policy == one.hardware.policy
 
 
 def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path) -> None:
@@ -562,19 +483,16 @@ def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path
     assert found.hugepages_bytes == {0: {2 * MIB: 32 * MIB}}
 
 
-def test_an_update_of_a_running_container_survives_the_loss_of_its_node(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with bench(tmp_path) as one:
-            await one.place("first", 3 * GIB)
-            assert await one.place("second", 3 * GIB) == NodeSet([1])
-            one.host.lose_node(1)
-            await one.reread()
-            owner = pod("second")
-            running = container("second", owner, memory_bytes=3 * GIB, milli_cpus=500)
-            smaller = replace(running.resources, memory_limit_bytes=500 * MIB)
-            await one.controller.update_container(owner, running, smaller)
-            decision = one.controller.ledger.entries["second"].decision
-            assert decision.outcome is not Outcome.REFUSED
-            assert decision.placement.mems == NodeSet([0])
-
-    run(scenario())
+async def test_an_update_of_a_running_container_survives_the_loss_of_its_node(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.place("first", 3 * GIB)
+        assert await one.place("second", 3 * GIB) == NodeSet([1])
+        one.host.lose_node(1)
+        await one.reread()
+        owner = pod("second")
+        running = container("second", owner, memory_bytes=3 * GIB, milli_cpus=500)
+        smaller = replace(running.resources, memory_limit_bytes=500 * MIB)
+        await one.controller.update_container(owner, running, smaller)
+        decision = one.controller.ledger.entries["second"].decision
+        assert decision.outcome is not Outcome.REFUSED
+        assert decision.placement.mems == NodeSet([0])

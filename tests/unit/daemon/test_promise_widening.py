@@ -1,7 +1,7 @@
 """Memory that nobody promised takes a node: who was promised it gets another one, and goes back after."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,52 +94,42 @@ async def around(
         yield Around(one, live, watch, narrowing, now_s)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]  # a coroutine, as all scenarios are
-
-
-def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            await it.look()
-            assert (it.nodes, it.watch.problems()) == ("0", ())
-            it.taken(700 * MIB)
-            await it.look()
-            assert (it.nodes, it.codes[-2:]) == ("0-1", ["moved-over", "memory-taken"])
-            assert it.watch.problems() == ()
-            controller = it.one.controller
-            assert controller.counters["moves"] == 1
-            # It is in the history, with the numbers, and the runtime gets it with the next reply.
-            (_, decision), *_ = await controller.recorder.history(10, "db")
-            assert decision.reasons[-1].code == "memory-taken"
-            assert "500Mi" in decision.reasons[-1].text
-            assert "db" in controller.placements.notifications.nodes_due
-            # By the ledger there is room on node 0: but not in fact.
-            assert not await it.narrowing.use_freed_memory()
-            it.taken(0)
-            # Nothing is at risk, so that pages are counted every 30 s only.
-            await it.look(8)
-            assert await it.narrowing.use_freed_memory()
-            assert (it.nodes, it.codes) == ("0", ["best-set"])
-
-    run(scenario)
+async def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await it.look()
+        assert (it.nodes, it.watch.problems()) == ("0", ())
+        it.taken(700 * MIB)
+        await it.look()
+        assert (it.nodes, it.codes[-2:]) == ("0-1", ["moved-over", "memory-taken"])
+        assert it.watch.problems() == ()
+        controller = it.one.controller
+        assert controller.counters["moves"] == 1
+        # It is in the history, with the numbers, and the runtime gets it with the next reply.
+        (_, decision), *_ = await controller.recorder.history(10, "db")
+        assert decision.reasons[-1].code == "memory-taken"
+        assert "500Mi" in decision.reasons[-1].text
+        assert "db" in controller.placements.notifications.nodes_due
+        # By the ledger there is room on node 0: but not in fact.
+        assert not await it.narrowing.use_freed_memory()
+        it.taken(0)
+        # Nothing is at risk, so that pages are counted every 30 s only.
+        await it.look(8)
+        assert await it.narrowing.use_freed_memory()
+        assert (it.nodes, it.codes) == ("0", ["best-set"])
 
 
 @pytest.mark.parametrize("mode", [MemoryPressure.OBSERVE, MemoryPressure.OFF])
-def test_it_goes_back_where_nothing_is_relieved_any_more(tmp_path: Path, mode: MemoryPressure) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.taken(700 * MIB)
-            await it.look()
-            assert it.nodes == "0-1"
-            it.watch.mode = mode
-            await it.look()
-            assert it.narrowing.staying == frozenset()
-            it.taken(0)
-            assert await it.narrowing.use_freed_memory()
-            assert it.nodes == "0"
-
-    run(scenario)
+async def test_it_goes_back_where_nothing_is_relieved_any_more(tmp_path: Path, mode: MemoryPressure) -> None:
+    async with around(tmp_path) as it:
+        it.taken(700 * MIB)
+        await it.look()
+        assert it.nodes == "0-1"
+        it.watch.mode = mode
+        await it.look()
+        assert it.narrowing.staying == frozenset()
+        it.taken(0)
+        assert await it.narrowing.use_freed_memory()
+        assert it.nodes == "0"
 
 
 @pytest.mark.parametrize(
@@ -150,36 +140,27 @@ def test_it_goes_back_where_nothing_is_relieved_any_more(tmp_path: Path, mode: M
         (MemoryPressure.RELIEVE, {"bayplan.dev/required-nodes": "0"}),
     ],
 )
-def test_who_may_not_be_moved_stays(
+async def test_who_may_not_be_moved_stays(
     tmp_path: Path, mode: MemoryPressure, annotations: dict[str, str]
 ) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path, mode, annotations) as it:
-            it.taken(700 * MIB)
-            await it.look()
-            assert it.nodes == "0"
-            assert it.watch.problems()
-
-    run(scenario)
+    async with around(tmp_path, mode, annotations) as it:
+        it.taken(700 * MIB)
+        await it.look()
+        assert it.nodes == "0"
+        assert it.watch.problems()
 
 
-def test_only_the_exact_engine_proves_room(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path, engine=KubeletEngine()) as it:
-            before = it.one.controller.ledger
-            it.taken(900 * MIB)
-            await it.look()
-            assert it.one.controller.ledger is before
-
-    run(scenario)
+async def test_only_the_exact_engine_proves_room(tmp_path: Path) -> None:
+    async with around(tmp_path, engine=KubeletEngine()) as it:
+        before = it.one.controller.ledger
+        it.taken(900 * MIB)
+        await it.look()
+        assert it.one.controller.ledger is before
 
 
-def test_where_no_other_node_has_the_memory_nobody_is_moved(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with around(tmp_path) as it:
-            it.live.outside_bytes[1] = 1000 * MIB
-            it.taken(700 * MIB)
-            await it.look()
-            assert it.nodes == "0"
-
-    run(scenario)
+async def test_where_no_other_node_has_the_memory_nobody_is_moved(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.live.outside_bytes[1] = 1000 * MIB
+        it.taken(700 * MIB)
+        await it.look()
+        assert it.nodes == "0"

@@ -6,44 +6,38 @@ import threading
 from bayplan.daemon.ticks import ticking
 
 
-def test_the_event_is_set_for_each_yes_and_for_what_fails() -> None:
-    async def scenario() -> None:
-        answers = ["no", "yes", "no", "no", "fails", "no", "yes"]
-        asked: list[str] = []
-        go_on = threading.Semaphore(0)
+async def test_the_event_is_set_for_each_yes_and_for_what_fails() -> None:
+    answers = ["no", "yes", "no", "no", "fails", "no", "yes"]
+    asked: list[str] = []
+    go_on = threading.Semaphore(0)
 
-        def is_due() -> bool:
-            if not answers:
-                return False
-            if asked and asked[-1] != "no":
-                go_on.acquire()
-            asked.append(answers.pop(0))
-            if asked[-1] == "fails":
-                raise OSError
-            return asked[-1] == "yes"
+    def is_due() -> bool:
+        if not answers:
+            return False
+        if asked and asked[-1] != "no":
+            go_on.acquire()
+        asked.append(answers.pop(0))
+        if asked[-1] == "fails":
+            raise OSError
+        return asked[-1] == "yes"
 
-        with ticking(is_due, 0.0) as due:
-            for so_far in (2, 5, 7):
-                async with asyncio.timeout(60):
-                    await due.wait()
-                due.clear()
-                assert len(asked) == so_far
-                go_on.release()
-
-    asyncio.run(scenario())
+    with ticking(is_due, 0.0) as due:
+        for so_far in (2, 5, 7):
+            async with asyncio.timeout(60):
+                await due.wait()
+            due.clear()
+            assert len(asked) == so_far
+            go_on.release()
 
 
-def test_nothing_is_asked_any_more_once_it_ended() -> None:
+async def test_nothing_is_asked_any_more_once_it_ended() -> None:
     threads = []
 
     def is_due() -> bool:
         threads.append(threading.current_thread())
         return True
 
-    async def scenario() -> None:
-        with ticking(is_due, 0.0) as due:
-            await due.wait()
-
-    asyncio.run(scenario())
+    with ticking(is_due, 0.0) as due:
+        await due.wait()
     threads[0].join(60)
     assert not threads[0].is_alive()

@@ -70,107 +70,86 @@ async def watching(*arguments, **options):
             await task
 
 
-def test_listening_begins_with_a_reason_to_look():
-    async def scenario():
-        source = Source()
-        async with watching(source.events, settle_s=0) as following:
-            assert await following() == {UNKNOWN}
-        assert (source.opened, source.closed) == (1, 1)
-
-    asyncio.run(scenario())
+async def test_listening_begins_with_a_reason_to_look():
+    source = Source()
+    async with watching(source.events, settle_s=0) as following:
+        assert await following() == {UNKNOWN}
+    assert (source.opened, source.closed) == (1, 1)
 
 
-def test_only_nodes_cpus_and_memory_count_and_a_burst_is_told_once():
-    async def scenario():
-        source = Source()
-        async with watching(source.events, settle_s=0.01) as following:
-            assert await following() == {UNKNOWN}
-            for subsystem in ("net", "block", "memory", "memory", "usb", "cpu"):
-                source.queue.put_nowait(subsystem)
-            assert await following() == {"memory", "cpu"}
-            for subsystem in ("net", "node", "memory_tiering"):
-                source.queue.put_nowait(subsystem)
-            assert await following() == {"node", "memory_tiering"}
-
-    asyncio.run(scenario())
+async def test_only_nodes_cpus_and_memory_count_and_a_burst_is_told_once():
+    source = Source()
+    async with watching(source.events, settle_s=0.01) as following:
+        assert await following() == {UNKNOWN}
+        for subsystem in ("net", "block", "memory", "memory", "usb", "cpu"):
+            source.queue.put_nowait(subsystem)
+        assert await following() == {"memory", "cpu"}
+        for subsystem in ("net", "node", "memory_tiering"):
+            source.queue.put_nowait(subsystem)
+        assert await following() == {"node", "memory_tiering"}
 
 
-def test_a_broken_socket_is_opened_again_and_logged_once(caplog):
+async def test_a_broken_socket_is_opened_again_and_logged_once(caplog):
     caplog.set_level(logging.WARNING)
 
-    async def scenario():
-        source = Source()
-        async with watching(source.events, settle_s=0, retry_s=0) as following:
-            assert await following() == {UNKNOWN}
-            source.queue.put_nowait(None)
-            assert await following() == {UNKNOWN}
-            source.queue.put_nowait("node")
-            assert await following() == {"node"}
-        assert (source.opened, source.closed) == (2, 2)
-
-    asyncio.run(scenario())
+    source = Source()
+    async with watching(source.events, settle_s=0, retry_s=0) as following:
+        assert await following() == {UNKNOWN}
+        source.queue.put_nowait(None)
+        assert await following() == {UNKNOWN}
+        source.queue.put_nowait("node")
+        assert await following() == {"node"}
+    assert (source.opened, source.closed) == (2, 2)
     assert caplog.messages == ["hotplug is not noticed, trying again every 0 s: netlink: the socket broke"]
 
 
-def test_a_socket_that_cannot_be_had_is_logged_once_however_often_it_is_tried(caplog):
+async def test_a_socket_that_cannot_be_had_is_logged_once_however_often_it_is_tried(caplog):
     caplog.set_level(logging.WARNING)
 
-    async def scenario():
-        tries = 0
-        enough = asyncio.Event()
+    tries = 0
+    enough = asyncio.Event()
 
-        async def refused():
-            nonlocal tries
-            tries += 1
-            if tries == 5:
-                enough.set()
-            raise HostError("netlink", "not permitted")
-            yield
+    async def refused():
+        nonlocal tries
+        tries += 1
+        if tries == 5:
+            enough.set()
+        raise HostError("netlink", "not permitted")
+        yield
 
-        async with watching(refused, settle_s=0, retry_s=0):
-            await asyncio.wait_for(enough.wait(), PATIENCE_S)
-
-    asyncio.run(scenario())
+    async with watching(refused, settle_s=0, retry_s=0):
+        await asyncio.wait_for(enough.wait(), PATIENCE_S)
     assert len(caplog.messages) == 1
 
 
-def test_an_error_of_the_callback_is_not_swallowed():
-    async def scenario():
-        def broken(subsystems):
-            raise ZeroDivisionError(str(subsystems))
-
-        await asyncio.wait_for(watch_hotplug(broken, Source().events, settle_s=0), PATIENCE_S)
+async def test_an_error_of_the_callback_is_not_swallowed():
+    def broken(subsystems):
+        raise ZeroDivisionError(str(subsystems))
 
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(scenario())
+        await asyncio.wait_for(watch_hotplug(broken, Source().events, settle_s=0), PATIENCE_S)
     assert caught.group_contains(ZeroDivisionError)
 
 
 @pytest.mark.root
-def test_the_kernel_s_own_events(root_user):
-    async def scenario():
-        async with watching(settle_s=0.01) as following:
-            assert UNKNOWN in await following()
-            make_kernel_events()
-            while "node" not in await following():
-                pass
-
-    asyncio.run(scenario())
+async def test_the_kernel_s_own_events(root_user):
+    async with watching(settle_s=0.01) as following:
+        assert UNKNOWN in await following()
+        make_kernel_events()
+        while "node" not in await following():
+            pass
 
 
 @pytest.mark.root
-def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
-    async def scenario():
-        async with contextlib.aclosing(kernel_events()) as stream:
-            assert await anext(stream) == UNKNOWN
-            make_kernel_events(20000)  # the loop reads nothing meanwhile, and the buffer holds some hundred
-            seen = set()
-            while not {UNKNOWN, "node"} <= seen:
-                seen.add(await asyncio.wait_for(anext(stream), PATIENCE_S))
-            make_kernel_events()
-            assert await asyncio.wait_for(anext(stream), PATIENCE_S)
-
-    asyncio.run(scenario())
+async def test_an_overrun_of_the_kernel_s_queue_is_a_reason_to_look(root_user):
+    async with contextlib.aclosing(kernel_events()) as stream:
+        assert await anext(stream) == UNKNOWN
+        make_kernel_events(20000)  # the loop reads nothing meanwhile, and the buffer holds some hundred
+        seen = set()
+        while not {UNKNOWN, "node"} <= seen:
+            seen.add(await asyncio.wait_for(anext(stream), PATIENCE_S))
+        make_kernel_events()
+        assert await asyncio.wait_for(anext(stream), PATIENCE_S)
 
 
 @pytest.fixture
@@ -191,36 +170,30 @@ def own_namespace():
 
 
 @pytest.mark.root
-def test_a_socket_inside_a_namespace_leaves_this_process_outside(namespace):
-    async def scenario():
-        from pyroute2 import AsyncIPRoute
+async def test_a_socket_inside_a_namespace_leaves_this_process_outside(namespace):
+    from pyroute2 import AsyncIPRoute
 
-        before = own_namespace()
-        socket = await socket_in(namespace, rtnetlink_socket)
-        assert own_namespace() == before == await asyncio.to_thread(own_namespace)
-        for thread in threading.enumerate():
-            if thread.name == "network-namespace":
-                thread.join(PATIENCE_S)
-                assert not thread.is_alive()
-        route = AsyncIPRoute(fileno=socket.detach())
-        links = [link async for link in await route.get_links()]
-        route.close()
-        assert sorted(link.get("ifname") for link in links) == ["inside0", "inside1", "lo"]
-
-    asyncio.run(scenario())
+    before = own_namespace()
+    socket = await socket_in(namespace, rtnetlink_socket)
+    assert own_namespace() == before == await asyncio.to_thread(own_namespace)
+    for thread in threading.enumerate():
+        if thread.name == "network-namespace":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    route = AsyncIPRoute(fileno=socket.detach())
+    links = [link async for link in await route.get_links()]
+    route.close()
+    assert sorted(link.get("ifname") for link in links) == ["inside0", "inside1", "lo"]
 
 
 @pytest.mark.root
-def test_virtual_interfaces_have_no_parent_and_looking_keeps_no_namespace(namespace):
+async def test_virtual_interfaces_have_no_parent_and_looking_keeps_no_namespace(namespace):
     def open_files():
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    async def scenario():
-        before = open_files()
-        assert await interfaces_in(namespace) == ()
-        assert open_files() == before
-
-    asyncio.run(scenario())
+    before = open_files()
+    assert await interfaces_in(namespace) == ()
+    assert open_files() == before
 
 
 def test_the_host_s_own_namespace_says_nothing_about_a_pod():

@@ -1,6 +1,5 @@
 """OCI hooks on the kernel that runs the tests: a process of our own stands for a created container."""
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -50,67 +49,58 @@ def created() -> Iterator[tuple[Hierarchy, str, int]]:
         yield hierarchy, path, process.pid
 
 
-def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
+async def test_a_created_container_is_placed_by_the_kernel_and_released_with_its_end(
     created: tuple[Hierarchy, str, int], tmp_path: Path
 ) -> None:
     hierarchy, path, pid = created
     policy = PlacementPolicy(default_memory_limit_bytes={"BestEffort": 64 * MIB}, reserved_cpus=CpuSet([0]))
 
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=read_machine()) as one:
-            bundle = OciNode(tmp_path).write_spec(ID, spec(path, annotations=CRIO))
-            assert await one.ask("createRuntime", state(ID, bundle, pid)) == ("ok", "")
-            entry = one.entries[ID]
-            assert entry.origin is not None
-            assert dict(entry.origin.cgroups) == {CPUSET: path, MEMORY: path}
-            assert allowed_cpus(pid) == one.around.controller.wanted(entry).cpuset_cpus
-            assert read_oom_score_adj(identify(pid)) == 1000
-            limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
-            text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240 - a file in memory
-            assert int(text) == 64 * MIB
-            # It lives, so that a deletion that failed takes nothing away.
-            assert await one.ask("delete", ID.encode()) == ("ok", "")
-            assert announced_container.is_alive(hierarchy, entry.origin)
-            os.kill(pid, 9)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - a zombie from here on
-            for mount in set(hierarchy.mounts.values()):
-                while Path(f"{mount}{path}/cgroup.procs").read_text():  # noqa: ASYNC240 - a file in memory
-                    pass
-            assert await one.ask("poststop", state(ID, bundle, 0)) == ("ok", "")
-            assert one.entries == {}
-
-    asyncio.run(scenario())
+    async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=read_machine()) as one:
+        bundle = OciNode(tmp_path).write_spec(ID, spec(path, annotations=CRIO))
+        assert await one.ask("createRuntime", state(ID, bundle, pid)) == ("ok", "")
+        entry = one.entries[ID]
+        assert entry.origin is not None
+        assert dict(entry.origin.cgroups) == {CPUSET: path, MEMORY: path}
+        assert allowed_cpus(pid) == one.around.controller.wanted(entry).cpuset_cpus
+        assert read_oom_score_adj(identify(pid)) == 1000
+        limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
+        text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240 - a file in memory
+        assert int(text) == 64 * MIB
+        # It lives, so that a deletion that failed takes nothing away.
+        assert await one.ask("delete", ID.encode()) == ("ok", "")
+        assert announced_container.is_alive(hierarchy, entry.origin)
+        os.kill(pid, 9)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - a zombie from here on
+        for mount in set(hierarchy.mounts.values()):
+            while Path(f"{mount}{path}/cgroup.procs").read_text():  # noqa: ASYNC240 - a file in memory
+                pass
+        assert await one.ask("poststop", state(ID, bundle, 0)) == ("ok", "")
+        assert one.entries == {}
 
 
-def test_a_value_that_the_kernel_refuses_undoes_the_decision(
+async def test_a_value_that_the_kernel_refuses_undoes_the_decision(
     created: tuple[Hierarchy, str, int], tmp_path: Path
 ) -> None:
     """The kernel can be built for 8192 CPUs at most."""
     hierarchy, path, pid = created
     too_many = machine(2, cpus_per_node=8192)
 
-    async def scenario() -> None:
-        policy = PlacementPolicy(reserved_cpus=CpuSet(range(8192)))
-        async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=too_many) as one:
-            document = spec(path, resources=guaranteed(2, 64 * MIB), annotations=CRIO)
-            bundle = OciNode(tmp_path).write_spec(ID, document)
-            status, text = await one.ask("createRuntime", state(ID, bundle, pid))
-            assert (status, one.entries) == ("error", {})
-            assert f"{path}/cpuset.cpus: cannot take '8192-8193'" in text
-
-    asyncio.run(scenario())
+    policy = PlacementPolicy(reserved_cpus=CpuSet(range(8192)))
+    async with oci_socket(tmp_path, policy, hierarchy=hierarchy, on=too_many) as one:
+        document = spec(path, resources=guaranteed(2, 64 * MIB), annotations=CRIO)
+        bundle = OciNode(tmp_path).write_spec(ID, document)
+        status, text = await one.ask("createRuntime", state(ID, bundle, pid))
+        assert (status, one.entries) == ("error", {})
+        assert f"{path}/cpuset.cpus: cannot take '8192-8193'" in text
 
 
-def test_our_own_process_is_no_container(tmp_path: Path) -> None:
+async def test_our_own_process_is_no_container(tmp_path: Path) -> None:
     hierarchy = Hierarchy.detect()
 
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, hierarchy=hierarchy) as one:
-            bundle = OciNode(tmp_path).write_spec(ID, spec("/x", annotations=CRIO))
-            status, text = await one.ask("createRuntime", state(ID, bundle, os.getpid()))
-            assert status == "error"
-            assert f" of process {os.getpid()}: " in text
-            status, text = await one.ask("createRuntime", state(ID, bundle, 1))
-            assert (status, f"state of container {ID}: " in text) == ("error", True)
-
-    asyncio.run(scenario())
+    async with oci_socket(tmp_path, hierarchy=hierarchy) as one:
+        bundle = OciNode(tmp_path).write_spec(ID, spec("/x", annotations=CRIO))
+        status, text = await one.ask("createRuntime", state(ID, bundle, os.getpid()))
+        assert status == "error"
+        assert f" of process {os.getpid()}: " in text
+        status, text = await one.ask("createRuntime", state(ID, bundle, 1))
+        assert (status, f"state of container {ID}: " in text) == ("error", True)

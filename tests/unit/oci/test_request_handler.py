@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,197 +36,167 @@ SHARED = spec(SYSTEMD, resources=guaranteed(0, GIB // 4), annotations=CRIO)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("crun", [False, True])
 @pytest.mark.parametrize(
     ("cgroups_path", "scope"),
     [(SYSTEMD, SCOPE), (f"/kubepods/pod1/crio-{ID}", f"/kubepods/pod1/crio-{ID}")],
 )
-def test_a_container_is_placed_before_it_starts(
+async def test_a_container_is_placed_before_it_starts(
     tmp_path: Path, cgroups_path: str, scope: str, crun: bool
 ) -> None:
     child = crun and scope.endswith(".scope")
 
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
-            document = spec(cgroups_path, resources=guaranteed(2, GIB // 2), annotations=CRIO)
-            announced = one.node.begin(ID, document, 4242, child=child)
-            assert await one.ask("createRuntime", announced) == ("ok", "")
-            for path in (scope, f"{scope}/container") if child else (scope,):
-                shown = one.node.shown(path, "cpuset.cpus", "cpuset.mems", "memory.oom.group", "memory.max")
-                assert shown == ("1-2", "0", "1", "max")
-            assert one.node.oom_score_adj(4242) == -997
-            entry = one.entries[ID]
-            assert entry.decision.request.name == "default/web/main"
-            assert entry.decision.request.qos is QosClass.GUARANTEED
-            assert entry.decision.placement.mems == NodeSet([0])
-            assert entry.origin.form is Form.HOOK
-            assert entry.origin.cgroups["cpuset"] == (f"{scope}/container" if child else scope)
-            assert (entry.origin.container.pid, entry.origin.start_ticks) == (4242, 1000)
+    async with oci_socket(tmp_path, PlacementPolicy(memory_qos=MemoryQos(0.9))) as one:
+        document = spec(cgroups_path, resources=guaranteed(2, GIB // 2), annotations=CRIO)
+        announced = one.node.begin(ID, document, 4242, child=child)
+        assert await one.ask("createRuntime", announced) == ("ok", "")
+        for path in (scope, f"{scope}/container") if child else (scope,):
+            shown = one.node.shown(path, "cpuset.cpus", "cpuset.mems", "memory.oom.group", "memory.max")
+            assert shown == ("1-2", "0", "1", "max")
+        assert one.node.oom_score_adj(4242) == -997
+        entry = one.entries[ID]
+        assert entry.decision.request.name == "default/web/main"
+        assert entry.decision.request.qos is QosClass.GUARANTEED
+        assert entry.decision.placement.mems == NodeSet([0])
+        assert entry.origin.form is Form.HOOK
+        assert entry.origin.cgroups["cpuset"] == (f"{scope}/container" if child else scope)
+        assert (entry.origin.container.pid, entry.origin.start_ticks) == (4242, 1000)
 
-            one.node.end(4242)
-            assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
-            assert one.entries == {}
-            assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
-
-    run(scenario)
+        one.node.end(4242)
+        assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
+        assert one.entries == {}
+        assert await one.ask("poststop", state(ID, "/gone", 0, status="stopped")) == ("ok", "")
 
 
-def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            shared = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77)
-            assert await one.ask("createRuntime", shared) == ("ok", "")
-            assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0-7",)
-            announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            assert await one.ask("createRuntime", announced) == ("ok", "")
-            assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0,3-7",)
-            before = one.around.changes_of_all
-            one.node.end(4242)
-            assert await one.ask("poststop", announced) == ("ok", "")
-            assert one.around.changes_of_all == before + 1
-
-    run(scenario)
+async def test_the_others_leave_its_cpus_before_it_starts_and_come_back_after_its_end(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        shared = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77)
+        assert await one.ask("createRuntime", shared) == ("ok", "")
+        assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0-7",)
+        announced = one.node.begin(ID, EXCLUSIVE, 4242)
+        assert await one.ask("createRuntime", announced) == ("ok", "")
+        assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == ("0,3-7",)
+        before = one.around.changes_of_all
+        one.node.end(4242)
+        assert await one.ask("poststop", announced) == ("ok", "")
+        assert one.around.changes_of_all == before + 1
 
 
 @pytest.mark.parametrize("placed", [EXCLUSIVE, SHARED], ids=["exclusive", "shared"])
-def test_what_is_written_late_is_what_the_ledger_says_then(tmp_path: Path, placed: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
-            gate = threading.Event()
-            announced = one.node.begin(ID, placed, 4242)
-            async with one.transaction:
-                answer = asyncio.create_task(one.ask("createRuntime", announced))
-                while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - no event reports it
-                    await asyncio.sleep(0)
-                # It is about to be decided, and the thread that writes has something else to do then.
-                busy = asyncio.ensure_future(one.handler._thread.do(gate.wait))
+async def test_what_is_written_late_is_what_the_ledger_says_then(
+    tmp_path: Path, placed: dict[str, Any]
+) -> None:
+    async with oci_socket(tmp_path) as one:
+        await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
+        gate = threading.Event()
+        announced = one.node.begin(ID, placed, 4242)
+        async with one.transaction:
+            answer = asyncio.create_task(one.ask("createRuntime", announced))
+            while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
-            while ID not in one.entries:  # noqa: ASYNC110 - no event reports it
-                await asyncio.sleep(0)
-            nri = container("x", GUARANTEED, memory_bytes=GIB // 4, milli_cpus=2000)
-            await one.around.controller.create_container(GUARANTEED, nri)
-            gate.set()
-            assert await answer == ("ok", "")
-            await busy
-            assert one.entries["x"].decision.placement.exclusive_cpus
-            expected = {one.container.id: str(one.cpus) for one in one.around.expectations()}
-            assert one.node.shown(SCOPE, "cpuset.cpus") == (expected[ID],)
-            if placed is EXCLUSIVE:
-                assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == (expected[OTHER],)
-
-    run(scenario)
-
-
-def test_all_pods_of_a_node_may_start_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            ids = [f"{number:064x}" for number in range(110)]
-            announced = [
-                one.node.begin(each, spec(f"/kubepods/besteffort/pod{each}/{each}"), 100 + number)
-                for number, each in enumerate(ids)
-            ]
-            answers = await asyncio.gather(*(one.ask("createRuntime", each) for each in announced))
-            assert set(answers) == {("ok", "")}
-            assert set(one.entries) == set(ids)
-
-    run(scenario)
+            # It is about to be decided, and the thread that writes has something else to do then.
+            busy = asyncio.ensure_future(one.handler._thread.do(gate.wait))
+            await asyncio.sleep(0)
+        while ID not in one.entries:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+        nri = container("x", GUARANTEED, memory_bytes=GIB // 4, milli_cpus=2000)
+        await one.around.controller.create_container(GUARANTEED, nri)
+        gate.set()
+        assert await answer == ("ok", "")
+        await busy
+        assert one.entries["x"].decision.placement.exclusive_cpus
+        expected = {one.container.id: str(one.cpus) for one in one.around.expectations()}
+        assert one.node.shown(SCOPE, "cpuset.cpus") == (expected[ID],)
+        if placed is EXCLUSIVE:
+            assert one.node.shown(BEST_EFFORT_SCOPE, "cpuset.cpus") == (expected[OTHER],)
 
 
-def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            flexible = spec(f"/kubepods/pod1/crio-{OTHER}", resources=guaranteed(1, 600 * MIB))
-            assert (await one.ask("createRuntime", one.node.begin(OTHER, flexible, 77)))[0] == "ok"
-            assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0",)
-            late = spec(
-                f"/kubepods/pod2/crio-{ID}",
-                resources=guaranteed(2, 900 * MIB),
-                annotations={"bayplan.dev/required-nodes": "0"},
-            )
-            assert (await one.ask("createRuntime", one.node.begin(ID, late, 4242)))[0] == "ok"
-            assert one.entries[ID].decision.moves != ()
-            assert one.node.shown(f"/kubepods/pod2/crio-{ID}", "cpuset.mems") == ("0",)
-            assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0-1",)
-
-    run(scenario)
+async def test_all_pods_of_a_node_may_start_at_once(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        ids = [f"{number:064x}" for number in range(110)]
+        announced = [
+            one.node.begin(each, spec(f"/kubepods/besteffort/pod{each}/{each}"), 100 + number)
+            for number, each in enumerate(ids)
+        ]
+        answers = await asyncio.gather(*(one.ask("createRuntime", each) for each in announced))
+        assert set(answers) == {("ok", "")}
+        assert set(one.entries) == set(ids)
 
 
-def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_cpus(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
-            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
-            found = one.entries
-            for container_id in (ID, OTHER):
-                await one.handler.release(found[container_id])
-            assert one.entries == {}
-            # An entry of an earlier start takes nothing from the next one.
-            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000))
-            await one.handler.release(found[ID])
-            assert set(one.entries) == {ID}
-
-    run(scenario)
-
-
-def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            owner = pod("g", QosClass.GUARANTEED)
-            await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=1000))
-            before = one.entries
-            announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            assert await one.ask("createRuntime", announced) == ("ok", "")
-            assert await one.ask("poststop", announced) == ("ok", "")
-            assert await one.ask("delete", ID.encode()) == ("ok", "")
-            assert one.entries == before
-            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
-
-    run(scenario)
+async def test_a_decision_that_moves_the_memory_of_others_writes_that_too(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        flexible = spec(f"/kubepods/pod1/crio-{OTHER}", resources=guaranteed(1, 600 * MIB))
+        assert (await one.ask("createRuntime", one.node.begin(OTHER, flexible, 77)))[0] == "ok"
+        assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0",)
+        late = spec(
+            f"/kubepods/pod2/crio-{ID}",
+            resources=guaranteed(2, 900 * MIB),
+            annotations={"bayplan.dev/required-nodes": "0"},
+        )
+        assert (await one.ask("createRuntime", one.node.begin(ID, late, 4242)))[0] == "ok"
+        assert one.entries[ID].decision.moves != ()
+        assert one.node.shown(f"/kubepods/pod2/crio-{ID}", "cpuset.mems") == ("0",)
+        assert one.node.shown(f"/kubepods/pod1/crio-{OTHER}", "cpuset.mems") == ("0-1",)
 
 
-def test_a_container_that_nri_answered_by_default_is_placed_after_all(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            owner, controller = pod("g", QosClass.GUARANTEED), one.around.controller
-            told = controller.fallback_adjustment(owner, container(ID, owner))
-            controller.missed(Event.CREATE_CONTAINER, ID, "late")
-            resources = guaranteed(2, GIB // 2)
-            resources["cpu"]["cpus"] = str(told.cpuset_cpus)
-            document = spec(SYSTEMD, resources=resources, annotations=CRIO)
-            assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
-            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
-            assert one.entries[ID].decision.request.pinned_cpus is None
-
-    run(scenario)
-
-
-def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            pause = spec(SYSTEMD, annotations={**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox"})
-            assert await one.ask("createRuntime", one.node.begin(ID, pause, 4242)) == ("ok", "")
-            assert one.entries == {}
-            assert one.node.shown(SCOPE, "cpuset.cpus") == ("",)
-
-    run(scenario)
+async def test_all_that_are_gone_are_released_though_each_release_changes_the_shared_cpus(
+    tmp_path: Path,
+) -> None:
+    async with oci_socket(tmp_path) as one:
+        await one.ask("createRuntime", one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 77))
+        await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+        found = one.entries
+        for container_id in (ID, OTHER):
+            await one.handler.release(found[container_id])
+        assert one.entries == {}
+        # An entry of an earlier start takes nothing from the next one.
+        await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000))
+        await one.handler.release(found[ID])
+        assert set(one.entries) == {ID}
 
 
-def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-            big = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
-            status, text = await one.ask("createRuntime", one.node.begin(ID, big, 4242))
-            assert status == "refused"
-            assert text.startswith("TopologyAffinityError: default/web/main: ")
-            assert one.entries == {}
-            assert one.node.shown(SCOPE, "cpuset.mems", "memory.max") == ("", "max")
+async def test_what_came_over_nri_is_left_to_nri(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        owner = pod("g", QosClass.GUARANTEED)
+        await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=1000))
+        before = one.entries
+        announced = one.node.begin(ID, EXCLUSIVE, 4242)
+        assert await one.ask("createRuntime", announced) == ("ok", "")
+        assert await one.ask("poststop", announced) == ("ok", "")
+        assert await one.ask("delete", ID.encode()) == ("ok", "")
+        assert one.entries == before
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
 
-    run(scenario)
+
+async def test_a_container_that_nri_answered_by_default_is_placed_after_all(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        owner, controller = pod("g", QosClass.GUARANTEED), one.around.controller
+        told = controller.fallback_adjustment(owner, container(ID, owner))
+        controller.missed(Event.CREATE_CONTAINER, ID, "late")
+        resources = guaranteed(2, GIB // 2)
+        resources["cpu"]["cpus"] = str(told.cpuset_cpus)
+        document = spec(SYSTEMD, resources=resources, annotations=CRIO)
+        assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
+        assert one.entries[ID].decision.request.pinned_cpus is None
+
+
+async def test_a_sandbox_is_left_alone(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        pause = spec(SYSTEMD, annotations={**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox"})
+        assert await one.ask("createRuntime", one.node.begin(ID, pause, 4242)) == ("ok", "")
+        assert one.entries == {}
+        assert one.node.shown(SCOPE, "cpuset.cpus") == ("",)
+
+
+async def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
+        big = spec(SYSTEMD, resources=guaranteed(1, 3 * GIB), annotations=CRIO)
+        status, text = await one.ask("createRuntime", one.node.begin(ID, big, 4242))
+        assert status == "refused"
+        assert text.startswith("TopologyAffinityError: default/web/main: ")
+        assert one.entries == {}
+        assert one.node.shown(SCOPE, "cpuset.mems", "memory.max") == ("", "max")
 
 
 @pytest.mark.parametrize(
@@ -241,15 +211,12 @@ def test_a_refusal_fails_the_creation_and_leaves_only_history(tmp_path: Path) ->
         ("poststop", b"{", ""),
     ],
 )
-def test_the_log_names_the_container_that_there_is_no_decision_about(
+async def test_the_log_names_the_container_that_there_is_no_decision_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, body: bytes, subject: str
 ) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
-            assert (await one.ask(verb, body))[0] == "error"
-
-    run(scenario)
+    async with oci_socket(tmp_path) as one:
+        await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+        assert (await one.ask(verb, body))[0] == "error"
     assert [one.__dict__["container_id"] for one in caplog.records if one.levelname == "ERROR"] == [subject]
 
 
@@ -257,20 +224,17 @@ def test_the_log_names_the_container_that_there_is_no_decision_about(
     ("undecided", "answer"),
     [(Undecided.CLIENT, "error"), (Undecided.REFUSE, "refused"), (Undecided.ALLOW, "ok")],
 )
-def test_what_cannot_be_applied_is_released_and_answered_as_configured(
+async def test_what_cannot_be_applied_is_released_and_answered_as_configured(
     tmp_path: Path, undecided: Undecided, answer: str
 ) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, settings=OciRequestSettings(60, undecided)) as one:
-            announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            (one.node.directory(SCOPE) / "cpuset.mems").unlink()
-            status, text = await one.ask("createRuntime", announced)
-            assert status == answer
-            assert ("cpuset.mems" in text) is (answer != "ok")
-            assert one.entries == {}
-            assert one.around.controller.counters["oci_undecided"] == 1
-
-    run(scenario)
+    async with oci_socket(tmp_path, settings=OciRequestSettings(60, undecided)) as one:
+        announced = one.node.begin(ID, EXCLUSIVE, 4242)
+        (one.node.directory(SCOPE) / "cpuset.mems").unlink()
+        status, text = await one.ask("createRuntime", announced)
+        assert status == answer
+        assert ("cpuset.mems" in text) is (answer != "ok")
+        assert one.entries == {}
+        assert one.around.controller.counters["oci_undecided"] == 1
 
 
 def _pid(pid: int | None) -> Callable[[OciNode], bytes]:
@@ -373,142 +337,115 @@ def _not_alone(node: OciNode) -> bytes:
         (lambda node: b'{"id": "x", "pid": "7"}', "$.pid"),
     ],
 )
-def test_what_is_no_container_is_answered_with_its_name_and_nothing_is_written(
+async def test_what_is_no_container_is_answered_with_its_name_and_nothing_is_written(
     tmp_path: Path, announce: Callable[[OciNode], bytes], named: str
 ) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            body = announce(one.node)
-            before = contents(one.node.root)
-            status, text = await one.ask("createRuntime", body)
-            assert status == "error"
-            assert named in text
-            assert contents(one.node.root) == before
-            assert one.entries == {}
-
-    run(scenario)
+    async with oci_socket(tmp_path) as one:
+        body = announce(one.node)
+        before = contents(one.node.root)
+        status, text = await one.ask("createRuntime", body)
+        assert status == "error"
+        assert named in text
+        assert contents(one.node.root) == before
+        assert one.entries == {}
 
 
 def contents(root: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
 
 
-def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242)))[0] == "ok"
-            one.node.end(4242)
-            assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000)))[0] == "ok"
-            assert one.entries[ID].origin.container.pid == 5000
-            assert one.around.controller.ledger.exclusive_cpus == CpuSet([1, 2])
-
-    run(scenario)
+async def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242)))[0] == "ok"
+        one.node.end(4242)
+        assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000)))[0] == "ok"
+        assert one.entries[ID].origin.container.pid == 5000
+        assert one.around.controller.ledger.exclusive_cpus == CpuSet([1, 2])
 
 
-def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
-            assert await one.ask("delete", ID.encode()) == ("ok", "")
-            assert set(one.entries) == {ID}
-            one.node.end(4242)
-            assert await one.ask("delete", ID.encode()) == ("ok", "")
-            assert one.entries == {}
-            assert (await one.ask("delete", b"a/b"))[0] == "error"
-
-    run(scenario)
+async def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+        assert await one.ask("delete", ID.encode()) == ("ok", "")
+        assert set(one.entries) == {ID}
+        one.node.end(4242)
+        assert await one.ask("delete", ID.encode()) == ("ok", "")
+        assert one.entries == {}
+        assert (await one.ask("delete", b"a/b"))[0] == "error"
 
 
-def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, settings=OciRequestSettings(60, end_pauses_s=(0,) * 10_000)) as one:
-            await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
-            assert await one.ask("delete", ID.encode()) == ("ok", "")
-            assert set(one.entries) == {ID}
-            one.node.end(4242)
-            await asyncio.wait(one.handler.endings)
-            assert one.entries == {}
-
-    run(scenario)
+async def test_a_deletion_that_takes_its_time_releases_when_it_is_done(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path, settings=OciRequestSettings(60, end_pauses_s=(0,) * 10_000)) as one:
+        await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 4242))
+        assert await one.ask("delete", ID.encode()) == ("ok", "")
+        assert set(one.entries) == {ID}
+        one.node.end(4242)
+        await asyncio.wait(one.handler.endings)
+        assert one.entries == {}
 
 
-def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path, settings=OciRequestSettings(deadline_s=0.01)) as one:
-            announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            async with one.transaction:
-                status, text = await one.ask("createRuntime", announced)
-                assert (status, text) == ("error", "no decision within 0.01 s")
-                assert one.entries == {}
-            await one.handler.close()
-            assert set(one.entries) == {ID}
-            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
-
-    run(scenario)
-
-
-def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            body = one.node.begin(ID, EXCLUSIVE, 4242)
-            async with one.transaction:
-                _, writer = await asyncio.open_unix_connection(str(one.path))
-                writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
-                await writer.drain()
-                while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - no event reports it
-                    await asyncio.sleep(0)
-                writer.transport.abort()
-            await one.handler.close()
-            assert set(one.entries) == {ID}
-            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
-
-    run(scenario)
-
-
-def test_an_oom_score_adj_that_cannot_be_written_undoes_the_decision(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            announced = one.node.begin(ID, EXCLUSIVE, 4242)
-            file = one.node.root / "proc/4242/oom_score_adj"
-            file.unlink()
-            file.mkdir()
+async def test_a_client_whose_time_is_over_is_told_so_and_the_work_is_finished(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path, settings=OciRequestSettings(deadline_s=0.01)) as one:
+        announced = one.node.begin(ID, EXCLUSIVE, 4242)
+        async with one.transaction:
             status, text = await one.ask("createRuntime", announced)
-            assert (status, "oom_score_adj" in text) == ("error", True)
+            assert (status, text) == ("error", "no decision within 0.01 s")
             assert one.entries == {}
-
-    run(scenario)
-
-
-def test_a_pinned_container_is_recorded_and_not_touched(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            pinned = guaranteed(2, 64 * MIB)
-            pinned["cpu"] |= {"cpus": "5-6", "mems": "1"}
-            document = spec(SYSTEMD, resources=pinned, annotations=CRIO)
-            assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
-            assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
-            decision = one.entries[ID].decision
-            assert decision.request.pinned_cpus == CpuSet([5, 6])
-            assert decision.outcome is Outcome.PLACED
-
-    run(scenario)
+        await one.handler.close()
+        assert set(one.entries) == {ID}
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
 
 
-def test_pod_wide_facts_come_from_the_sandbox(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with oci_socket(tmp_path) as one:
-            sandbox = {
-                "io.kubernetes.cri-o.Annotations": json.dumps({"bayplan.dev/memory-limit": "64Mi"}),
-                "pod-linux-resources.crio.io": json.dumps({"memory_limit_in_bytes": GIB, "cpu_shares": 512}),
-                "io.kubernetes.cri-o.CgroupParent": "kubepods-besteffort-pod2.slice",
-            }
-            one.node.write_spec("5a" * 32, spec("x:y:z", annotations=sandbox))
-            announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
-            assert (await one.ask("createRuntime", announced))[0] == "ok"
-            assert one.node.shown(BEST_EFFORT_SCOPE, "memory.max") == (str(64 * MIB),)
-            request = one.entries[OTHER].decision.request
-            assert request.pod_totals is not None
-            assert request.pod_totals.memory_bytes == GIB
-            assert request.qos is QosClass.BEST_EFFORT
+async def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        body = one.node.begin(ID, EXCLUSIVE, 4242)
+        async with one.transaction:
+            _, writer = await asyncio.open_unix_connection(str(one.path))
+            writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
+            await writer.drain()
+            while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - no event reports it
+                await asyncio.sleep(0)
+            writer.transport.abort()
+        await one.handler.close()
+        assert set(one.entries) == {ID}
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("1-2", "0")
 
-    run(scenario)
+
+async def test_an_oom_score_adj_that_cannot_be_written_undoes_the_decision(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        announced = one.node.begin(ID, EXCLUSIVE, 4242)
+        file = one.node.root / "proc/4242/oom_score_adj"
+        file.unlink()
+        file.mkdir()
+        status, text = await one.ask("createRuntime", announced)
+        assert (status, "oom_score_adj" in text) == ("error", True)
+        assert one.entries == {}
+
+
+async def test_a_pinned_container_is_recorded_and_not_touched(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        pinned = guaranteed(2, 64 * MIB)
+        pinned["cpu"] |= {"cpus": "5-6", "mems": "1"}
+        document = spec(SYSTEMD, resources=pinned, annotations=CRIO)
+        assert (await one.ask("createRuntime", one.node.begin(ID, document, 4242)))[0] == "ok"
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == ("", "")
+        decision = one.entries[ID].decision
+        assert decision.request.pinned_cpus == CpuSet([5, 6])
+        assert decision.outcome is Outcome.PLACED
+
+
+async def test_pod_wide_facts_come_from_the_sandbox(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        sandbox = {
+            "io.kubernetes.cri-o.Annotations": json.dumps({"bayplan.dev/memory-limit": "64Mi"}),
+            "pod-linux-resources.crio.io": json.dumps({"memory_limit_in_bytes": GIB, "cpu_shares": 512}),
+            "io.kubernetes.cri-o.CgroupParent": "kubepods-besteffort-pod2.slice",
+        }
+        one.node.write_spec("5a" * 32, spec("x:y:z", annotations=sandbox))
+        announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
+        assert (await one.ask("createRuntime", announced))[0] == "ok"
+        assert one.node.shown(BEST_EFFORT_SCOPE, "memory.max") == (str(64 * MIB),)
+        request = one.entries[OTHER].decision.request
+        assert request.pod_totals is not None
+        assert request.pod_totals.memory_bytes == GIB
+        assert request.qos is QosClass.BEST_EFFORT

@@ -142,70 +142,58 @@ def wanted(resources: bytes | None = b"{}", *amounts: str) -> UpdateContent:
     )
 
 
-def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path) -> None:
+async def test_an_update_of_somebody_else_that_came_first_is_not_undone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)))
 
-    async def scenario() -> None:
-        runtime_updater = RuntimeUpdater((0, 0, 0, 0))
-        assert not await runtime_updater.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
+    runtime_updater = RuntimeUpdater((0, 0, 0, 0))
+    assert not await runtime_updater.begin(command, "id", wanted(b"{}", "1", "1", "1", "2"))
 
-        def gone() -> dict[str, str]:
-            raise AbsentError("/sys/fs/cgroup/x", "gone")
+    def gone() -> dict[str, str]:
+        raise AbsentError("/sys/fs/cgroup/x", "gone")
 
-        assert not await runtime_updater.begin(command, "id", UpdateContent(lambda: b"{}", gone))
-
-    asyncio.run(scenario())
+    assert not await runtime_updater.begin(command, "id", UpdateContent(lambda: b"{}", gone))
     assert log.read_text().splitlines() == ["update -r - id"] * 2
 
 
-def test_it_is_asked_until_it_is_ready(tmp_path: Path) -> None:
+async def test_it_is_asked_until_it_is_ready(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = RuntimeCommand(program(tmp_path, "runc", NOT_READY_TWICE.format(log=log)), ("--root=/r",))
 
-    async def scenario() -> None:
-        runtime_updater = RuntimeUpdater((0, 0, 0, 0))
-        assert await runtime_updater.begin(command, "id", wanted())
-        await runtime_updater.close()
-
-    asyncio.run(scenario())
+    runtime_updater = RuntimeUpdater((0, 0, 0, 0))
+    assert await runtime_updater.begin(command, "id", wanted())
+    await runtime_updater.close()
     assert log.read_text().splitlines() == ["--root=/r update -r - id"] * 3
     assert (tmp_path / "log.stdin").read_text() == "{}"
 
 
-def test_giving_up_is_reported_and_what_is_not_wanted_is_not_done(
+async def test_giving_up_is_reported_and_what_is_not_wanted_is_not_done(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = RuntimeCommand(program(tmp_path, "runc", "#!/bin/sh\necho 'no such thing' >&2\nexit 3\n"))
 
-    async def scenario() -> None:
-        runtime_updater = RuntimeUpdater((0, 0))
-        assert not await runtime_updater.begin(failing, "id", wanted())
-        assert not await runtime_updater.begin(RuntimeCommand("/nowhere"), "id", wanted())
-        assert not await runtime_updater.begin(failing, "other", wanted(None))
-
-    asyncio.run(scenario())
+    runtime_updater = RuntimeUpdater((0, 0))
+    assert not await runtime_updater.begin(failing, "id", wanted())
+    assert not await runtime_updater.begin(RuntimeCommand("/nowhere"), "id", wanted())
+    assert not await runtime_updater.begin(failing, "other", wanted(None))
     problems = [record.__dict__["problem"] for record in caplog.records]
     assert problems[0] == "exit status 3: no such thing"
     assert "/nowhere" in problems[1]
     assert len(problems) == 2
 
 
-def test_a_container_that_a_hook_announced_is_made_known_to_its_runtime(tmp_path: Path) -> None:
+async def test_a_container_that_a_hook_announced_is_made_known_to_its_runtime(tmp_path: Path) -> None:
     log = tmp_path / "log"
     runc = program(tmp_path / "bin", "runc", f'#!/bin/sh\necho "$@" >> {log}\ncat > {log}.stdin\n')
 
-    async def scenario() -> None:
-        runtime_updater = RuntimeUpdater((0,))
-        async with oci_socket(tmp_path, runtime_updater=runtime_updater) as one:
-            root = one.node.root
-            process(root, os.getpid(), RUNTIME, ["oci-hook"], "/usr/bin/python3")
-            process(root, RUNTIME, 1, ["runc", "--root=/run/runc", "create", OTHER], runc)
-            announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
-            assert await one.ask("createRuntime", announced) == ("ok", "")
-            assert await asyncio.gather(*runtime_updater.tasks) == [True]
-
-    asyncio.run(scenario())
+    runtime_updater = RuntimeUpdater((0,))
+    async with oci_socket(tmp_path, runtime_updater=runtime_updater) as one:
+        root = one.node.root
+        process(root, os.getpid(), RUNTIME, ["oci-hook"], "/usr/bin/python3")
+        process(root, RUNTIME, 1, ["runc", "--root=/run/runc", "create", OTHER], runc)
+        announced = one.node.begin(OTHER, spec(BEST_EFFORT, annotations=CRIO), 4242)
+        assert await one.ask("createRuntime", announced) == ("ok", "")
+        assert await asyncio.gather(*runtime_updater.tasks) == [True]
     assert log.read_text() == f"--root=/run/runc update -r - {OTHER}\n"
     assert json.loads((tmp_path / "log.stdin").read_text()) == {
         "cpu": {"cpus": "0-7"},

@@ -1,6 +1,5 @@
 """Containers that run without a record: entered as they are, where CRI-O made them and NRI lists none."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -37,33 +36,30 @@ def unmanaged(one: Controlled, node: OciNode) -> UnmanagedContainers:
     return UnmanagedContainers(one.controller, node.hierarchy, here, one.verify_soon)
 
 
-def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = OciNode(tmp_path / "root")
-        async with controlled(tmp_path / "state", nri=None) as one:
-            owner = pod("g")
-            exclusive = container("x", owner, memory_bytes=MIB, milli_cpus=1000)
-            await one.controller.create_container(owner, exclusive)
-            held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
-            started(node)
-            look = unmanaged(one, node).enter_found
-            await look()
-            assert set(one.controller.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
-            one.controller.counters["oci_createRuntime"] += 1
-            await look()
-            entry = one.controller.ledger.entries[ID]
-            assert entry.decision.outcome is Outcome.ADOPTED
-            assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
-            assert entry.origin is not None
-            assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
-            assert one.controller.ledger.unmanaged == {ID: "default/web/main"}
-            assert one.verifications == 1
-            await look()
-            assert one.verifications == 1
-        async with controlled(tmp_path / "state", nri=None) as one:
-            assert set(one.controller.ledger.entries) == {"x", ID}
-
-    asyncio.run(scenario())
+async def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(tmp_path: Path) -> None:
+    node = OciNode(tmp_path / "root")
+    async with controlled(tmp_path / "state", nri=None) as one:
+        owner = pod("g")
+        exclusive = container("x", owner, memory_bytes=MIB, milli_cpus=1000)
+        await one.controller.create_container(owner, exclusive)
+        held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
+        started(node)
+        look = unmanaged(one, node).enter_found
+        await look()
+        assert set(one.controller.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
+        one.controller.counters["oci_createRuntime"] += 1
+        await look()
+        entry = one.controller.ledger.entries[ID]
+        assert entry.decision.outcome is Outcome.ADOPTED
+        assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
+        assert entry.origin is not None
+        assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
+        assert one.controller.ledger.unmanaged == {ID: "default/web/main"}
+        assert one.verifications == 1
+        await look()
+        assert one.verifications == 1
+    async with controlled(tmp_path / "state", nri=None) as one:
+        assert set(one.controller.ledger.entries) == {"x", ID}
 
 
 def gone(node: OciNode) -> None:
@@ -106,73 +102,61 @@ def nonsense(node: OciNode) -> None:
     ],
     ids=["gone", "ended", "no process yet", "a pid that is another's", "nonsense", "a sandbox", "podman's"],
 )
-def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNode], Any]) -> None:
-    async def scenario() -> None:
-        node = OciNode(tmp_path / "root")
-        made(node)
-        async with controlled(tmp_path / "state", nri=None) as one:
-            one.controller.counters["oci_create"] += 1
-            looking = unmanaged(one, node)
-            await looking.enter_found()
-            await looking.enter_found()
-            assert one.controller.ledger.entries == {}
-
-    asyncio.run(scenario())
+async def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNode], Any]) -> None:
+    node = OciNode(tmp_path / "root")
+    made(node)
+    async with controlled(tmp_path / "state", nri=None) as one:
+        one.controller.counters["oci_create"] += 1
+        looking = unmanaged(one, node)
+        await looking.enter_found()
+        await looking.enter_found()
+        assert one.controller.ledger.entries == {}
 
 
-def test_one_that_was_passed_over_is_looked_at_again_with_its_next_process(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = OciNode(tmp_path / "root")
-        gone(node)
-        async with controlled(tmp_path / "state", nri=None) as one:
-            one.controller.counters["oci_create"] += 1
-            looking = unmanaged(one, node)
-            await looking.enter_found()
-            started(node, pid=43)
-            await looking.enter_found()
-            assert set(one.controller.ledger.entries) == {ID}
-
-    asyncio.run(scenario())
+async def test_one_that_was_passed_over_is_looked_at_again_with_its_next_process(tmp_path: Path) -> None:
+    node = OciNode(tmp_path / "root")
+    gone(node)
+    async with controlled(tmp_path / "state", nri=None) as one:
+        one.controller.counters["oci_create"] += 1
+        looking = unmanaged(one, node)
+        await looking.enter_found()
+        started(node, pid=43)
+        await looking.enter_found()
+        assert set(one.controller.ledger.entries) == {ID}
 
 
-def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = OciNode(tmp_path / "root")
-        started(node)
-        async with controlled(tmp_path / "state") as one:
-            one.controller.counters["oci_create"] += 1
-            await unmanaged(one, node).enter_found()
-            assert one.controller.ledger.entries == {}
-            one.controller.disconnected("for good")
-            await unmanaged(one, node).enter_found()
-            assert set(one.controller.ledger.entries) == {ID}
-            one.controller.connected(runtime("0.12.0"))
-
-    asyncio.run(scenario())
+async def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> None:
+    node = OciNode(tmp_path / "root")
+    started(node)
+    async with controlled(tmp_path / "state") as one:
+        one.controller.counters["oci_create"] += 1
+        await unmanaged(one, node).enter_found()
+        assert one.controller.ledger.entries == {}
+        one.controller.disconnected("for good")
+        await unmanaged(one, node).enter_found()
+        assert set(one.controller.ledger.entries) == {ID}
+        one.controller.connected(runtime("0.12.0"))
 
 
-def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_but_nri_comes_first(
+async def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_but_nri_comes_first(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        node = OciNode(tmp_path / "root")
-        started(node)
-        hooks = node.root / "usr/share/containers/oci/hooks.d"
-        hooks.mkdir(parents=True)
-        definition = {"hook": {"path": "/usr/libexec/bayplan/oci-hook"}, "stages": ["createRuntime"]}
-        (hooks / "90-bayplan.json").write_text(json.dumps(definition))
-        (node.root / "etc/crio").mkdir(parents=True)
-        async with controlled(tmp_path / "state") as one:
-            looking = unmanaged(one, node)
-            await looking.enter_found()
-            one.controller.disconnected("for now")
-            await looking.enter_found()
-            one.controller.connected(runtime("0.12.0"))
-            await looking.enter_found()
-            one.controller.disconnected("for good")
-            await looking.enter_found()
-            assert one.controller.ledger.entries == {}
-            await looking.enter_found()
-            assert set(one.controller.ledger.entries) == {ID}
-
-    asyncio.run(scenario())
+    node = OciNode(tmp_path / "root")
+    started(node)
+    hooks = node.root / "usr/share/containers/oci/hooks.d"
+    hooks.mkdir(parents=True)
+    definition = {"hook": {"path": "/usr/libexec/bayplan/oci-hook"}, "stages": ["createRuntime"]}
+    (hooks / "90-bayplan.json").write_text(json.dumps(definition))
+    (node.root / "etc/crio").mkdir(parents=True)
+    async with controlled(tmp_path / "state") as one:
+        looking = unmanaged(one, node)
+        await looking.enter_found()
+        one.controller.disconnected("for now")
+        await looking.enter_found()
+        one.controller.connected(runtime("0.12.0"))
+        await looking.enter_found()
+        one.controller.disconnected("for good")
+        await looking.enter_found()
+        assert one.controller.ledger.entries == {}
+        await looking.enter_found()
+        assert set(one.controller.ledger.entries) == {ID}

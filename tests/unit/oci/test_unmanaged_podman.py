@@ -80,44 +80,39 @@ def unmanaged(one: Controlled, node: OciNode) -> UnmanagedContainers:
     ids=["runc", "crun", "in a pod, crun", "cgroupfs", "cgroupfs, in a pod", "of a systemd unit"],
 )
 @pytest.mark.parametrize("nri", [None, "0.12.0"], ids=["without NRI", "beside NRI"])
-def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
+async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
     tmp_path: Path, cgroups_path: str, nri: str | None, *, child: bool
 ) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "root")
-        async with controlled(tmp_path / "state", nri=nri) as one:
-            owner = pod("g")
-            await one.controller.create_container(
-                owner, container("x", owner, memory_bytes=MIB, milli_cpus=1000)
-            )
-            held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
-            in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
-            node.create(cgroups_path, child=child, **in_pod)
-            node.created()
-            looking = unmanaged(one, node)
-            await looking.enter_found()
-            await looking.enter_found()
-            entry = one.controller.ledger.entries[ID]
-            assert entry.decision.outcome is Outcome.ADOPTED
-            assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
-            origin = entry.origin
-            assert origin is not None
-            assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))
-            path = container_path(cgroups_path) + ("/container" if child else "")
-            assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
-            assert set(one.controller.ledger.unmanaged) == {ID}
-            await asyncio.sleep(0)
-            assert one.controller.counters["found_containers"] == one.verifications == 1
+    node = PodmanNode(tmp_path / "root")
+    async with controlled(tmp_path / "state", nri=nri) as one:
+        owner = pod("g")
+        await one.controller.create_container(owner, container("x", owner, memory_bytes=MIB, milli_cpus=1000))
+        held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
+        in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
+        node.create(cgroups_path, child=child, **in_pod)
+        node.created()
+        looking = unmanaged(one, node)
+        await looking.enter_found()
+        await looking.enter_found()
+        entry = one.controller.ledger.entries[ID]
+        assert entry.decision.outcome is Outcome.ADOPTED
+        assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
+        origin = entry.origin
+        assert origin is not None
+        assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))
+        path = container_path(cgroups_path) + ("/container" if child else "")
+        assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
+        assert set(one.controller.ledger.unmanaged) == {ID}
+        await asyncio.sleep(0)
+        assert one.controller.counters["found_containers"] == one.verifications == 1
 
-            async def release(gone: Entry) -> None:
-                await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
+        async def release(gone: Entry) -> None:
+            await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
 
-            node.end(42)
-            await StaleEntries(one.controller, node.hierarchy, here, release, dict).release_ended()
-            assert set(one.controller.ledger.entries) == {"x"}
-            assert one.controller.ledger.unmanaged == {}
-
-    asyncio.run(scenario())
+        node.end(42)
+        await StaleEntries(one.controller, node.hierarchy, here, release, dict).release_ended()
+        assert set(one.controller.ledger.entries) == {"x"}
+        assert one.controller.ledger.unmanaged == {}
 
 
 def in_another_storage(node: PodmanNode) -> None:
@@ -137,17 +132,16 @@ def with_settings_that_are_broken(node: PodmanNode) -> None:
 
 
 @pytest.mark.parametrize("settle", [in_another_storage, with_settings_that_are_broken])
-def test_the_storage_is_where_podman_has_it(tmp_path: Path, settle: Callable[[PodmanNode], None]) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "root")
-        settle(node)
-        node.create()
-        node.created()
-        async with controlled(tmp_path / "state", nri=None) as one:
-            await unmanaged(one, node).enter_found()
-            assert set(one.controller.ledger.entries) == {ID}
-
-    asyncio.run(scenario())
+async def test_the_storage_is_where_podman_has_it(
+    tmp_path: Path, settle: Callable[[PodmanNode], None]
+) -> None:
+    node = PodmanNode(tmp_path / "root")
+    settle(node)
+    node.create()
+    node.created()
+    async with controlled(tmp_path / "state", nri=None) as one:
+        await unmanaged(one, node).enter_found()
+        assert set(one.controller.ledger.entries) == {ID}
 
 
 def stopped(node: PodmanNode) -> None:
@@ -206,127 +200,110 @@ def of_an_engine_that_is_not_set_up(node: PodmanNode) -> None:
         of_an_engine_that_is_not_set_up,
     ],
 )
-def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[PodmanNode], Any]) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "root")
-        made(node)
-        async with controlled(tmp_path / "state", nri=None) as one:
-            looking = unmanaged(one, node)
-            await looking.enter_found()
-            await looking.enter_found()
-            assert one.controller.ledger.entries == {}
-
-    asyncio.run(scenario())
+async def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[PodmanNode], Any]) -> None:
+    node = PodmanNode(tmp_path / "root")
+    made(node)
+    async with controlled(tmp_path / "state", nri=None) as one:
+        looking = unmanaged(one, node)
+        await looking.enter_found()
+        await looking.enter_found()
+        assert one.controller.ledger.entries == {}
 
 
-def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "root")
-        node.create(pid=4242)
-        async with controlled(tmp_path / "state", nri=None) as one:
-            looking = unmanaged(one, node)
-            for written in (None, "", "42"):
-                if written is not None:
-                    node.created()
-                    node.pidfile(ID).write_text(written)
-                await looking.enter_found()
-                assert one.controller.ledger.entries == {}
-            node.created(4242)
-            await looking.enter_found()
-            assert set(one.controller.ledger.entries) == {ID}
-
-    asyncio.run(scenario())
-
-
-def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "node")
-        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
-            told = node.create()
-            node.created()
-            controller = one.around.controller
-
-            async def slowly(work: Callable[[], Result]) -> Result:
-                found = work()
-                await one.ask("createRuntime", told)
-                return found
-
-            await UnmanagedContainers(
-                controller, node.hierarchy, slowly, one.around.verify_soon
-            ).enter_found()
-            assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.ledger.unmanaged == {}
-
-            await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
-            await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
-            assert one.entries[ID].decision.outcome is Outcome.ADOPTED
-            await one.ask("createRuntime", told)
-            assert one.entries[ID].decision.outcome is Outcome.PLACED
-            assert controller.ledger.unmanaged == {}
-
-    asyncio.run(scenario())
-
-
-def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "node")
-        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
-            controller = one.around.controller
-            assert (await one.ask("createRuntime", node.create()))[0] == "ok"
-            node.created()
-            decided = one.entries[ID]
-            looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
-            await looking.enter_found()
-            assert one.entries[ID] is decided
-
-            node.end(42)
-            node.create(pid=77)
-            await looking.enter_found()
-            assert one.entries[ID] is decided  # podman has not said yet which process it is
-            node.created(77)
-            await looking.enter_found()
-            await looking.enter_found()
-            entry = one.entries[ID]
-            assert entry.decision == decided.decision
-            assert entry.origin is not None
-            assert (entry.origin.container.pid, one.around.verifications) == (77, 1)
-            repair(
-                node.hierarchy,
-                one.around.on(node.hierarchy),
-                compare(node.hierarchy, one.around.expectations()),
-            )
-            assert node.oom_score_adj(77) == -997
-            assert node.shown(container_path(SYSTEMD), "cpuset.mems") == (
-                str(decided.decision.placement.mems),
-            )
-
-    asyncio.run(scenario())
-
-
-def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_to_the_decision(
+async def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        node = PodmanNode(tmp_path / "node")
-        async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
-            node.create()
-            question = "\0".join((str(node.bundle(ID)), ID, "/usr/bin/crun", "")).encode()
-            assert (await one.ask("create", question))[0] == "ok"
-            # Let through while the daemon was away, podman has made the spec anew.
-            node.create()
-            node.created()
-            controller = one.around.controller
-            looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
+    node = PodmanNode(tmp_path / "root")
+    node.create(pid=4242)
+    async with controlled(tmp_path / "state", nri=None) as one:
+        looking = unmanaged(one, node)
+        for written in (None, "", "42"):
+            if written is not None:
+                node.created()
+                node.pidfile(ID).write_text(written)
             await looking.enter_found()
-            origin = one.entries[ID].origin
-            assert origin is not None
-            assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
-            repair(
-                node.hierarchy,
-                one.around.on(node.hierarchy),
-                compare(node.hierarchy, one.around.expectations()),
-            )
-            assert node.oom_score_adj(42) == -997
-            assert controller.ledger.unmanaged == {}
+            assert one.controller.ledger.entries == {}
+        node.created(4242)
+        await looking.enter_found()
+        assert set(one.controller.ledger.entries) == {ID}
 
-    asyncio.run(scenario())
+
+async def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_path: Path) -> None:
+    node = PodmanNode(tmp_path / "node")
+    async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
+        told = node.create()
+        node.created()
+        controller = one.around.controller
+
+        async def slowly(work: Callable[[], Result]) -> Result:
+            found = work()
+            await one.ask("createRuntime", told)
+            return found
+
+        await UnmanagedContainers(controller, node.hierarchy, slowly, one.around.verify_soon).enter_found()
+        assert one.entries[ID].decision.outcome is Outcome.PLACED
+        assert controller.ledger.unmanaged == {}
+
+        await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
+        await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
+        assert one.entries[ID].decision.outcome is Outcome.ADOPTED
+        await one.ask("createRuntime", told)
+        assert one.entries[ID].decision.outcome is Outcome.PLACED
+        assert controller.ledger.unmanaged == {}
+
+
+async def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: Path) -> None:
+    node = PodmanNode(tmp_path / "node")
+    async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
+        controller = one.around.controller
+        assert (await one.ask("createRuntime", node.create()))[0] == "ok"
+        node.created()
+        decided = one.entries[ID]
+        looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
+        await looking.enter_found()
+        assert one.entries[ID] is decided
+
+        node.end(42)
+        node.create(pid=77)
+        await looking.enter_found()
+        assert one.entries[ID] is decided  # podman has not said yet which process it is
+        node.created(77)
+        await looking.enter_found()
+        await looking.enter_found()
+        entry = one.entries[ID]
+        assert entry.decision == decided.decision
+        assert entry.origin is not None
+        assert (entry.origin.container.pid, one.around.verifications) == (77, 1)
+        repair(
+            node.hierarchy,
+            one.around.on(node.hierarchy),
+            compare(node.hierarchy, one.around.expectations()),
+        )
+        assert node.oom_score_adj(77) == -997
+        assert node.shown(container_path(SYSTEMD), "cpuset.mems") == (str(decided.decision.placement.mems),)
+
+
+async def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_held_to_the_decision(
+    tmp_path: Path,
+) -> None:
+    node = PodmanNode(tmp_path / "node")
+    async with oci_socket(tmp_path, hierarchy=node.hierarchy) as one:
+        node.create()
+        question = "\0".join((str(node.bundle(ID)), ID, "/usr/bin/crun", "")).encode()
+        assert (await one.ask("create", question))[0] == "ok"
+        # Let through while the daemon was away, podman has made the spec anew.
+        node.create()
+        node.created()
+        controller = one.around.controller
+        looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
+        await looking.enter_found()
+        origin = one.entries[ID].origin
+        assert origin is not None
+        assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
+        repair(
+            node.hierarchy,
+            one.around.on(node.hierarchy),
+            compare(node.hierarchy, one.around.expectations()),
+        )
+        assert node.oom_score_adj(42) == -997
+        assert controller.ledger.unmanaged == {}

@@ -1,5 +1,0 @@
-"""Tests here may be coroutines."""
-
-from support.coroutines import pytest_pyfunc_call
-
-__all__ = ["pytest_pyfunc_call"]
