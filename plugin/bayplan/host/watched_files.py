@@ -16,10 +16,13 @@ _MOST_BYTES: Final = 4096
 
 
 class WatchedFiles:
-    """Files, each with what it showed when it was added. Close it."""
+    """Files, each with what it showed when it was added. They are closed with it, or by `close`."""
 
     def __init__(self) -> None:
         self._files: list[tuple[int, bytes]] = []
+
+    def __del__(self) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self._files)
