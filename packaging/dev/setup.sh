@@ -8,7 +8,7 @@
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
 #   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
 #   setup.sh crio     e2e, deb, and a C compiler with a static C library, for CRI-O
-#   setup.sh cluster  run, and Kubernetes' control plane (compiling it takes an hour)
+#   setup.sh cluster  run, deb, and Kubernetes' control plane (compiling it takes an hour)
 #   setup.sh deb      test, and what builds and checks the Debian package
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd units; nothing else
 #   setup.sh uninstall  the way back: stops it, gives containers their CPUs and nodes back, removes these files
@@ -481,7 +481,7 @@ interop) set_up environment go prometheus browser ;;
 run) set_up environment go run ;;
 e2e) set_up environment go prometheus browser e2e ;;
 crio) set_up environment go c deb prometheus browser e2e ;;
-cluster) set_up environment go cluster ;;
+cluster) set_up environment go deb cluster ;;
 install)
 	set_up install
 	echo "setup: start it, now and at every boot, with: systemctl enable --now bayplan"

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -40,13 +39,12 @@ from testbed.pods import MIB
 from testbed.topology import CLUSTER_NODE
 
 from support.chart_manifests import CHART
-from support.control_plane import ADMIN, ControlPlane
+from support.control_plane import ADMIN, ControlPlane, running_control_plane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
 NAME = "node-a"
 NAMESPACE = "/api/v1/namespaces/bayplan"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DAEMON_SETS = "/apis/apps/v1/namespaces/bayplan/daemonsets"
 BLIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
@@ -67,17 +65,13 @@ CONNECTION = re.compile(
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    programs = kubernetes.api_server()
-    with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(programs, Path(directory), nodes=(NAME,))
-        with plane.running():
-            crd = yaml.safe_load((programs / kubernetes.TOPOLOGY_CRD).read_text())
-            plane.apply(f"{CRDS}/{crd['metadata']['name']}", crd)
-            plane.start_controllers(
-                kubernetes.controller_manager(), "daemonset-controller", "garbage-collector-controller"
-            )
-            plane.start_scheduler(kubernetes.scheduler(), BLIND)
-            yield plane
+    with running_control_plane(kubernetes.api_server(), NAME) as plane:
+        plane.define(kubernetes.topology_crd())
+        plane.start_controllers(
+            kubernetes.controller_manager(), "daemonset-controller", "garbage-collector-controller"
+        )
+        plane.start_scheduler(kubernetes.scheduler(), BLIND)
+        yield plane
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,11 @@
 
 import json
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from testbed import kubernetes
 from testbed.agent import GROUP, LOG
 from testbed.bayplan import POLL_S
@@ -20,12 +17,12 @@ from testbed.node import Node
 from testbed.pods import MIB
 from testbed.topology import CLUSTER_NODE
 
-from support.control_plane import ControlPlane, agent_rules
+from support.control_plane import ControlPlane, running_control_plane
+from support.kubernetes_page import agent_rules
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
 NAME = "node-a"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 STRATEGIC = "application/strategic-merge-patch+json"
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
@@ -35,14 +32,9 @@ HELD_MIB = 300
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    programs = kubernetes.api_server()
-    # A socket's path is short; pytest's directories are not.
-    with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(programs, Path(directory), nodes=(NAME,))
-        with plane.running():
-            crd = yaml.safe_load((programs / kubernetes.TOPOLOGY_CRD).read_text())
-            plane.apply(f"{CRDS}/{crd['metadata']['name']}", crd)
-            yield plane
+    with running_control_plane(kubernetes.api_server(), NAME) as plane:
+        plane.define(kubernetes.topology_crd())
+        yield plane
 
 
 @pytest.fixture(scope="module")

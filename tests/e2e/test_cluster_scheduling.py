@@ -3,15 +3,12 @@ nodes refuse, and what becomes of the pods of a node that is drained.
 """
 
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from testbed import kubernetes
 from testbed.channel import LIMIT_S
 from testbed.cluster import (
@@ -28,11 +25,11 @@ from testbed.kubelet import kubelet_disk
 from testbed.node import Node
 from testbed.topology import CLUSTER_NODE
 
-from support.control_plane import MERGE, ControlPlane, agent_rules, scheduler_configuration
+from support.control_plane import MERGE, ControlPlane, running_control_plane
+from support.kubernetes_page import agent_rules, scheduler_configuration
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 NODES = "/api/v1/nodes"
@@ -179,14 +176,9 @@ class Cluster:
 @pytest.fixture(scope="module")
 def joined() -> Iterator[Cluster]:
     """The cluster of LOADS, whose nodes are joined once for all scenarios."""
-    programs = kubernetes.api_server()
     with ExitStack() as running:
-        # A socket's path is short; pytest's directories are not.
-        directory = running.enter_context(tempfile.TemporaryDirectory())
-        plane = ControlPlane(programs, Path(directory), nodes=tuple(LOADS))
-        running.enter_context(plane.running())
-        crd = yaml.safe_load((programs / kubernetes.TOPOLOGY_CRD).read_text())
-        plane.apply(f"{CRDS}/{crd['metadata']['name']}", crd)
+        plane = running.enter_context(running_control_plane(kubernetes.api_server(), *LOADS))
+        plane.define(kubernetes.topology_crd())
         token = plane.make_service_account("bayplan-agent", agent_rules())
         nodes = {}
         for name in LOADS:

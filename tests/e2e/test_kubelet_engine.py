@@ -118,7 +118,7 @@ def test_exclusive_cpus_are_whole_cores_and_reserved_ones_are_nobodys(node: Node
     refusal = node.crictl.refused(guaranteed("half-a-core", 1, "100Mi"))
     assert "SMTAlignmentError: default/half-a-core/main: " in refusal
     node.crictl.stop(pods[0].container_id)
-    node.await_cpus(shared, {1, 2, 3, 6, 7})
+    node.await_view(shared, lambda view: view.cpus_allowed == {1, 2, 3, 6, 7})
 
 
 def _pair(name: str, *memory: str) -> Pod:

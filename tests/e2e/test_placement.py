@@ -68,7 +68,7 @@ def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: N
 
     node.crictl.stop(exclusive.container_id)
     for pod in shared:
-        node.await_cpus(pod, set(range(8)))
+        node.await_view(pod, lambda view: view.cpus_allowed == set(range(8)))
 
 
 @on(TWO_NODES)

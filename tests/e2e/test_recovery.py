@@ -41,7 +41,7 @@ def test_a_killed_daemon_comes_back_and_nothing_moves(node: Node) -> None:
     assert node.view(lost).cpus_allowed == before[1][0]
 
     node.crictl.stop(exclusive.container_id)
-    node.await_cpus(shared, set(range(8)))
+    node.await_view(shared, lambda view: view.cpus_allowed == set(range(8)))
 
 
 @on(FOUR_NODES)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
@@ -29,7 +28,8 @@ from bayplan.nri.wire import (
     Response,
     Role,
 )
-from support.control_plane import ControlPlane, Object
+from support.cluster_agents import TOPOLOGIES
+from support.control_plane import ControlPlane, running_control_plane
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
@@ -188,11 +188,8 @@ def connect() -> Iterator[Callable[[GoSide, Answer], Plugin]]:
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """etcd and the API server. `setup.sh cluster` builds them; else this does, which takes a while."""
-    # A socket's path is short; pytest's directories are not.
-    with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(kubernetes.api_server(), Path(directory))
-        with plane.running():
-            yield plane
+    with running_control_plane(kubernetes.api_server()) as plane:
+        yield plane
 
 
 @pytest.fixture
@@ -203,8 +200,11 @@ def garbage_collector(control_plane: ControlPlane) -> Iterator[None]:
     control_plane.stop_controllers()
 
 
-@pytest.fixture(scope="session")
-def topology_crd() -> Object:
-    """The CustomResourceDefinition of NodeResourceTopology."""
-    found: Object = yaml.safe_load((kubernetes.api_server() / kubernetes.TOPOLOGY_CRD).read_text())
-    return found
+@pytest.fixture
+def topologies(control_plane: ControlPlane) -> Iterator[None]:
+    """The API server has NodeResourceTopology."""
+    definition = kubernetes.topology_crd()
+    control_plane.define(definition)
+    control_plane.wait_for(TOPOLOGIES, bool)
+    yield
+    control_plane.remove_definition(definition)

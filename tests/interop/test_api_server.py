@@ -12,6 +12,7 @@ from socket import gethostname
 
 import pytest
 from msgspec.structs import replace
+from testbed import kubernetes
 
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
@@ -34,17 +35,17 @@ from support.cluster_agents import (
     published,
     until,
 )
-from support.control_plane import MERGE, ControlPlane, Object, agent_rules
+from support.control_plane import MERGE, ControlPlane, Object
 from support.controllers import Controlled, begun, controlled
 from support.coroutines import PATIENCE_S
 from support.kubelet_pods import sandbox
+from support.kubernetes_page import agent_rules
 from support.machines import container, pod
 
 # They share one control plane, whose start takes longer than most of them.
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
 
 ACCOUNT = "bayplan-agent"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -56,21 +57,18 @@ def token(control_plane: ControlPlane) -> str:
 
 
 @pytest.fixture
-def crd(control_plane: ControlPlane, topology_crd: Object) -> Iterator[Callable[..., None]]:
+def crd(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
     """Install the CustomResourceDefinition, with all its versions or with these; it is not there before."""
-    path = f"{CRDS}/{topology_crd['metadata']['name']}"
+    whole = kubernetes.topology_crd()
 
     def install(*versions: str) -> None:
-        kept = [one for one in topology_crd["spec"]["versions"] if one["name"] in versions or not versions]
+        kept = [one for one in whole["spec"]["versions"] if one["name"] in versions or not versions]
         kept[-1] = {**kept[-1], "storage": True}
-        spec = {**topology_crd["spec"], "versions": kept}
-        control_plane.apply(path, {**topology_crd, "spec": spec})
+        control_plane.define({**whole, "spec": {**whole["spec"], "versions": kept}})
         control_plane.wait_for(TOPOLOGIES.replace("v1alpha2", kept[-1]["name"]), bool)
 
     yield install
-    if control_plane.find(path) is not None:
-        control_plane.ask("DELETE", path)
-        control_plane.wait_for(path, lambda found: found is None)
+    control_plane.remove_definition(whole)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("
 
 NAMESPACE = "/api/v1/namespaces/bayplan"
 DAEMON_SETS = "/apis/apps/v1/namespaces/bayplan/daemonsets"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 LIMIT_S = 300
 
 
@@ -82,16 +81,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def crd(control_plane: ControlPlane, topology_crd: Object) -> Iterator[None]:
-    path = f"{CRDS}/{topology_crd['metadata']['name']}"
-    control_plane.apply(path, topology_crd)
-    control_plane.wait_for(TOPOLOGIES, bool)
-    yield
-    control_plane.ask("DELETE", path)
-    control_plane.wait_for(path, lambda found: found is None)
-
-
-@pytest.fixture
 def shell(control_plane: ControlPlane, programs: Path, tmp_path: Path) -> Iterator["Shell"]:
     with Controllers(control_plane).running():
         yield Shell(control_plane, programs, tmp_path)
@@ -130,7 +119,7 @@ class Shell:
         )
 
 
-@pytest.mark.usefixtures("crd")
+@pytest.mark.usefixtures("topologies")
 def test_the_documented_commands(control_plane: ControlPlane, shell: Shell) -> None:
     """In their order, but that what removes comes last."""
     shown = commands("run by tests/interop/test_install.py")
@@ -183,7 +172,7 @@ def test_the_api_server_accepts_every_variant(shell: Shell, tmp_path: Path, valu
     shell.run("kubectl delete namespace bayplan")
 
 
-@pytest.mark.usefixtures("crd")
+@pytest.mark.usefixtures("topologies")
 def test_an_agent_writes_the_object_of_its_own_node_only(
     control_plane: ControlPlane, shell: Shell, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@ where it sends pods, and what the nodes then refuse.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -26,22 +26,14 @@ from support.cluster_agents import (
     published,
     until,
 )
-from support.control_plane import (
-    MERGE,
-    SCHEDULER,
-    ControlPlane,
-    Object,
-    agent_rules,
-    scheduler_configuration,
-    scheduler_rules,
-)
+from support.control_plane import MERGE, SCHEDULER, ControlPlane, Object
 from support.controllers import Controlled, begun, controlled
+from support.kubernetes_page import agent_rules, scheduler_configuration, scheduler_rules
 from support.machines import container, pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
 
 ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 # GiB that each has already, a container for each NUMA node of 16: `uneven` has less left, but mostly on one.
 LOADS = {"even": (10, 10), "uneven": (15, 7)}
 WANTED_GIB = (8, 8, 5, 5)
@@ -119,17 +111,6 @@ class Cluster:
         return found if "nodeName" in found["spec"] or "Unschedulable" in reasons else None
 
 
-@pytest.fixture
-def topology(control_plane: ControlPlane, topology_crd: Object) -> Iterator[None]:
-    """The CustomResourceDefinition is there."""
-    path = f"{CRDS}/{topology_crd['metadata']['name']}"
-    control_plane.apply(path, topology_crd)
-    control_plane.wait_for(TOPOLOGIES, bool)
-    yield
-    control_plane.ask("DELETE", path)
-    control_plane.wait_for(path, lambda found: found is None)
-
-
 @asynccontextmanager
 async def cluster(plane: ControlPlane, directory: Path) -> AsyncIterator[Cluster]:
     """The nodes of LOADS, whose room is published."""
@@ -176,7 +157,7 @@ async def schedule(
     return found
 
 
-@pytest.mark.usefixtures("topology")
+@pytest.mark.usefixtures("topologies")
 async def test_pods_go_where_a_numa_node_has_room_and_no_node_refuses_any(
     tmp_path: Path, control_plane: ControlPlane
 ) -> None:
@@ -199,7 +180,7 @@ def check_rights(plane: ControlPlane) -> None:
     assert used == set(documented["verbs"])
 
 
-@pytest.mark.usefixtures("topology")
+@pytest.mark.usefixtures("topologies")
 async def test_a_scheduler_that_knows_no_numa_nodes_sends_pods_where_they_are_refused(
     tmp_path: Path, control_plane: ControlPlane
 ) -> None:
@@ -210,7 +191,7 @@ async def test_a_scheduler_that_knows_no_numa_nodes_sends_pods_where_they_are_re
     assert list(found.pending) == ["pod-2", "pod-3"]
 
 
-@pytest.mark.usefixtures("topology")
+@pytest.mark.usefixtures("topologies")
 async def test_a_pod_keeps_its_room_between_its_binding_and_its_creation(
     tmp_path: Path, control_plane: ControlPlane
 ) -> None:

@@ -7,10 +7,10 @@ the audit log, by which a test knows who asked for what. The port is held while 
 import base64
 import contextlib
 import json
-import re
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -20,6 +20,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import yaml
+
+from support.kubernetes_page import scheduler_roles, scheduler_rules
 
 Object = dict[str, Any]
 
@@ -39,6 +41,7 @@ POLL_S: Final = 0.1
 SCHEDULER: Final = "scheduler"
 """The scheduler's service account, of the namespace default."""
 
+_DEFINITIONS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RBAC: Final = "rbac.authorization.k8s.io"
 _AUDIT: Final = {
     "apiVersion": "audit.k8s.io/v1",
@@ -46,42 +49,6 @@ _AUDIT: Final = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
-
-
-_DOCUMENTED: Final = Path(__file__).parents[2] / "docs" / "kubernetes.md"
-
-
-def agent_rules() -> list[Object]:
-    """The rules of the agent's role for all of its tasks, as docs/kubernetes.md has them."""
-    page = _DOCUMENTED.read_text()
-    (role,) = re.findall(r"\n\n((?:    apiVersion: rbac.*\n)(?:    .*\n)+)", page)
-    (for_evictions,) = re.findall(r"\n\n(      - \{apiGroups: .*\n)", page)
-    rules: list[Object] = yaml.safe_load(role)["rules"] + yaml.safe_load(for_evictions)
-    return rules
-
-
-def scheduler_configuration() -> Object:
-    """The configuration of a scheduler that knows the room of NUMA nodes, as docs/kubernetes.md has it."""
-    return _documented("KubeSchedulerConfiguration")
-
-
-def scheduler_rules() -> list[Object]:
-    """What that scheduler needs beside `scheduler_roles`, as docs/kubernetes.md has it."""
-    rules: list[Object] = _documented("ClusterRole")["rules"]
-    return rules
-
-
-def scheduler_roles() -> list[str]:
-    """The ClusterRoles of every cluster that a scheduler needs, as docs/kubernetes.md names them."""
-    return re.findall(r"`(system:[a-z-]+)`", _DOCUMENTED.read_text())
-
-
-def _documented(kind: str) -> Object:
-    """The object of this kind in a block of docs/kubernetes.md."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", _DOCUMENTED.read_text(), re.MULTILINE | re.DOTALL)
-    (found,) = (one for one in map(yaml.safe_load, blocks) if one.get("kind") == kind)
-    documented: Object = found
-    return documented
 
 
 class ControlPlaneError(Exception):
@@ -254,16 +221,29 @@ class ControlPlane:
                 raise ControlPlaneError(f"{path} is still {found}")
             time.sleep(POLL_S)
 
+    def define(self, definition: Object) -> None:
+        """Have a CustomResourceDefinition; its objects can be asked for a little later."""
+        self.apply(f"{_DEFINITIONS}/{definition['metadata']['name']}", definition)
+
+    def remove_definition(self, definition: Object) -> None:
+        """Delete a CustomResourceDefinition, if it is there, with all of its objects; they are gone then."""
+        path = f"{_DEFINITIONS}/{definition['metadata']['name']}"
+        if self.find(path) is not None:
+            self.ask("DELETE", path)
+            self.wait_for(path, lambda found: found is None)
+
     def make_service_account(self, name: str, rules: list[Object], *roles: str) -> str:
         """Make the service account *name* of the namespace default, with *rules* everywhere, and these
         ClusterRoles; its token."""
         account = self._make_account(name)
-        meta = {"name": name}
+        # The chart's role is bayplan-agent: Helm installs nothing where somebody else's is.
+        own = f"default:{name}"
+        meta = {"name": own}
         self.apply(
-            f"/apis/{_RBAC}/v1/clusterroles/{name}",
+            f"/apis/{_RBAC}/v1/clusterroles/{own}",
             {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": rules},
         )
-        for role in (name, *roles):
+        for role in (own, *roles):
             self._bind(name, role)
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.ask("POST", f"{account}/token", asked)["status"]["token"])
@@ -388,3 +368,13 @@ def _openssl(*words: str) -> None:
 
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+@contextlib.contextmanager
+def running_control_plane(programs: Path, *nodes: str) -> Iterator[ControlPlane]:
+    """A control plane that runs, for these nodes; its files are gone at the end."""
+    # A socket's path is short; pytest's directories are not.
+    with tempfile.TemporaryDirectory() as directory:
+        plane = ControlPlane(programs, Path(directory), nodes)
+        with plane.running():
+            yield plane

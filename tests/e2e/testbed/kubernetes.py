@@ -11,6 +11,9 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from testbed.cache import artefact
 from testbed.gobuild import GO_ENVIRONMENT, GO_MINIMUM, go_build, go_program
@@ -60,6 +63,12 @@ def api_server() -> Path:
         "format": 1,
     }
     return artefact("kube-apiserver", recipe, build, step=_step("kube-apiserver", KUBERNETES_VERSION, 130))
+
+
+def topology_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of NodeResourceTopology."""
+    found: dict[str, Any] = yaml.safe_load((api_server() / TOPOLOGY_CRD).read_text())
+    return found
 
 
 def controller_manager() -> Path:

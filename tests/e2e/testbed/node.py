@@ -92,21 +92,16 @@ class Node:
         engine = self.podman if self.podman.made(container_id) else self.crictl
         return self.kernel.view(engine.pid(container_id))
 
-    def await_mems(self, running: Running, mems: set[int], *, limit_s: float = LIMIT_S) -> ContainerView:
-        """Wait until the kernel allows a container exactly these nodes; its view then."""
+    def await_view(
+        self, running: Running, condition: Callable[[ContainerView], bool], *, limit_s: float = LIMIT_S
+    ) -> ContainerView:
+        """Wait until the kernel's view of a container is as wanted; the view then. What others give back
+        comes beside the end of theirs."""
         deadline = time.monotonic() + limit_s
-        while (view := self.view(running)).mems_allowed != mems:
-            assert time.monotonic() < deadline, f"allowed are nodes {view.mems_allowed}, expected {mems}"
+        while not condition(view := self.view(running)):
+            assert time.monotonic() < deadline, f"the kernel has {view.placement}"
             time.sleep(POLL_S)
         return view
-
-    def await_cpus(self, running: Running, cpus: set[int], *, limit_s: float = LIMIT_S) -> None:
-        """Wait until the kernel allows a container exactly these CPUs: what others give back comes beside the
-        end of theirs."""
-        deadline = time.monotonic() + limit_s
-        while (view := self.view(running)).cpus_allowed != cpus:
-            assert time.monotonic() < deadline, f"allowed are CPUs {view.cpus_allowed}, expected {cpus}"
-            time.sleep(POLL_S)
 
     def await_node(
         self, number: int, condition: Callable[[dict[str, Any]], bool], *, limit_s: float = LIMIT_S
