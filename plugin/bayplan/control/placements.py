@@ -191,7 +191,7 @@ class Placements:
         most = MOST_UPDATES if entry.origin is None else None
         if decision is None:
             # The runtime sets all that it has for the container, also what is out of date.
-            updates = self._accept(transaction, ledger, container.id, most)
+            updates = self._accept(transaction, ledger, None, most, answered=container.id)
             self.notifications.update_answered(container.id, updates)
             return updates
         if decision.outcome is Outcome.REFUSED:
@@ -350,10 +350,13 @@ class Placements:
         ledger: Ledger,
         decided: str | None = None,
         most_running: int | None = None,
+        *,
+        answered: str | None = None,
     ) -> Sequence[Update]:
-        """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`."""
+        """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`;
+        *answered* is the id of the container that the reply is about if nothing was decided about it."""
         before, shared = transaction.basis.shared_cpus, transaction.basis._replace(ledger=ledger).shared_cpus
-        ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, (), most_running)
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, decided or answered, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
         self.notifications.sent(None if most_running is None else updates, nodes_due)
         if shared != before:
@@ -364,7 +367,7 @@ class Placements:
         self,
         ledger: Ledger,
         shared: CpuSet,
-        decided: str | None,
+        answered: str | None,
         moves: Collection[Move],
         most_running: int | None,
     ) -> tuple[Ledger, Sequence[Update], set[str]]:
@@ -384,9 +387,9 @@ class Placements:
         if most_running is None:
             return ledger, moved, due
         # The others' would not go out, and of 4000 they take ten milliseconds to make.
-        only = self.notifications.first_updated(decided) | due if most_running == 0 else None
+        only = self.notifications.first_updated(answered) | due if most_running == 0 else None
         cpus = cpus_updates(ledger, shared, only)
-        updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, decided, most_running)
+        updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, answered, most_running)
         sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
         return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
 

@@ -1,5 +1,6 @@
 """Who is updated with which reply when the shared CPUs change, and that nobody is forgotten."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,7 +67,8 @@ async def test_who_does_not_run_yet_is_updated_with_each_reply(tmp_path: Path) -
 
 
 async def test_the_answer_to_an_update_has_what_the_container_lacks(tmp_path: Path) -> None:
-    """A runtime sets all that it has for the container with it, also where nothing is decided again."""
+    """A runtime sets all that it has for the container with it, also where nothing is decided again; the
+    history lists decisions alone."""
     async with controlled(tmp_path) as one:
         await begin_sharing(one)
         await one.controller.create_container(OWNER, OWNING)
@@ -76,6 +78,9 @@ async def test_the_answer_to_an_update_has_what_the_container_lacks(tmp_path: Pa
             await one.controller.state_changed(Event.POST_UPDATE_CONTAINER, OTHERS, each)
             assert len(updates) <= 1 + MOST_UPDATES
             assert each.id in ids(updates)
+        recorded = await one.controller.recorder.decided(0)
+    listed_ids = Counter(decision.request.container_id for _, decision in recorded)
+    assert (listed_ids[SHARING[-1].id], listed_ids[SHARING[-2].id]) == (2, 1)
 
 
 async def test_a_connection_is_answered_with_few_updates_and_the_kernel_gets_all(tmp_path: Path) -> None:
