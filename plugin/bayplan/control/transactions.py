@@ -49,10 +49,11 @@ class Basis(NamedTuple):
 
 
 class _Write(Struct):
-    """The last write that a container was part of. ``decided``: the history is to list its decision."""
+    """The last write that a container was part of. ``decision``: the write that it was decided with, if the
+    history is to list that decision."""
 
     number: int
-    decided: bool = False
+    decision: int | None = None
 
 
 class Transaction:
@@ -190,8 +191,8 @@ class Transactions:
             self._recorder.check_commit(write)
         except BaseException as error:
             # It may be on the disk all the same, now or later.
-            for container_id in ids:
-                self._unrecorded[container_id].decided = False
+            if decided in self._unrecorded:
+                self._unrecorded[decided].decision = None
             if isinstance(error, StateError):
                 self._retry_later()
             else:
@@ -255,20 +256,26 @@ class Transactions:
         """Submit what *ledger* says about the containers *ids*, and about those that are unrecorded."""
         self._number += 1
         for container_id in ids:
-            self._unrecorded[container_id] = _Write(self._number, container_id == decided)
+            write = self._unrecorded.setdefault(container_id, _Write(self._number))
+            if container_id == decided:
+                write.decision = self._number
         retained = {entry.container_id: entry for entry in ledger.retained.values()}
         gone, unlisted, listed = [], list[Entry](), list[Entry]()
+        decisions = {}
         for container_id, one in sorted(self._unrecorded.items()):
             one.number = self._number
             entry = ledger.entries.get(container_id) or retained.get(container_id)
             if entry is None:
                 gone.append(container_id)
+            elif one.decision is None:
+                unlisted.append(entry)
             else:
-                (listed if one.decided else unlisted).append(entry)
+                listed.append(entry)
+                decisions[container_id] = one.decision
         if replace_all:
             self._replacing_since = self._number
         kept = frozenset(ledger.entries) | retained.keys() if self._replacing_since is not None else None
-        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept))
+        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept, decisions))
 
     def _recorded(self, number: int) -> None:
         if self._replacing_since is not None and number >= self._replacing_since:

@@ -24,15 +24,16 @@ class Rows:
     """The rows that are current, by container id, and the number of the next one. A value: `after` makes a
     new one, which counts once its statements are committed."""
 
-    def __init__(self, current: dict[str, tuple[int, bool]], next_id: int) -> None:
+    def __init__(self, current: dict[str, tuple[int, int | None]], next_id: int) -> None:
         self._current = current
+        """Number and decision; unlisted rows have None."""
         self._next = next_id
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, int, int]], last: int) -> Self:
         """What a table says whose current rows are (container id, number, listed), the *last* row of all
         having that number."""
-        current = {container_id: (number, bool(listed)) for container_id, number, listed in rows}
+        current = {container_id: (number, 0 if listed else None) for container_id, number, listed in rows}
         return cls(current, last + 1)
 
     def after(self, step: Step, at_us: int) -> tuple[Self, list[Statement]]:
@@ -45,24 +46,28 @@ class Rows:
         for container_id in (*step.gone, *unknown):
             yield from self._ended(container_id)
         for row in step.decided:
-            yield from self._ended(row[0])
+            known = self._current.get(row.container_id)
+            if known and row.decision and known[1] == row.decision:
+                yield _AMEND, (row.document, known[0])
+                continue
+            yield from self._ended(row.container_id)
             yield self._inserted(row, at_us)
         for row in step.unlisted:
-            known = self._current.get(row[0])
-            yield (_AMEND, (row[2], known[0])) if known else self._inserted(row, at_us, listed=False)
+            known = self._current.get(row.container_id)
+            yield (_AMEND, (row.document, known[0])) if known else self._inserted(row, at_us, listed=False)
         for row in step.refused:
             yield self._inserted(row, at_us, current=False)
 
     def _inserted(self, row: Row, at_us: int, *, listed: bool = True, current: bool = True) -> Statement:
-        container_id, name, document = row
+        container_id, name, document, decision = row
         number, self._next = self._next, self._next + 1
         if current:
-            self._current[container_id] = number, listed
+            self._current[container_id] = number, decision if listed else None
         return _INSERT, (number, at_us, container_id, name, listed, current, document)
 
     def _ended(self, container_id: str) -> list[Statement]:
         known = self._current.pop(container_id, None)
         if known is None:
             return []
-        number, listed = known
-        return [(_END if listed else _DELETE, (number,))]
+        number, decision = known
+        return [(_DELETE if decision is None else _END, (number,))]

@@ -4,8 +4,9 @@ Encoded in the thread that has the values: in the committing thread it takes twi
 its processor's caches.
 """
 
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, Self
 
 from msgspec import Struct
 
@@ -13,14 +14,23 @@ from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.state.codec import encode
 
-Row = tuple[str, str, bytes]
-"""A container's id, its name, and the document of its entry."""
+NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Row(NamedTuple):
+    """A container's id, its name, and the document of its entry; ``decision`` tells its decisions apart as
+    long as this process runs, 0 none."""
+
+    container_id: str
+    name: str
+    document: bytes
+    decision: int = 0
 
 
 class Step(Struct, frozen=True):
     """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
-    entries that were ``decided``, which the history lists too; the entries that changed otherwise and are
-    ``unlisted`` there; and what was ``refused``."""
+    entries that were ``decided``, which the history lists too, each decision once however often it is
+    written; the entries that changed otherwise and are ``unlisted`` there; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
     decided: tuple[Row, ...] = ()
@@ -35,11 +45,14 @@ class Step(Struct, frozen=True):
         gone: Iterable[str] = (),
         unlisted: Iterable[Entry] = (),
         kept: frozenset[str] | None = None,
+        decisions: Mapping[str, int] = NO_NUMBERS,
     ) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
         *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
-        exist, unless it is None."""
-        decided, otherwise = tuple(map(_row, entries)), tuple(map(_row, unlisted))
+        exist, unless it is None. *decisions* has the numbers of decisions that may be written again, by
+        container id."""
+        decided = tuple(_row(one, decisions.get(one.container_id, 0)) for one in entries)
+        otherwise = tuple(map(_row, unlisted))
         return cls(tuple(gone), decided, otherwise, kept=kept)
 
     @classmethod
@@ -48,6 +61,6 @@ class Step(Struct, frozen=True):
         return cls(refused=(_row(Entry(decision)),))
 
 
-def _row(entry: Entry) -> Row:
+def _row(entry: Entry, decision: int = 0) -> Row:
     request = entry.decision.request
-    return request.container_id, request.name, encode(entry)
+    return Row(request.container_id, request.name, encode(entry), decision)

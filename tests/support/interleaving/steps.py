@@ -39,8 +39,8 @@ class Disk:
         entries = {key: one for key, one in self.entries.items() if step.kept is None or key in step.kept}
         for container_id in step.gone:
             entries.pop(container_id, None)
-        for container_id, _, document in (*step.decided, *step.unlisted):
-            entries[container_id] = decode_entry(document)
+        for row in (*step.decided, *step.unlisted):
+            entries[row.container_id] = decode_entry(row.document)
         self.entries = entries
 
     def shared_exclusives(self) -> CpuSet:

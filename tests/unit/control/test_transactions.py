@@ -15,7 +15,7 @@ from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.workload import Container
+from bayplan.model.workload import Container, Resources
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -315,3 +315,37 @@ async def test_cpus_of_an_earlier_life_are_nobodys_choice(tmp_path: Path) -> Non
         shared = controller.basis.shared_cpus
         expected = {each.container.id: each.cpus for each in one.expectations()}
         assert expected["owner"] == expected["late"] == shared
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_history_lists_a_found_container_once_however_its_record_is_written(
+    tmp_path: Path, *, fails: bool
+) -> None:
+    """Others are written before its write has ended, or has succeeded; so is the container itself."""
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        found, others = container("f", BEST_EFFORT), [container(name, BEST_EFFORT) for name in ("o", "p")]
+        if fails:
+            with full_disk(one.controller.recorder):
+                await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, found)
+                await one.controller.update_container(
+                    BEST_EFFORT, found, Resources(unified={"memory.high": "1"})
+                )
+                await one.controller.wait_written()
+        else:
+            stall = Stall(one)
+            entered = [
+                asyncio.create_task(
+                    one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, each)
+                )
+                for each in (found, *others)
+            ]
+            await until(lambda: len(one.controller.ledger.entries) == len(entered))
+            await one.controller.update_container(BEST_EFFORT, found, Resources(unified={"memory.high": "1"}))
+            stall.end()
+            await asyncio.gather(*entered)
+        clock.advance(RETRY_S)
+        await one.controller.wait_written()
+        await agree(one)
+        recorded = await one.controller.recorder.decided(0)
+    assert [decision.request.container_id for _, decision in recorded].count("f") == 1
