@@ -17,6 +17,7 @@ from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
 from bayplan.errors import BayplanError
 from support.chart_manifests import CHART, MANIFESTS, PROJECT
+from support.kubernetes_page import documented_objects
 from support.kubernetes_schema import Schema
 
 pytestmark = [pytest.mark.interop, pytest.mark.matrix]
@@ -132,10 +133,7 @@ def examples() -> dict[str, dict[str, Any]]:
     page = (PROJECT / "docs/configuration.md").read_text()
     found = dict(re.findall(r"^### `(\w+)`\n(?:(?!^### ).*\n)*?- Example: `(.*)`$", page, flags=re.MULTILINE))
     named = {name: tomllib.loads(text) for name, text in found.items()}
-    shown = re.findall(
-        r"^```yaml\n(.*?)^```$", (PROJECT / "docs/kubernetes.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    values = [yaml.safe_load(text).get("config", {}) for text in shown]
+    values = [one.get("config", {}) for one in documented_objects()]
     return {**named, **{f"values {number}": one for number, one in enumerate(values)}}
 
 

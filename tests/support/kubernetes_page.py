@@ -1,15 +1,17 @@
-"""What docs/kubernetes.md has operators apply, read from the page: roles, and the scheduler's configuration.
+"""What docs/kubernetes.md has operators apply, read from the page: roles, the scheduler's configuration, values
+of the chart.
 
-The control plane of tests gives nothing else, so a page that names too little fails a test.
+The control plane of tests gives no other rights, so a page that names too few fails a test.
 """
 
 import re
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-_PAGE: Final = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+from support.console_blocks import PROJECT, fenced
+
+_PAGE: Final = PROJECT / "docs" / "kubernetes.md"
 
 
 def agent_rules() -> list[dict[str, Any]]:
@@ -37,9 +39,12 @@ def scheduler_roles() -> list[str]:
     return re.findall(r"`(system:[a-z-]+)`", _PAGE.read_text())
 
 
+def documented_objects() -> list[dict[str, Any]]:
+    """All that the page shows as YAML: objects, and values of the chart."""
+    return [yaml.safe_load(block.text) for block in fenced(_PAGE) if block.language == "yaml"]
+
+
 def _documented(kind: str) -> dict[str, Any]:
-    """The object of this kind in a block of the page."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (found,) = (one for one in map(yaml.safe_load, blocks) if one.get("kind") == kind)
-    documented: dict[str, Any] = found
-    return documented
+    """The object of this kind."""
+    (found,) = (one for one in documented_objects() if one.get("kind") == kind)
+    return found

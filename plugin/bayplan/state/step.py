@@ -6,15 +6,13 @@ its processor's caches.
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from msgspec import Struct
 
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.state.codec import encode
-
-NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Row(NamedTuple):
@@ -45,7 +43,7 @@ class Step(Struct, frozen=True):
         gone: Iterable[str] = (),
         unlisted: Iterable[Entry] = (),
         kept: frozenset[str] | None = None,
-        decisions: Mapping[str, int] = NO_NUMBERS,
+        decisions: Mapping[str, int] = MappingProxyType({}),
     ) -> Self:
         """The decisions behind *entries*, which go into the history too, the ids of the containers that are
         *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
