@@ -1,5 +1,4 @@
-"""What docs/kubernetes.md has operators apply, read from the page: roles, the scheduler's configuration, values
-of the chart.
+"""What docs/kubernetes.md has operators apply, read from the page: roles, values, settings of the scheduler.
 
 The control plane of tests gives no other rights, so a page that names too few fails a test.
 """
