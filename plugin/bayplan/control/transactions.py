@@ -185,6 +185,8 @@ class Transactions:
 
     async def _commit(self, ledger: Ledger, decided: str | None) -> None:
         ids = changed_ids(self._basis.ledger, ledger)
+        unrecorded = self._unrecorded.get(decided or "")
+        earlier_decision = unrecorded.decision if unrecorded else None
         number, write = self._begin(ledger, ids, decided)
         try:
             await write.finished()
@@ -192,7 +194,7 @@ class Transactions:
         except BaseException as error:
             # It may be on the disk all the same, now or later.
             if decided in self._unrecorded:
-                self._unrecorded[decided].decision = None
+                self._unrecorded[decided].decision = earlier_decision
             if isinstance(error, StateError):
                 self._retry_later()
             else:

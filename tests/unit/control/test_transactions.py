@@ -349,3 +349,19 @@ async def test_the_history_lists_a_found_container_once_however_its_record_is_wr
         await agree(one)
         recorded = await one.controller.recorder.decided(0)
     assert [decision.request.container_id for _, decision in recorded].count("f") == 1
+
+
+async def test_the_history_lists_a_found_container_after_a_change_of_it_was_refused(tmp_path: Path) -> None:
+    """The disk was full at both."""
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        found = container("f", BEST_EFFORT)
+        with full_disk(one.controller.recorder):
+            await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, found)
+            with pytest.raises(StateError):
+                await one.controller.update_container(BEST_EFFORT, found, Resources(cpu_shares=512))
+        clock.advance(RETRY_S)
+        await one.controller.wait_written()
+        await agree(one)
+        recorded = await one.controller.recorder.decided(0)
+    assert [decision.request.container_id for _, decision in recorded] == ["f"]
