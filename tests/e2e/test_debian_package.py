@@ -3,6 +3,7 @@ installation to removal, in bare systems of Debian 12 and 13.
 """
 
 import hashlib
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parents[2]
 SUITES = ("bookworm", "trixie")
-# What apt and dpkg keep of their own, and the accounts that systemd-sysusers made.
+# What apt and dpkg keep of their own, the accounts that systemd-sysusers made, and what NETWORK puts there.
 NOT_OURS = (
-    *("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow", "etc/.pwd.lock"),
+    *("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow", "etc/.pwd.lock", "etc/resolv.conf"),
     *("etc/apt/", "var/lib/apt/", "var/cache/", "var/lib/dpkg/", "var/log/", "bayplan_"),
 )
 # As of every package with a service: whether it was enabled is remembered until it is purged.
@@ -39,6 +40,13 @@ KEPT_UNTIL_PURGED = (
     *("etc/bayplan/", "var/lib/bayplan/", "var/lib/systemd/deb-systemd-helper-"),
     "etc/systemd/system/multi-user.target.wants/bayplan.service",
 )
+# How this machine reaches the registry of Python packages.
+NETWORK = {path: Path(path) for path in ("/etc/resolv.conf", "/etc/ssl/certs")}
+NETWORK_VARIABLES = {
+    name: value
+    for name, value in os.environ.items()
+    if name.startswith("UV_") or name.lower().endswith("_proxy")
+}
 INSTALL, REMOVE, PURGE = commands("run by tests/e2e/test_debian_package.py")
 
 pytestmark = pytest.mark.matrix
@@ -66,8 +74,8 @@ class Root:
         self._lower = package_root(suite)
 
     def run(self, script: str, *, shared: Mapping[str, Path] = MappingProxyType({})) -> str:
-        """What *script* prints in there, run by sh; it has to end well. *shared* are directories of this
-        machine, by where they appear.
+        """What *script* prints in there, run by sh; it has to end well. *shared* are files and directories of
+        this machine, by where they appear.
         """
         mounts, root = self._mounts, self._mounts / "root"
         options = f"lowerdir={self._lower},upperdir={mounts}/changes,workdir={mounts}/work"
@@ -76,12 +84,13 @@ class Root:
             f"mount --rbind /sys {root}/sys && mount --bind /dev {root}/dev && "
             f"mount -t tmpfs tmpfs {root}/run && "
             + "".join(
-                f"mkdir -p {root}{at} && mount --bind {path} {root}{at} && " for at, path in shared.items()
+                f"{'mkdir -p' if path.is_dir() else 'touch'} {root}{at} && mount --bind {path} {root}{at} && "
+                for at, path in shared.items()
             )
             + f'exec chroot {root} sh -euc "$0"'
         )
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside, script]
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        environment = {**NETWORK_VARIABLES, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
         ended = subprocess.run(
             argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
@@ -177,21 +186,19 @@ def test_a_removal_that_cannot_release_changes_nothing(root: Root) -> None:
     assert said.splitlines()[-1] == "Status: install ok installed"
 
 
-@pytest.mark.usefixtures("handed_out")
 def test_make_uninstall_takes_away_what_make_install_brought(bare: Root) -> None:
-    """Both need uv, which has all packages in its cache from the build of the package."""
+    """With this machine's uv and network, and nothing in the cache of uv, as on a new node."""
     uv = Path(uv_program()).resolve()
-    cache = Path(subprocess.check_output([uv, "cache", "dir"], text=True).strip())
     said = bare.run(
         """
-        export BAYPLAN_CACHE=/tmp/cache UV_CACHE_DIR=/tmp/uv UV_OFFLINE=1 PATH=/tmp/bin:$PATH HOME=/root
+        export BAYPLAN_CACHE=/tmp/cache UV_CACHE_DIR=/tmp/uv PATH=/tmp/bin:$PATH HOME=/root
         /tmp/tree/packaging/dev/setup.sh install >&2
         /usr/local/bin/baypland --check-config
         /opt/bayplan/share/bayplan/packaging/install-hooks hook >&2
         systemd-analyze verify bayplan.service bayplan-agent.service
         /tmp/tree/packaging/dev/setup.sh uninstall
         """,
-        shared={"/tmp/tree": PROJECT, "/tmp/uv": cache, "/tmp/bin": uv.parent},
+        shared={**NETWORK, "/tmp/tree": PROJECT, "/tmp/bin": uv.parent},
     )
     assert "Engine exact, " in said
     assert "No container " in said
