@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hypothesis import given
+from msgspec.structs import replace
 
 from bayplan.placement.page_placement import ContainerPages, NodeMemory
 from bayplan.sets import NodeSet
@@ -63,6 +64,25 @@ def test_moves_can_be_made_and_suffice(scene: Scene) -> None:
 
 
 @given(scenes())
+def test_who_may_lie_on_few_nodes_gets_room_before_those_who_may_lie_on_more(scene: Scene) -> None:
+    """However much all of them lack together."""
+    made = scene.planned()
+    if not made.risks:
+        return
+    after = moved(scene, made)
+    at_risk = NodeSet(node for risk in made.risks for node in risk.nodes)
+    room_before, room_after = (each.room(scene.goal_bytes, at_risk) for each in (scene, after))
+    for width in range(1, len(IDS)):
+        lacking = violation(room_after, promised_within(width, after), movable=False)
+        assert lacking == violation(room_before, promised_within(width, scene), movable=True)
+
+
+def promised_within(width: int, scene: Scene) -> list[ContainerPages]:
+    """The containers of *scene*, of which those are promised nothing who may lie on more nodes than that."""
+    return [one if len(one.nodes) <= width else replace(one, promised_bytes=0) for one in scene.containers]
+
+
+@given(scenes())
 def test_what_was_moved_is_not_moved_again(scene: Scene) -> None:
     after = moved(scene, scene.planned())
     assert after.planned().moves == ()
@@ -115,6 +135,24 @@ def test_the_measured_case() -> None:
     assert [(str(risk.nodes), risk.lacking_bytes) for risk in made.risks] == [("1", 50), ("2", 60)]
     assert made.risks[0].owners == ("g1",)
     assert made.risks[0].occupants == ("b", "x")
+
+
+def test_a_node_is_relieved_also_if_not_everything_has_a_place() -> None:
+    """30 are left for 50, all on node 0: who must stay on node 1 would be killed with these 30 still free."""
+    scene = Scene(
+        {0: NodeMemory(30), 1: NodeMemory(0)},
+        [
+            ContainerPages("g", "g", NodeSet([1]), 20),
+            ContainerPages("b", "b", NodeSet([0, 1]), 50, {1: 20}, {1: 20}),
+        ],
+        NOTHING,
+        NOTHING,
+    )
+    made = scene.planned()
+    assert made.unmet_bytes == 20
+    assert [(one.container_id, one.source, one.target, one.amount_bytes) for one in made.moves] == [
+        ("b", 1, 0, 20)
+    ]
 
 
 def test_pages_go_to_the_nearest_node_that_has_room() -> None:

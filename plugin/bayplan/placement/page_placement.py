@@ -151,6 +151,9 @@ def plan(
     was done does not have to be done again at once. Where all that lacks is these bytes, and no page could be
     moved for them, nothing is at risk: everything is promised, as it may be. Pages go to the nearest nodes
     that have room for them.
+
+    Where not everything has a place, pages make room for the promises on narrow sets first. Who must stay on
+    one node is killed when that one is full, who may lie on every node only when all are.
     """
     outstanding = _outstanding(containers)
     loads, lacking = _promises(nodes, outstanding, start_bytes)
@@ -161,7 +164,7 @@ def plan(
     at_risk = {loads.reached(one) for one in lacking}
     narrowest = sorted(at_risk, key=lambda one: (one.bit_count(), one))[:MOST_RISKS]
     risks = tuple(_risk(nodes, containers, one) for one in narrowest)
-    loads, lacking = _promises(nodes, outstanding, goal_bytes)
+    loads, lacking = _promises(nodes, _placeable(nodes, containers, outstanding, goal_bytes), goal_bytes)
     before = _with_pages(loads, containers)
     _push(loads, lacking)
     _push(loads, _debts(nodes, NodeSet.of_mask(reduce(or_, at_risk)), goal_bytes))
@@ -180,11 +183,8 @@ def unmet_bytes(
     """What of the outstanding promises has no place beside *kept_bytes*, wherever pages lie that may lie
     elsewhere."""
     containers = tuple(containers)
-    loads, lacking = _promises(nodes, _outstanding(containers), kept_bytes)
-    if not lacking:
-        return 0
-    _with_pages(loads, containers)
-    return sum(_push(loads, lacking).values())
+    outstanding = _outstanding(containers)
+    return sum(outstanding.values()) - sum(_placeable(nodes, containers, outstanding, kept_bytes).values())
 
 
 def unpromised_bytes(
@@ -228,6 +228,20 @@ def _promises(
     room = {1 << node: max(0, one.room_bytes - kept_bytes.get(node, 0)) for node, one in nodes.items()}
     loads = Loads(room, {node: {} for node in room}, {})
     return loads, _push(loads, outstanding)
+
+
+def _placeable(
+    nodes: Mapping[int, NodeMemory],
+    containers: Iterable[ContainerPages],
+    outstanding: Mapping[int, int],
+    kept_bytes: Mapping[int, int],
+) -> dict[int, int]:
+    """What of *outstanding* has a place beside *kept_bytes* if pages lie where they are in nobody's way: as
+    much as possible, and of that as much as possible for narrow sets."""
+    loads, _ = _promises(nodes, {}, kept_bytes)
+    _with_pages(loads, containers)
+    lacking = _push(loads, outstanding)
+    return {one: amount - lacking.get(one, 0) for one, amount in outstanding.items()}
 
 
 def _debts(
