@@ -1,13 +1,21 @@
-"""What kubelet's two state files have in common: Go's JSON, and the checksum over a dump of a structure.
+"""What kubelet's two state files have in common: Go's JSON, the checksum over a dump of a structure, and the
+payload that kubelet 1.37 writes beside it.
 
 kubelet prints the structure in memory with Go's spew printer (keys sorted, no addresses, no capacities)
 and hashes that text with FNV-1a of 32 bits, so that the text here must be spew's to the byte. None stands
 for Go's nil.
+
+Since version 4 of cpu_manager_state and version 3 of memory_manager_state (Kubernetes v1.37) a file holds its
+content twice: in the fields of the format before pods as a whole, for a kubelet that is older, and as JSON in
+the string ``data``, with ``dataChecksum`` over that string. Only the latter counts then: kubelet does not
+look at the other checksum, and never falls back on the fields of a file whose ``data`` is damaged.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from msgspec import Struct
 
 NIL: Final = "<nil>"
 CORRUPTED: Final = "checkpoint is corrupted"
@@ -46,3 +54,35 @@ def ends_early(error: json.JSONDecodeError) -> bool:
     rest = error.doc[error.pos :].strip()
     unfinished = any(word.startswith(rest) for word in ("true", "false", "null"))
     return unfinished or error.msg.startswith("Unterminated string")
+
+
+class Payload(Struct, frozen=True):
+    """The string ``data`` of a file, and the checksum that the file has for it."""
+
+    text: str
+    checksum: int
+
+    @property
+    def intact(self) -> bool:
+        """Whether the checksum is that of the text."""
+        return self.checksum == fnv1a_32(f"(string){self.text}")
+
+
+def payload_of(text: str) -> Payload | None:
+    """The payload of a file with the content *text*; None if the file has none, as older kubelets write it.
+
+    A value of the wrong type counts as damaged, as kubelet then does not fall back on older formats either.
+    """
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    found = {key.lower(): value for key, value in content.items()}
+    written, checksum = found.get("data"), found.get("datachecksum")
+    if not written and not checksum:
+        return None
+    if isinstance(written, str) and isinstance(checksum, int):
+        return Payload(written, checksum)
+    return Payload("", -1)

@@ -5,16 +5,17 @@ kubelet ends at the first of these, with one sentence; that sentence is part of 
 search for it. What a file says of reservations is not held against anything: they are kubelet's.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bayplan.engines.kubelet.checkpoint_text import CORRUPTED
+from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, payload_of
 from bayplan.engines.kubelet.cpu import checkpoint as cpu_file
 from bayplan.engines.kubelet.cpu.errors import CpuStateError
 from bayplan.engines.kubelet.cpu.manager import STATIC
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.memory import checkpoint as memory_file
-from bayplan.engines.kubelet.memory.checksum import Checkpoint, checksum
+from bayplan.engines.kubelet.memory.checksum import Checkpoint
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
@@ -43,10 +44,9 @@ def read_cpu_file(
     try:
         content = cpu_file.read_checkpoint(text, refs, pod_level_managers=True)
     except CpuStateError as error:
-        damaged = str(error) == CORRUPTED
-        where, expected = ("checksum", _INTACT) if damaged else ("content", "what kubelet writes")
-        found = "a wrong one" if damaged else excerpt(str(error))
-        return CpuState(), (Problem(f"{CPU_FILE}, {where}", found, expected),)
+        if str(error).endswith(CORRUPTED):
+            return CpuState(), (_wrong_checksum(CPU_FILE, text),)
+        return CpuState(), (Problem(f"{CPU_FILE}, content", excerpt(str(error)), "what kubelet writes"),)
     if content.policy_name != STATIC:
         return CpuState(), (_other_policy(CPU_FILE, content.policy_name, STATIC),)
     try:
@@ -59,17 +59,24 @@ def read_cpu_file(
 def read_memory_file(text: str, machine: Machine) -> tuple[MemoryState, tuple[Problem, ...]]:
     """The state in a memory_manager_state of any version, and what is wrong with it on *machine*."""
     try:
-        content = memory_file.parse_checkpoint(text)
+        content = memory_file.read_checkpoint(text, MEMORY_FILE, pod_level_managers=True)
         state = memory_file.state_of(content)
     except ParseError as error:
         found = excerpt(f"{error.found} where {error.expected} was expected")
         return MemoryState(), (Problem(f"{MEMORY_FILE}, content", found, "what kubelet writes"),)
-    if content.checksum not in (0, checksum(content, version=1), checksum(content, version=2)):
-        return MemoryState(), (Problem(f"{MEMORY_FILE}, checksum", str(content.checksum), _INTACT),)
+    except memory_file.CheckpointError:
+        return MemoryState(), (_wrong_checksum(MEMORY_FILE, text),)
     static = MemoryManagerPolicy.STATIC.value
     if content.policy_name != static:
         return MemoryState(), (_other_policy(MEMORY_FILE, content.policy_name, static),)
     return state, tuple(_wrong_memory(content, state, machine))
+
+
+def _wrong_checksum(file: str, text: str) -> Problem:
+    """A problem with the checksum that counts in a file, which is one of JSON."""
+    name = "checksum" if payload_of(text) is None else "dataChecksum"
+    found = {key.lower(): value for key, value in json.loads(text).items()}
+    return Problem(f"{file}, {name}", excerpt(repr(found.get(name.lower(), 0))), _INTACT)
 
 
 def _other_policy(file: str, found: str, expected: str) -> Problem:
@@ -107,7 +114,8 @@ def _wrong_memory(content: Checkpoint, state: MemoryState, machine: Machine) -> 
         for node, memory in state.nodes.items()
     }
     try:
-        start(MemoryManagerPolicy.STATIC, machine, reserved, FeatureGates(), state)
+        gates = FeatureGates(pod_level_resource_managers=bool(state.pod_blocks))
+        start(MemoryManagerPolicy.STATIC, machine, reserved, gates, state)
     except MemoryManagerError as error:
         yield Problem(
             f"{MEMORY_FILE}, machineState", "other sums", f"those of its entries (kubelet: {error})"

@@ -2,7 +2,8 @@
 
 Version 1 lists CPU sets by container id, version 2 by pod and container, version 3 (with the feature gate
 PodLevelResourceManagers) also by pod. The checksum covers a dump of Go's structure, not the JSON text, so
-that the dump is made here too. Text in, text out: nothing here opens a file.
+that the dump is made here too. Version 4 is a version 2 with the content of a version 3 in its payload
+(`bayplan.engines.kubelet.checkpoint_text`). Text in, text out: nothing here opens a file.
 """
 
 import json
@@ -10,15 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bayplan.engines.kubelet.checkpoint_text import (
     CORRUPTED,
     ENDS_EARLY,
     NIL,
+    Payload,
     dump_map,
     ends_early,
     fnv1a_32,
     go_json,
+    payload_of,
 )
 from bayplan.engines.kubelet.cpu.errors import CpuStateError
 from bayplan.engines.kubelet.cpu.state import CpuState
@@ -177,8 +181,11 @@ def read_checkpoint(
     for `restore_checkpoint`.
 
     Raises:
-        CpuStateError: no version fits; the text is `CORRUPTED` where only the checksum is wrong.
+        CpuStateError: no version fits; the text ends with `CORRUPTED` where only a checksum is wrong.
     """
+    payload = payload_of(text)
+    if payload is not None:
+        return _of_payload(payload, pod_level_managers=pod_level_managers)
     versions = (3, 1, 2) if pod_level_managers else (1, 2)
     problem = CpuStateError(CORRUPTED)
     for version in versions:
@@ -191,6 +198,17 @@ def read_checkpoint(
             return _migrated(checkpoint, container_refs) if version == 1 else checkpoint
         problem = CpuStateError(CORRUPTED)
     raise problem
+
+
+def _of_payload(payload: Payload, *, pod_level_managers: bool) -> CpuCheckpoint:
+    """The content of version 4, whose pods as a whole count with the feature gate only."""
+    try:
+        if not payload.intact:
+            raise CpuStateError(CORRUPTED)
+        content = decode_checkpoint(payload.text, _POD_LEVEL_VERSION)
+    except CpuStateError as error:
+        raise CpuStateError(f"could not load v4 checkpoint: {error}") from error
+    return content if pod_level_managers else replace(content, pod_entries={})
 
 
 def _migrated(checkpoint: CpuCheckpoint, container_refs: Mapping[str, tuple[str, str]]) -> CpuCheckpoint:

@@ -1,7 +1,8 @@
 """kubelet's file ``memory_manager_state``: its JSON in and out, and what it says as a `MemoryState`.
 
 Version 1 of the format knows containers only, version 2 (with the gate PodLevelResourceManagers) also pods
-that were placed as a whole. The checksum (`bayplan.engines.kubelet.memory.checksum`) of absent differs
+that were placed as a whole. Version 3 is a version 1 with the content of a version 2 in its payload
+(`bayplan.engines.kubelet.checkpoint_text`). The checksum (`bayplan.engines.kubelet.memory.checksum`) of absent differs
 from that of empty: so a checkpoint keeps that difference (None and empty), and a `MemoryState`, which does
 not, is made last.
 """
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, ENDS_EARLY, ends_early, go_json
+from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, ENDS_EARLY, ends_early, go_json, payload_of
 from bayplan.engines.kubelet.memory.checksum import (
     Checkpoint,
     SavedBlock,
@@ -62,24 +63,42 @@ def restored(text: str | None, path: str, policy_name: str, gates: FeatureGates)
     if text is None:
         return MemoryState()
     try:
-        checkpoint = parse_checkpoint(text)
+        checkpoint = read_checkpoint(text, path, pod_level_managers=gates.pod_level_resource_managers)
         state = state_of(checkpoint)
     except ParseError as error:
         raise CheckpointError(path, str(error)) from error
-    whole = gates.pod_level_resource_managers and checkpoint.checksum == checksum(checkpoint, version=2)
-    if not whole and checkpoint.checksum not in (0, checksum(checkpoint, version=1)):
-        raise CheckpointError(path, CORRUPTED)
     if checkpoint.policy_name != policy_name:
         problem = (
             f'[memorymanager] configured policy "{policy_name}" differs from state checkpoint policy '
             f'"{checkpoint.policy_name}"'
         )
         raise CheckpointError(path, problem)
-    return state if whole else replace(state, pod_blocks={})
+    return state
+
+
+def read_checkpoint(text: str, path: str, *, pod_level_managers: bool) -> Checkpoint:
+    """The content of a file of any version, with pods as a whole under the feature gate only.
+
+    Raises:
+        ParseError: as for `parse_checkpoint`, which says what is wrong with the shape.
+        CheckpointError: a checksum is wrong.
+    """
+    payload = payload_of(text)
+    if payload is not None:
+        if not payload.intact:
+            raise CheckpointError(path, f"could not load v3 checkpoint: {CORRUPTED}")
+        content = parse_checkpoint(payload.text)
+        return content if pod_level_managers else replace(content, pod_entries={})
+    content = parse_checkpoint(text)
+    if pod_level_managers and content.checksum == checksum(content, version=2):
+        return content
+    if content.checksum not in (0, checksum(content, version=1)):
+        raise CheckpointError(path, CORRUPTED)
+    return replace(content, pod_entries={})
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """Read the file's JSON as kubelet does: unknown keys are ignored, missing ones are zero or nil.
+    """Read the fields of the JSON as kubelet does: unknown keys are ignored, missing ones are zero or nil.
 
     Raises:
         ParseError: not JSON, or a value of the wrong type or out of range.

@@ -1,0 +1,102 @@
+"""State files that kubelet 1.37 wrote: read as kubelet reads them, and damage is found where kubelet finds it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
+from bayplan.engines.kubelet.cpu.errors import CpuStateError
+from bayplan.engines.kubelet.memory.checkpoint import CheckpointError, restored
+from bayplan.engines.kubelet.pod import FeatureGates
+from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_file, read_memory_file
+from bayplan.model.machine import Machine
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet
+from support.machines import machine
+
+RECORDED = Path(__file__).parents[3] / "data/vectors-1.37/state_files.json"
+FILES = json.loads(RECORDED.read_text())["files"]
+WITH_PODS = FeatureGates(pod_level_resource_managers=True)
+ONLY_RUNNING = "default cpuset cannot be empty", "the expected machine state is different"
+"""What kubelet says of the content of a file that it could read."""
+
+
+def of(kind: str, start: str) -> dict[str, Any]:
+    """The content of the one file of that kind whose origin starts so."""
+    (found,) = (each for each in FILES if each["kind"] == kind and each["from"].startswith(start))
+    content: dict[str, Any] = json.loads(found["text"])
+    return content
+
+
+def read(kind: str, text: str) -> None:
+    if kind == "cpu":
+        restore_checkpoint(text, "static", pod_level_managers=True)
+    else:
+        restored(text, MEMORY_FILE, "Static", WITH_PODS)
+
+
+@pytest.mark.parametrize("recorded", FILES, ids=lambda each: f"{each['kind']}-{each['from']}")
+def test_a_file_is_read_if_kubelet_reads_it(recorded: dict[str, Any]) -> None:
+    if recorded["accepted"] is None or any(words in recorded["accepted"] for words in ONLY_RUNNING):
+        read(recorded["kind"], recorded["text"])
+    else:
+        with pytest.raises((CpuStateError, CheckpointError)) as raised:
+            read(recorded["kind"], recorded["text"])
+        assert str(raised.value).startswith(recorded["accepted"].removesuffix(", ..."))
+
+
+def test_the_payload_counts_and_not_the_fields_beside_it() -> None:
+    content = of("cpu", "embedded checksum wrong")
+    changed = json.dumps(content | {"defaultCpuSet": "0", "entries": {"other": {"c0": "2"}}, "checksum": 1})
+    state = restore_checkpoint(changed, "static")
+    assert state == restore_checkpoint(json.dumps(content), "static")
+    assert list(state.assignments) == ["pod-plain"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"dataChecksum": 1},
+        {"dataChecksum": 0},
+        {"data": ""},
+        {"data": 7},
+        {"data": "{}", "dataChecksum": "x"},
+        {"dataChecksum": None},
+    ],
+)
+@pytest.mark.parametrize(("kind", "start"), [("cpu", "gate InPlace"), ("memory", "gate InPlace")])
+def test_a_damaged_payload_is_never_replaced_by_the_fields_beside_it(
+    kind: str, start: str, damage: dict[str, Any]
+) -> None:
+    with pytest.raises((CpuStateError, CheckpointError), match="could not load v[34] checkpoint"):
+        read(kind, json.dumps(of(kind, start) | damage))
+
+
+def test_without_a_payload_the_fields_count_as_before() -> None:
+    for kind in ("cpu", "memory"):
+        content = of(kind, "gate InPlace")
+        del content["data"], content["dataChecksum"]
+        read(kind, json.dumps(content))
+
+
+def plain() -> Machine:
+    """The machine of the files that were made by hand: two nodes of 16 GiB, 16 CPUs."""
+    return machine(2, 8, 16 * GIB)
+
+
+def test_pods_as_a_whole_are_the_obstacle_that_is_named() -> None:
+    text = json.dumps(of("cpu", "gate PodLevelResourceManagers"))
+    _, problems = read_cpu_file(text, plain(), CpuSet(), {})
+    assert [each.path for each in problems] == [f"{CPU_FILE}, podEntries, pod-plr"]
+
+
+@pytest.mark.parametrize(("kind", "file"), [("cpu", CPU_FILE), ("memory", MEMORY_FILE)])
+def test_a_wrong_checksum_is_named_with_its_value(kind: str, file: str) -> None:
+    text = json.dumps(of(kind, "gate InPlace") | {"dataChecksum": 12345})
+    if kind == "cpu":
+        _, problems = read_cpu_file(text, plain(), CpuSet(), {})
+    else:
+        _, problems = read_memory_file(text, plain())
+    assert [(each.path, each.found) for each in problems] == [(f"{file}, dataChecksum", "12345")]
