@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.sets import CpuSet
 
 
@@ -66,6 +67,7 @@ class PlacementPolicy(Struct, frozen=True):
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
     instead of ignoring them. ``strategy`` is for the engine `exact`, and for pods that say nothing of it.
+    ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -78,3 +80,9 @@ class PlacementPolicy(Struct, frozen=True):
     refuse_wrong_annotations: bool = False
     withheld_cpus: CpuSet = CpuSet()
     strategy: PlacementStrategy = PlacementStrategy.PACK
+    kubelet_minor: int = NEWEST.minor
+
+    @property
+    def kubelet_rules(self) -> KubeletRules:
+        """What the node's kubelet does differently from those of other versions."""
+        return rules_of(self.kubelet_minor)

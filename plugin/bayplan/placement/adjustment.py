@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
 from bayplan.model.decision import Decision, Request
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import MemoryQos, PlacementPolicy
@@ -148,9 +149,13 @@ def for_one_reply(updates: Sequence[Update], always: Collection[str], most: int)
 
 
 def memory_qos_values(
-    qos: MemoryQos, request: Request, limit_bytes: int | None, allocatable_bytes: int
+    qos: MemoryQos,
+    request: Request,
+    limit_bytes: int | None,
+    allocatable_bytes: int,
+    kubelet: KubeletRules = NEWEST,
 ) -> dict[str, int]:
-    """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as of Kubernetes 1.36).
+    """MemoryQoS' values by cgroup file, in bytes (KEP-2570 as *kubelet* has it).
 
     memory.high is what kubelet sets; None as a limit is none. With TieredReservation a Guaranteed request is
     protected by memory.min, a Burstable one by memory.low. Where the request is an interval, its usual low
@@ -159,7 +164,7 @@ def memory_qos_values(
     values = memory_protection(qos, request.qos, request.memory.likely_low_bytes)
     if qos.throttling_factor is not None:
         high_bytes = memory_high_bytes(
-            request.memory.high_bytes, limit_bytes or 0, allocatable_bytes, qos.throttling_factor
+            request.memory.high_bytes, limit_bytes or 0, allocatable_bytes, qos.throttling_factor, kubelet
         )
         if high_bytes is not None:
             values[MEMORY_HIGH] = high_bytes
@@ -174,8 +179,10 @@ def _unified(
         reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
         allocatable = max(0, machine.memory_bytes - reserved_bytes)
         limit_bytes = request.memory_limit_bytes
-        for key, amount in memory_qos_values(policy.memory_qos, request, limit_bytes, allocatable).items():
-            values[key] = str(amount)
+        protection = memory_qos_values(
+            policy.memory_qos, request, limit_bytes, allocatable, policy.kubelet_rules
+        )
+        values |= {key: str(amount) for key, amount in protection.items()}
     if not policy.single_process_oom_kill:
         values[OOM_GROUP] = "1"
     return {key: value for key, value in values.items() if key not in present}

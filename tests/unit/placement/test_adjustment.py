@@ -93,7 +93,7 @@ def test_unified_only_on_cgroup_v2_and_single_kill_only_when_asked_for() -> None
             200 * MIB,
             {"memory.low": 100 * MIB, "memory.high": 192 * MIB},
         ),
-        (request(QosClass.BURSTABLE, 0, 0), None, {}),
+        (request(QosClass.BURSTABLE, 0, 0), None, {"memory.high": 3865468928}),
         (request(QosClass.BURSTABLE, 0, MIB), None, {"memory.high": 3865575424}),
         (request(QosClass.BURSTABLE, 0, GIB), GIB, {}),
     ],

@@ -1,6 +1,7 @@
 """Which CPUs are chosen, and the CPU Manager's state file. The static policy's tables are in `cpu_static`."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from bayplan.conformance.sections import Case, Folder, Section, expect
@@ -91,7 +92,7 @@ def _distributed(case: Case, folder: Folder) -> None:
 
 
 def _random(case: Case, folder: Folder) -> None:
-    """Up to five algorithms on one request. Where Go's reuse of slices changed kubelet's answer, the answer
+    """Up to seven algorithms on one request. Where Go's reuse of slices changed kubelet's answer, the answer
     without that counts; where kubelet never returned, only that the answer is a proper one."""
     machine = topology(folder.load(RANDOM_TOPOLOGIES)[case["topology"]])
     available, count = CpuSet.parse(case["available"]), case["num_cpus"]
@@ -102,9 +103,13 @@ def _random(case: Case, folder: Folder) -> None:
         "distributed_group1": lambda: take_distributed(machine, available, count, 1),
         "distributed_groupcore": lambda: take_distributed(machine, available, count, machine.cpus_per_core),
     }
-    recorded = {name: case[name] for name in takes if name in case}
+    for group, size in (("group1", 1), ("groupcore", machine.cpus_per_core)):
+        takes[f"distributed_align_{group}"] = partial(
+            take_distributed, machine, available, count, size, align_by_socket=True
+        )
+    recorded = {name: case.get(f"{name}_clean", case[name]) for name in takes if name in case}
     for name, expected in (recorded | case.get("without_slice_aliasing", {})).items():
-        if isinstance(expected, dict) and "hang" in expected:
+        if isinstance(expected, dict) and "hang" in "".join((*expected, *expected.values())):
             taken = takes[name]()
             expect(
                 f"{name}: number and availability of CPUs", (len(taken), taken <= available), (count, True)
@@ -215,6 +220,7 @@ SECTIONS = (
     Section(_ASSIGNMENT, "accumulator_free_cpus", _free_cpus),
     Section(_ASSIGNMENT, "accumulator_take", _take),
     Section("oracle_take_by_topology.jsonl", None, _random),
+    Section("take_align_by_socket.jsonl", None, _random),
     Section(_STATE, "restore", _restore),
     Section(_STATE, "store", _store),
     Section(_STATE, "helpers", _store),
@@ -223,5 +229,5 @@ SECTIONS = (
 
 REFERENCES = {
     f"{NAMED_TOPOLOGIES}:topologies": "read by the cases of other tables",
-    RANDOM_TOPOLOGIES: "read by oracle_take_by_topology.jsonl",
+    RANDOM_TOPOLOGIES: "read by oracle_take_by_topology.jsonl and take_align_by_socket.jsonl",
 }

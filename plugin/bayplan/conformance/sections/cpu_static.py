@@ -156,24 +156,26 @@ def _options(case: Case, folder: Folder) -> None:
         expect("options", values, expected)
 
 
-def _switched(case: Case) -> dict[str, bool]:
-    """The feature gates of option groups; a case switches one of them, the other keeps its default."""
+def _switched(case: Case) -> tuple[bool, bool]:
+    """The feature gates of alpha and beta options; a case switches one of them, the other has its default."""
     switched = {case["featureGate"]: case.get("featureGateEnable", True)}
-    return {
-        "alpha": switched.get("CPUManagerPolicyAlphaOptions", False),
-        "beta": switched.get("CPUManagerPolicyBetaOptions", True),
-    }
+    return (
+        switched.get("CPUManagerPolicyAlphaOptions", False),
+        switched.get("CPUManagerPolicyBetaOptions", True),
+    )
 
 
 def _option_available(case: Case, folder: Folder) -> None:
     del folder
-    problem = unavailable(case["option"], **_switched(case))
+    alpha, beta = _switched(case)
+    problem = unavailable(case["option"], alpha=alpha, beta=beta)
     expect(f"available ({problem})", problem is None, case["expectedAvailable"])
 
 
 def _option_compatible(case: Case, folder: Folder) -> None:
     del folder
-    problem = error_of(lambda: CpuOptions.parse(case["policyOptions"], **_switched(case)))
+    alpha, beta = _switched(case)
+    problem = error_of(lambda: CpuOptions.parse(case["policyOptions"], alpha=alpha, beta=beta))
     expect(f"refused ({problem})", problem is not None, case["expectedErr"])
 
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import pod
+from bayplan.conformance.sections.pods import gates, pod
 from bayplan.conformance.sections.topology import hint, hint_set
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, Devices, DeviceState
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.engines.kubelet.topology.hints import ProviderHints
 from bayplan.sets import NodeSet
 
@@ -107,7 +106,7 @@ def _parameters(case: Case, _: Folder) -> None:
 
 
 def _pod_request(case: Case, _: Folder) -> None:
-    manager = DeviceManager({name: {} for name in case["registeredDevices"]}, FeatureGates())
+    manager = DeviceManager({name: {} for name in case["registeredDevices"]}, gates())
     expect("requested", manager.pod_requested(pod(case["pod"])), case["expected"])
 
 

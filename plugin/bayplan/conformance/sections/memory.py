@@ -211,7 +211,7 @@ def _pod_hints(case: Case, folder: Folder) -> None:
 
 def _pod_requests(case: Case, folder: Folder) -> None:
     del folder
-    expect("requests", dict(pod_wants(pod(case["pod"]), FeatureGates())), case["expected"])
+    expect("requests", dict(pod_wants(pod(case["pod"]), gates())), case["expected"])
 
 
 def _violates(case: Case, folder: Folder) -> None:

@@ -9,7 +9,7 @@ from bayplan.conformance.sections.memory import (
     reserved,
     state,
 )
-from bayplan.conformance.sections.pods import amounts, container, machine, pod
+from bayplan.conformance.sections.pods import amounts, container, gates, machine, pod
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
@@ -21,7 +21,7 @@ from bayplan.engines.kubelet.memory.reservation import (
     check_values,
 )
 from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
+from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
 
 
@@ -91,7 +91,7 @@ def _new_manager(case: Case, folder: Folder) -> None:
     errors = [raised(lambda: MemoryManagerPolicy.named(case["policyName"]))]
     if errors == [None] and MemoryManagerPolicy.named(case["policyName"]) is MemoryManagerPolicy.STATIC:
         errors = list(_sum_errors(case)) or [
-            raised(lambda: start(MemoryManagerPolicy.STATIC, found, kept, FeatureGates()))
+            raised(lambda: start(MemoryManagerPolicy.STATIC, found, kept, gates()))
         ]
     if case["expectedError"] not in errors:
         raise MismatchError("error", errors, case["expectedError"])

@@ -1,10 +1,12 @@
-"""The file ``memory_manager_state``: checksums, bytes, and what is refused."""
+"""The file ``memory_manager_state``: checksums, bytes, what is refused; and both files of kubelet 1.37."""
 
-from typing import Any
+from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, MismatchError, Section, expect
+from bayplan.conformance.sections import Case, Folder, MismatchError, Section, expect, expect_error
 from bayplan.conformance.sections.memory import blocks, nodes, state
 from bayplan.conformance.sections.pods import gates
+from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
+from bayplan.engines.kubelet.cpu.errors import CpuStateError
 from bayplan.engines.kubelet.memory.checkpoint import (
     CheckpointError,
     checkpoint_of,
@@ -67,6 +69,26 @@ def _helpers(case: Case, folder: Folder) -> None:
     expect("state", restored(text, _PATH, "static", gates(pod_level=True)), found)
 
 
+_SAID_OF_CONTENT: Final = ("default cpuset cannot be empty", "the expected machine state is different")
+"""kubelet's errors about a file that it could read."""
+
+
+def _state_file(case: Case, folder: Folder) -> None:
+    """A file of either manager, and whether kubelet can read it."""
+    del folder
+    expected = case["accepted"] or ""
+    error = None
+    try:
+        if case["kind"] == "cpu":
+            restore_checkpoint(case["text"], "static", pod_level_managers=True)
+        else:
+            restored(case["text"], _PATH, "Static", gates(managers=True))
+    except (CheckpointError, CpuStateError) as raised:
+        error = raised
+    readable = any(words in expected for words in _SAID_OF_CONTENT)
+    expect_error(error, None if readable else expected.removesuffix(", ..."))
+
+
 def _plain(found: MemoryState) -> dict[str, dict[str, Blocks]]:
     return {uid: dict(containers) for uid, containers in found.assignments.items()}
 
@@ -94,4 +116,5 @@ SECTIONS = (
     Section(_FILE, "helpers", _helpers),
     Section(_FILE, "real_world_sample", _real),
     Section(_FILE, "generated_by_kubelet_code", _generated),
+    Section("state_files.json", "files", _state_file),
 )

@@ -1,10 +1,11 @@
 """Pods, machines and memory blocks as the vector files write them. Not a section: it checks nothing."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import KubeletRules, rules_of
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet
 
@@ -42,9 +43,22 @@ def pod(written: Mapping[str, Any]) -> PodSpec:
     )
 
 
-def gates(*, pod_level: bool, managers: bool = False) -> FeatureGates:
+RULES: Final = rules_of(36)
+"""Of the kubelet that answered, where a file does not say otherwise."""
+
+
+_SINCE_1_37: Final = ("pod_memory_high_factor_0.9", "result_memoryqos_off", "final_v1.37.2")
+"""Keys that only records of kubelet 1.37 have."""
+
+
+def rules_of_case(case: Mapping[str, Any]) -> KubeletRules:
+    """The rules of the kubelet that gave the answers of a case."""
+    return rules_of(37) if any(key in case for key in _SINCE_1_37) else RULES
+
+
+def gates(*, pod_level: bool = True, managers: bool = False, rules: KubeletRules = RULES) -> FeatureGates:
     """Feature gates from the two that the files switch."""
-    return FeatureGates(pod_level_resources=pod_level, pod_level_resource_managers=managers)
+    return FeatureGates(pod_level_resources=pod_level, pod_level_resource_managers=managers, rules=rules)
 
 
 def machine(written: Mapping[str, Any] | None) -> Machine:

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import amounts, gates, pod
+from bayplan.conformance.sections.pods import RULES, amounts, gates, pod, rules_of_case
 from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.qos.cgroup_values import (
     ContainerValues,
@@ -30,10 +30,10 @@ from bayplan.engines.kubelet.qos.classes import (
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
-from bayplan.model.qos import quota_from_milli, shares_from_milli
+from bayplan.model.qos import MEMORY_HIGH, quota_from_milli, shares_from_milli
 from bayplan.quantity import parse_bytes, parse_page_size
 
-_TIERED = MemoryQos(reservation=MemoryReservationPolicy.TIERED)
+_TIERED = MemoryQos(0.9, reservation=MemoryReservationPolicy.TIERED)
 _CAPACITY_BYTES = 8 << 30
 """Any capacity will do where a table does not look at scores."""
 
@@ -52,7 +52,7 @@ def _scores(case: Case, folder: Folder) -> None:
 def _pods(case: Case, folder: Folder) -> None:
     """Everything that follows from a random pod."""
     del folder
-    found, switches = pod(case["pod"]), gates(pod_level=True)
+    found, switches = pod(case["pod"]), gates(rules=rules_of_case(case))
     expect("class", qos_class(found, switches).value, case["qos"])
     expect("critical", is_critical(found), case["critical"])
     expect("node critical", is_node_critical(found), case["node_critical"])
@@ -64,7 +64,10 @@ def _pods(case: Case, folder: Folder) -> None:
     expect("quota", values.cpu_quota_us, expected["cpu_quota"])
     expect("period", values.cpu_period_us, expected["cpu_period"])
     expect("memory limit", values.memory_limit_bytes, expected["memory"])
-    expect("unified", dict(values.unified), expected["unified_tiered"] or {})
+    unified = dict(values.unified)
+    throttled = unified.pop(MEMORY_HIGH, None)
+    expect("unified", unified, expected["unified_tiered"] or {})
+    expect("memory.high", throttled, case.get("pod_memory_high_factor_0.9"))
 
 
 def _pod_config(case: Case, folder: Folder) -> None:
@@ -124,7 +127,7 @@ def _linux_resources(case: Case, folder: Folder) -> None:
         cgroup_v2=case["cgroupVersion"] == "v2",
         single_process_oom_kill=case["singleProcessOOMKill"],
     )
-    values = container_values(PodSpec("u", (alone,)), alone, node, FeatureGates())
+    values = container_values(PodSpec("u", (alone,)), alone, node, gates())
     _expect_container(values, case["expected"])
 
 
@@ -145,6 +148,7 @@ def _container_config(case: Case, folder: Folder) -> None:
             pod_level_resources=switches["PodLevelResources"],
             pod_level_resource_managers=switches.get("PodLevelResourceManagers", False),
             no_quota_for_exclusive_cpus=switches["DisableCPUQuotaWithExclusiveCPUs"],
+            rules=RULES,
         ),
         exclusive_cpus=exclusive,
     )
@@ -186,7 +190,7 @@ def _swap(case: Case, folder: Folder) -> None:
         configured,
         found,
         alone,
-        FeatureGates(),
+        gates(),
         cgroup_v2=case["cgroupVersion"] == "v2",
         swap_controller=case["isSwapControllerAvailable"],
     )
@@ -205,8 +209,22 @@ def _random_container(case: Case, folder: Folder) -> None:
         page_bytes=case["page_size"],
         memory_qos=MemoryQos(case["throttling_factor"], MemoryReservationPolicy(case["reservation_policy"])),
     )
-    values = container_values(PodSpec("u", (alone,)), alone, node, FeatureGates())
-    expected = case["result"]
+    switches, settings = gates(rules=rules_of_case(case)), node.memory_qos
+    assert settings is not None
+    variants = {
+        "result": settings,
+        "result_throttling_factor_nil": replace(settings, throttling_factor=None),
+        "result_memoryqos_off": None,
+    }
+    for name, memory_qos in variants.items():
+        if name in case:
+            values = container_values(
+                PodSpec("u", (alone,)), alone, replace(node, memory_qos=memory_qos), switches
+            )
+            _expect_random(values, case[name])
+
+
+def _expect_random(values: ContainerValues, expected: dict[str, Any]) -> None:
     expect("cpu.shares", values.cpu_shares, expected["cpu_shares"])
     expect("quota", values.cpu_quota_us, expected["cpu_quota"])
     expect("period", values.cpu_period_us, expected["cpu_period"])

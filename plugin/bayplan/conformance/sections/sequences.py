@@ -19,7 +19,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import pod
+from bayplan.conformance.sections.pods import gates, pod, rules_of_case
 from bayplan.conformance.sections.topology import hint
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.cpu.errors import CpuManagerError
@@ -34,7 +34,7 @@ from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start as start_memory
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
+from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
@@ -95,7 +95,11 @@ def _start(case: Case) -> _Run:
         options = CpuOptions.parse(written["options"], alpha=True)
         listed = CpuSet.parse(written["reserved_list"])
         cpus = StaticCpuPolicy.reserving(
-            CpuTopology.of_machine(machine), options, written["num_reserved"], listed
+            CpuTopology.of_machine(machine),
+            options,
+            written["num_reserved"],
+            listed,
+            gates=gates(rules=rules_of_case(case)),
         )
         parted = _spread_otherwise(cpus, cpus.reserved, CpuSet.parse(written["reserved_effective"]))
         state = replace(state, cpus=cpus.start(CpuState()))
@@ -105,7 +109,7 @@ def _start(case: Case) -> _Run:
     reserved_bytes: dict[int, Mapping[str, int]] = {}
     if "memory" in case:
         reserved_bytes = {int(node): sizes for node, sizes in case["memory"]["reserved"].items()}
-        memory = start_memory(MemoryManagerPolicy.STATIC, machine, reserved_bytes, FeatureGates())
+        memory = start_memory(MemoryManagerPolicy.STATIC, machine, reserved_bytes, gates())
         state = replace(state, memory=memory)
         _expect_tables(memory.state, case["memory"]["initial_tables"])
     return _Run(KubeletManagers(topology, cpus), machine, reserved_bytes, state, parted=parted)
@@ -157,7 +161,7 @@ def _contradicts(nodes: Written) -> bool:
 def _check_own_books(run: _Run, what: str) -> None:
     """The engine's state can be restored, which includes that it adds up."""
     memory = run.state.memory
-    start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), memory.state)
+    start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, gates(), memory.state)
     for node, each in memory.state.nodes.items():
         for name, table in each.tables.items():
             sizes = (table.reserved >= 0, table.free >= 0, table.reserved + table.free)
@@ -296,7 +300,7 @@ def _expect_memory_file(run: _Run, final: Written) -> None:
     expect("memory state file", text, final["memory_state_file"])
     error = None
     try:
-        start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, FeatureGates(), found)
+        start_memory(MemoryManagerPolicy.STATIC, run.machine, run.reserved_bytes, gates(), found)
     except MemoryManagerError as raised:
         error = str(raised)
     expect("memory restart", error, final["memory_restart_error"])

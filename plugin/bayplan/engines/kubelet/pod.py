@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 
 CPU: Final = "cpu"
 """Resource name of CPU time; its amounts are thousandths of a CPU."""
@@ -19,16 +20,17 @@ Amounts = Mapping[str, int]
 
 
 class FeatureGates(Struct, frozen=True):
-    """kubelet's feature gates that change an answer, with the defaults of Kubernetes 1.36.
+    """kubelet's feature gates that change an answer, with their defaults, and the rules of its version.
 
     ``pod_level_resources``: ``spec.resources`` of a pod counts (on since 1.34).
-    ``pod_level_resource_managers``: the managers place such pods as a whole (alpha in 1.36); without it they
-    leave them alone. ``no_quota_for_exclusive_cpus``: containers with exclusive CPUs get no CFS quota.
+    ``pod_level_resource_managers``: the managers place such pods as a whole (off in all versions); without it
+    they leave them alone. ``no_quota_for_exclusive_cpus``: containers with exclusive CPUs get no CFS quota.
     """
 
     pod_level_resources: bool = True
     pod_level_resource_managers: bool = False
     no_quota_for_exclusive_cpus: bool = True
+    rules: KubeletRules = NEWEST
 
     @property
     def manages_pod_level(self) -> bool:

@@ -80,12 +80,14 @@ def pod_limits(pod: PodSpec, gates: FeatureGates) -> dict[str, int]:
     return _add(total, {name: amount for name, amount in pod.overhead.items() if total.get(name)})
 
 
-def limited_throughout(pod: PodSpec, resource: str) -> bool:
+def limited_throughout(pod: PodSpec, resource: str, gates: FeatureGates) -> bool:
     """Whether kubelet takes every container of the pod for limited in *resource*.
 
-    An init container without a limit passes if a sidecar before it has one, because kubelet looks at the sum
-    that it adds up while walking through the init containers.
+    Before 1.37 an init container without a limit passes if a sidecar before it has one, because kubelet looks
+    at the sum that it adds up while walking through the init containers.
     """
+    if gates.rules.limits_by_container:
+        return all(container.limits.get(resource, 0) for container in pod.all_containers)
     sidecars = 0
     for init in pod.init_containers:
         own = init.limits.get(resource, 0)

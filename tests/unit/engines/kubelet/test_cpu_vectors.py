@@ -10,7 +10,10 @@ from bayplan.conformance.vectors import run
 FOLDER = Folder(Path(__file__).parents[3] / "data" / "vectors")
 
 
-@pytest.mark.parametrize("section", [*cpu.SECTIONS, *cpu_static.SECTIONS], ids=str)
+SECTIONS = [section for section in (*cpu.SECTIONS, *cpu_static.SECTIONS) if FOLDER.has(section.file)]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_engine_gives_the_recorded_answers(section):
     result = run(section, FOLDER)
 

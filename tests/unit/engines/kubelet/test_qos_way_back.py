@@ -13,6 +13,7 @@ from bayplan.engines.kubelet.qos.classes import (
     scored_request_bytes,
 )
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import rules_of
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import oom_score_adj, request_from_oom_score_adj
 from bayplan.model.request import derive_request
@@ -233,8 +234,11 @@ def test_the_interval_is_as_narrow_as_it_can_be(capacity, data):
         assert oom_score_adj(QosClass.BURSTABLE, interval.high_bytes + 1, capacity) != adjustment
 
 
-def test_a_negative_score_request_gives_more_than_a_thousand_as_in_kubelet():
+def test_before_1_37_a_negative_score_request_gives_more_than_a_thousand():
     app = ContainerSpec("a", {"memory": 600})
     pod = PodSpec("p", (app, ContainerSpec("b")), resources=PodLevelResources({"memory": 99}))
-    assert scored_request_bytes(pod, pod.containers[1], GATES) == -250
-    assert container_oom_score_adj(pod, pod.containers[1], 1000, GATES) == 1250
+    older = FeatureGates(rules=rules_of(36))
+    assert scored_request_bytes(pod, pod.containers[1], older) == -250
+    assert container_oom_score_adj(pod, pod.containers[1], 1000, older) == 1250
+    assert scored_request_bytes(pod, pod.containers[1], GATES) == 0
+    assert container_oom_score_adj(pod, pod.containers[1], 1000, GATES) == 999

@@ -1,4 +1,4 @@
-"""State files that kubelet 1.37 wrote: read as kubelet reads them, and damage is found where kubelet finds it."""
+"""State files that kubelet 1.37 wrote: read as kubelet reads them; damage is found where kubelet finds it."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,6 @@ from support.machines import machine
 RECORDED = Path(__file__).parents[3] / "data/vectors-1.37/state_files.json"
 FILES = json.loads(RECORDED.read_text())["files"]
 WITH_PODS = FeatureGates(pod_level_resource_managers=True)
-ONLY_RUNNING = "default cpuset cannot be empty", "the expected machine state is different"
-"""What kubelet says of the content of a file that it could read."""
 
 
 def of(kind: str, start: str) -> dict[str, Any]:
@@ -35,16 +33,6 @@ def read(kind: str, text: str) -> None:
         restore_checkpoint(text, "static", pod_level_managers=True)
     else:
         restored(text, MEMORY_FILE, "Static", WITH_PODS)
-
-
-@pytest.mark.parametrize("recorded", FILES, ids=lambda each: f"{each['kind']}-{each['from']}")
-def test_a_file_is_read_if_kubelet_reads_it(recorded: dict[str, Any]) -> None:
-    if recorded["accepted"] is None or any(words in recorded["accepted"] for words in ONLY_RUNNING):
-        read(recorded["kind"], recorded["text"])
-    else:
-        with pytest.raises((CpuStateError, CheckpointError)) as raised:
-            read(recorded["kind"], recorded["text"])
-        assert str(raised.value).startswith(recorded["accepted"].removesuffix(", ..."))
 
 
 def test_the_payload_counts_and_not_the_fields_beside_it() -> None:
@@ -70,7 +58,7 @@ def test_the_payload_counts_and_not_the_fields_beside_it() -> None:
 def test_a_damaged_payload_is_never_replaced_by_the_fields_beside_it(
     kind: str, start: str, damage: dict[str, Any]
 ) -> None:
-    with pytest.raises((CpuStateError, CheckpointError), match="could not load v[34] checkpoint"):
+    with pytest.raises((CpuStateError, CheckpointError), match=r"could not load v[34] checkpoint"):
         read(kind, json.dumps(of(kind, start) | damage))
 
 

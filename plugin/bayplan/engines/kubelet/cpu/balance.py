@@ -19,7 +19,8 @@ gain 12 and 1. The most is 31: nodes 0 and 1, the further CPU from node 0. 1, 1 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import isqrt
+from itertools import combinations
+from math import comb, isqrt
 from typing import Final
 
 from msgspec import Struct
@@ -58,7 +59,7 @@ def best_split(free: Sequence[int], count: int, share: int, group: int, extra: i
         count: how many nodes take part.
         share: CPUs that each of them gives, a multiple of *group*.
         group: how many CPUs are given together.
-        extra: groups to give beyond the shares, fewer than *count*.
+        extra: groups to give beyond the shares.
 
     Returns:
         None if no *count* nodes can give that much.
@@ -69,6 +70,55 @@ def best_split(free: Sequence[int], count: int, share: int, group: int, extra: i
     if len(able) < count or sum(spare[:count]) < extra:
         return None
     return _by_bound(problem, able) or _by_walk(problem, able)
+
+
+MOST_COMBINATIONS: Final = 20_000
+"""Of nodes that `best_aligned_split` looks at: all of 16 nodes, of which kubelet tries as many."""
+
+
+def best_aligned_split(
+    free: Sequence[int], sockets: Sequence[frozenset[int]], count: int, groups: int, group: int
+) -> tuple[Split, int] | None:
+    """The split of *groups* over *count* nodes that kubelet takes with align-by-socket, and its share: nodes
+    of one socket before nodes of several, whatever the balance. *sockets* are those of every node.
+
+    The share is even as far as the emptiest member has so many, so that it differs from combination to
+    combination, and these are tried one by one: a deviation of less than what is known to be best is looked
+    for only where the bound allows it. Where there are more than `MOST_COMBINATIONS`, which is beyond what
+    kubelet ends with, the fullest nodes are taken.
+
+    Returns:
+        None if no *count* nodes can give that much.
+    """
+    best: tuple[bool, int, Split, int] | None = None
+    for members in _combinations(free, sockets, count):
+        if sum(free[place] // group for place in members) < groups:
+            continue
+        apart = len(frozenset().union(*(sockets[place] for place in members))) > 1
+        if best is not None and (best[0] < apart or best[:2] == (apart, 0)):
+            continue
+        share = min(groups // count, *(free[place] // group for place in members)) * group
+        problem = _Problem(tuple(free), count, share, group, groups - share // group * count)
+        beaten = None if best is None or best[0] > apart else best[1]
+        if beaten is not None and problem.deviation(problem.bound(members)) >= beaten:
+            continue
+        split = _by_bound(problem, members) or _by_walk(problem, members)
+        gain = sum(map(problem.share_gain, members)) + problem.rounds_gain(split.remainder)
+        if beaten is None or problem.deviation(gain) < beaten:
+            best = (apart, problem.deviation(gain), split, share)
+    return None if best is None else best[2:]
+
+
+def _combinations(
+    free: Sequence[int], sockets: Sequence[frozenset[int]], count: int
+) -> Iterable[tuple[int, ...]]:
+    """The sets of *count* places in order; if too many, only the fullest of each socket and of all."""
+    places = range(len(free))
+    if comb(len(free), count) <= MOST_COMBINATIONS:
+        return combinations(places, count)
+    fullest = sorted(places, key=lambda place: (-free[place], place))
+    within = [[place for place in fullest if sockets[place] == socket] for socket in dict.fromkeys(sockets)]
+    return [tuple(sorted(each[:count])) for each in (*within, fullest) if len(each) >= count]
 
 
 class _Problem(Struct, frozen=True):
@@ -125,24 +175,36 @@ class _Problem(Struct, frozen=True):
     def threshold(self, gain: int) -> int:
         """The lowest gain that kubelet cannot tell from *gain*, as it rounds mean and deviation to 1/1000.
 
-        Let x be what stays free on each of n nodes. The squares of all x add up to ``squares - gain``, and
-        the x themselves to ``total``, whatever is chosen. So, in thousandths, the squared differences from
-        the mean add up to 1,000,000 * (squares - gain) + ``offset``. ``deviation`` is the root of an n-th of
-        it, rounded half up; ``worst`` is the largest sum that is rounded to the same deviation; and the gain
-        that belongs to ``worst`` is returned.
+        The largest sum that is rounded to the same `deviation` is ``worst``; the gain that belongs to it is
+        returned.
 
         Example: of 8 nodes with 128 free CPUs and 8 with 8, two give 4 each, and one of them 1 more. The best
         choice gains 2295. One that gains 2294 leaves the same deviation in thousandths: of the two, kubelet
         takes the one that comes first.
         """
         nodes = len(self.free)
+        squares, offset = self._squares_and_offset()
+        worst = (nodes * (2 * self.deviation(gain) + 1) ** 2 - 1) // 4
+        return squares - (worst - offset) // 1_000_000
+
+    def deviation(self, gain: int) -> int:
+        """The deviation, in thousandths, of what a choice with that gain leaves free on the nodes, as kubelet
+        rounds it: that of the mean first, then the root, both half up.
+
+        Let x be what stays free on each of n nodes. The squares of all x add up to ``squares - gain``, and
+        the x themselves to the same, whatever is chosen. So, in thousandths, the squared differences from
+        the rounded mean add up to 1,000,000 * (squares - gain) + ``offset``.
+        """
+        squares, offset = self._squares_and_offset()
+        nodes = len(self.free)
+        return (isqrt(4 * (1_000_000 * (squares - gain) + offset) // nodes) + 1) // 2
+
+    def _squares_and_offset(self) -> tuple[int, int]:
+        nodes = len(self.free)
         total = sum(self.free) - self.count * self.share - self.extra * self.group
         mean = (2000 * total + nodes) // (2 * nodes)
-        offset = nodes * mean * mean - 2000 * mean * total
         squares = sum(cpus * cpus for cpus in self.free) + self.count * self.share * self.share
-        deviation = (isqrt(4 * (1_000_000 * (squares - gain) + offset) // nodes) + 1) // 2
-        worst = (nodes * (2 * deviation + 1) ** 2 - 1) // 4
-        return squares - (worst - offset) // 1_000_000
+        return squares, nodes * mean * mean - 2000 * mean * total
 
 
 def _by_bound(problem: _Problem, able: tuple[int, ...]) -> Split | None:
@@ -172,7 +234,7 @@ def _first_within(
     return tuple(members)
 
 
-def _by_walk(problem: _Problem, able: tuple[int, ...]) -> Split | None:
+def _by_walk(problem: _Problem, able: tuple[int, ...]) -> Split:
     """The answer by dynamic programming over the nodes in order, once for each number of complete rounds."""
     enough = problem.threshold(_good(problem, able))
     walks = []

@@ -321,7 +321,8 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
         spread = options.distribute_cpus_across_cores
         if options.distribute_cpus_across_numa:
             group = topology.cpus_per_core if options.full_pcpus_only else 1
-            return take_distributed(topology, available, count, group, spread=spread)
+            aligned = options.align_by_socket and self.gates.rules.aligns_distribution
+            return take_distributed(topology, available, count, group, spread=spread, align_by_socket=aligned)
         align_uncore = options.prefer_align_cpus_by_uncorecache
         return take_packed(topology, available, count, spread=spread, align_uncore=align_uncore)
 

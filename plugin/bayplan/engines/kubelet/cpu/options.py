@@ -1,6 +1,6 @@
 """The options of the CPU Manager's static policy: names, values, feature gates, and which exclude each other.
 
-Source: Kubernetes v1.36. Nothing here knows a configuration file; names and values come as text.
+Source: Kubernetes v1.37. Nothing here knows a configuration file; names and values come as text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bayplan.engines.kubelet.cpu.errors import CpuConfigError
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.policy import TopologyPolicy
 
 FULL_PCPUS_ONLY: Final = "full-pcpus-only"
@@ -19,9 +20,16 @@ DISTRIBUTE_ACROSS_CORES: Final = "distribute-cpus-across-cores"
 STRICT_RESERVATION: Final = "strict-cpu-reservation"
 PREFER_UNCORE: Final = "prefer-align-cpus-by-uncorecache"
 
-_ALPHA: Final = frozenset({ALIGN_BY_SOCKET, DISTRIBUTE_ACROSS_CORES})
-_BETA: Final = frozenset({DISTRIBUTE_ACROSS_NUMA})
-_STABLE: Final = frozenset({FULL_PCPUS_ONLY, STRICT_RESERVATION, PREFER_UNCORE})
+_OPTIONS: Final = frozenset(
+    {
+        FULL_PCPUS_ONLY,
+        DISTRIBUTE_ACROSS_NUMA,
+        ALIGN_BY_SOCKET,
+        DISTRIBUTE_ACROSS_CORES,
+        STRICT_RESERVATION,
+        PREFER_UNCORE,
+    }
+)
 
 _EXCLUSIVE: Final = (
     (FULL_PCPUS_ONLY, DISTRIBUTE_ACROSS_CORES),
@@ -46,13 +54,21 @@ class CpuOptions(Struct, frozen=True):
     prefer_align_cpus_by_uncorecache: bool = False
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, alpha: bool = False, beta: bool = True) -> "CpuOptions":
+    def parse(
+        cls,
+        options: Mapping[str, str],
+        *,
+        alpha: bool = False,
+        beta: bool = True,
+        rules: KubeletRules = NEWEST,
+    ) -> "CpuOptions":
         """Read option names and values as KubeletConfiguration's cpuManagerPolicyOptions has them.
 
         Args:
             options: the values by name.
             alpha: the feature gate CPUManagerPolicyAlphaOptions, off by default as in kubelet.
             beta: the feature gate CPUManagerPolicyBetaOptions, on by default as in kubelet.
+            rules: of the kubelet; which option stands behind which gate changes from version to version.
 
         Raises:
             CpuConfigError: an option is unknown, behind a gate or has a bad value, or two exclude each other.
@@ -60,7 +76,7 @@ class CpuOptions(Struct, frozen=True):
         problems = []
         values: dict[str, bool] = {}
         for name, text in sorted(options.items()):
-            problem = unavailable(name, alpha=alpha, beta=beta)
+            problem = unavailable(name, alpha=alpha, beta=beta, rules=rules)
             if problem is None and text not in _TRUE | _FALSE:
                 problem = (
                     f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
@@ -102,12 +118,18 @@ class CpuOptions(Struct, frozen=True):
             )
 
 
-def unavailable(name: str, *, alpha: bool, beta: bool) -> str | None:
+def unavailable(name: str, *, alpha: bool, beta: bool, rules: KubeletRules = NEWEST) -> str | None:
     """Why the option *name* cannot be used under these feature gates; None if it can."""
-    if name not in _ALPHA | _BETA | _STABLE:
+    if name not in _OPTIONS:
         return f'unknown CPU Manager Policy option: "{name}"'
-    if name in _ALPHA and not alpha:
-        return f'CPU Manager Policy Alpha-level Options not enabled, but option "{name}" provided'
-    if name in _BETA and not beta:
-        return f'CPU Manager Policy Beta-level Options not enabled, but option "{name}" provided'
-    return None
+    if name in rules.stable_options:
+        return None
+    if name in rules.beta_options:
+        return (
+            None
+            if beta
+            else f'CPU Manager Policy Beta-level Options not enabled, but option "{name}" provided'
+        )
+    return (
+        None if alpha else f'CPU Manager Policy Alpha-level Options not enabled, but option "{name}" provided'
+    )

@@ -2,9 +2,9 @@
 
 Version 1 of the format knows containers only, version 2 (with the gate PodLevelResourceManagers) also pods
 that were placed as a whole. Version 3 is a version 1 with the content of a version 2 in its payload
-(`bayplan.engines.kubelet.checkpoint_text`). The checksum (`bayplan.engines.kubelet.memory.checksum`) of absent differs
-from that of empty: so a checkpoint keeps that difference (None and empty), and a `MemoryState`, which does
-not, is made last.
+(`bayplan.engines.kubelet.checkpoint_text`). The checksum (`bayplan.engines.kubelet.memory.checksum`) of
+absent differs from that of empty: so a checkpoint keeps that difference (None and empty), and a
+`MemoryState`, which does not, is made last.
 """
 
 import json

@@ -23,6 +23,7 @@ from bayplan.engines.kubelet.resources import (
     pod_requests,
 )
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import (
@@ -38,6 +39,7 @@ from bayplan.model.qos import (
 from bayplan.quantity import format_page_size
 
 UNLIMITED_QUOTA: Final = -1
+UNLIMITED: Final = "max"
 PAGE_BYTES: Final = 4096
 
 
@@ -112,6 +114,8 @@ def container_values(
         unified[OOM_GROUP] = "1"
     if node.cgroup_v2 and node.memory_qos is not None:
         unified.update(_container_memory_qos(pod, container, node, node.memory_qos, gates))
+    elif node.cgroup_v2 and gates.rules.resets_memory_qos:
+        unified[MEMORY_HIGH] = UNLIMITED
     quota_us = node.quota_us(cpu_limit_milli) if node.enforce_quota else None
     if quota_us is not None and exclusive_cpus and gates.no_quota_for_exclusive_cpus:
         quota_us = UNLIMITED_QUOTA
@@ -159,7 +163,7 @@ def pod_values(pod: PodSpec, node: NodeSettings, gates: FeatureGates) -> PodValu
 
     def declared(resource: str) -> bool:
         if qos is QosClass.BURSTABLE:
-            return limited_throughout(pod, resource) or bool(level.get(resource, 0))
+            return limited_throughout(pod, resource, gates) or bool(level.get(resource, 0))
         return qos is QosClass.GUARANTEED
 
     quota_us = node.quota_us(limits.get(CPU, 0)) if node.enforce_quota else UNLIMITED_QUOTA
@@ -169,10 +173,27 @@ def pod_values(pod: PodSpec, node: NodeSettings, gates: FeatureGates) -> PodValu
         cpu_period_us=node.period_us if declared(CPU) else None,
         memory_limit_bytes=limits.get(MEMORY, 0) if declared(MEMORY) else None,
         hugepage_limits_bytes=hugepage_limits(requests),
-        unified=_as_text(memory_protection(node.memory_qos, qos, requests.get(MEMORY, 0)))
+        unified=_as_text(
+            memory_protection(node.memory_qos, qos, requests.get(MEMORY, 0))
+            | _pod_memory_high(pod, node, node.memory_qos, gates)
+        )
         if node.cgroup_v2 and node.memory_qos is not None
         else {},
     )
+
+
+def _pod_memory_high(
+    pod: PodSpec, node: NodeSettings, settings: MemoryQos, gates: FeatureGates
+) -> dict[str, int]:
+    """memory.high of a pod that has resources as a whole, and a memory limit; none before 1.37."""
+    level = has_pod_level(pod) and gates.pod_level_resources and gates.rules.throttles_pods
+    factor, limit_bytes = settings.throttling_factor, pod_limits(pod, gates).get(MEMORY, 0)
+    declared = limited_throughout(pod, MEMORY, gates) or pod_level_limits(pod, gates).get(MEMORY, 0)
+    if not level or factor is None or not limit_bytes or not declared:
+        return {}
+    request_bytes = pod_requests(pod, gates).get(MEMORY, 0)
+    high_bytes = memory_high_bytes(request_bytes, limit_bytes, 0, factor, gates.rules, node.page_bytes)
+    return {} if high_bytes is None else {MEMORY_HIGH: high_bytes}
 
 
 def memory_high_bytes(
@@ -180,15 +201,16 @@ def memory_high_bytes(
     limit_bytes: int,
     allocatable_bytes: int,
     throttling_factor: float,
+    rules: KubeletRules,
     page_bytes: int = PAGE_BYTES,
 ) -> int | None:
-    """memory.high of a container with MemoryQoS, or None if it gets none.
+    """memory.high of a container or a pod with MemoryQoS, or None if it gets none.
 
     It lies *throttling_factor* of the way from the request to the limit (0: none, then to the node's
-    allocatable memory), rounded down to whole pages. A container whose request is its limit gets none,
-    neither does one without both.
+    allocatable memory), rounded down to whole pages. A container whose request is its limit gets none;
+    neither does one without both, before 1.37.
     """
-    if request_bytes == limit_bytes:
+    if request_bytes == limit_bytes and not (request_bytes == 0 and rules.throttles_without_amounts):
         return None
     top_bytes = limit_bytes or allocatable_bytes
     if not top_bytes:
@@ -246,9 +268,17 @@ def _container_memory_qos(
     values = memory_protection(settings, qos_class(pod, gates), request_bytes)
     if not values:
         values = {MEMORY_MIN: 0, MEMORY_LOW: 0}
-    if settings.throttling_factor is not None:
+    throttled_by_pod = (
+        gates.rules.throttles_pods and not limit_bytes and pod_level_limits(pod, gates).get(MEMORY, 0)
+    )
+    if settings.throttling_factor is not None and not throttled_by_pod:
         high_bytes = memory_high_bytes(
-            request_bytes, limit_bytes, node.allocatable_bytes, settings.throttling_factor, node.page_bytes
+            request_bytes,
+            limit_bytes,
+            node.allocatable_bytes,
+            settings.throttling_factor,
+            gates.rules,
+            node.page_bytes,
         )
         if high_bytes is not None:
             values[MEMORY_HIGH] = high_bytes

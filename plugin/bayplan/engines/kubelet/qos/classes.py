@@ -6,8 +6,20 @@ The way back, from what a runtime shows, is in `bayplan.model.qos`, where the fo
 from collections.abc import Mapping
 from typing import Final
 
-from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import add_up, container_requests, pod_level_requests
+from bayplan.engines.kubelet.pod import (
+    CPU,
+    Amounts,
+    ContainerSpec,
+    FeatureGates,
+    PodLevelResources,
+    PodSpec,
+)
+from bayplan.engines.kubelet.resources import (
+    add_up,
+    container_requests,
+    has_pod_level,
+    pod_level_requests,
+)
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.qos import GUARANTEED_OOM_SCORE_ADJ, oom_score_adj
@@ -19,10 +31,19 @@ CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 def qos_class(pod: PodSpec, gates: FeatureGates) -> QosClass:
-    """The pod's class. Only cpu and memory above zero count, summed over the pod, so that containers whose
-    requests and limits differ but add up to the same still make a Guaranteed pod."""
+    """The pod's class. Only cpu and memory above zero count. Before 1.37 they are summed over the pod, so
+    that containers whose requests and limits differ but add up to the same still make a Guaranteed pod."""
     if pod.qos is not None:
         return pod.qos
+    if gates.rules.qos_by_container:
+        if gates.pod_level_resources and pod.resources is not None and has_pod_level(pod):
+            return _class_of(pod.resources)
+        classes = {_class_of(container) for container in pod.all_containers}
+        return classes.pop() if len(classes) == 1 else QosClass.BURSTABLE
+    return _class_of_sums(pod, gates)
+
+
+def _class_of_sums(pod: PodSpec, gates: FeatureGates) -> QosClass:
     if gates.pod_level_resources and pod.resources is not None:
         limited_throughout = not pod.resources.limits or _both(pod.resources.limits)
         requests, limits = _counted(pod.resources.requests), _counted(pod.resources.limits)
@@ -75,7 +96,17 @@ def _share_of_rest_bytes(pod: PodSpec, gates: FeatureGates) -> int:
         return 0
     rest_bytes = pod_bytes - container_requests(pod).get(MEMORY, 0)
     share_bytes = abs(rest_bytes) // len(pod.all_containers)
-    return share_bytes if rest_bytes >= 0 else -share_bytes
+    if rest_bytes >= 0:
+        return share_bytes
+    return -share_bytes if gates.rules.shares_of_rest_below_zero else 0
+
+
+def _class_of(resources: ContainerSpec | PodLevelResources) -> QosClass:
+    """The class that a single set of requests and limits makes."""
+    requests, limits = _counted(resources.requests), _counted(resources.limits)
+    if not requests and not limits:
+        return QosClass.BEST_EFFORT
+    return QosClass.GUARANTEED if _both(limits) and requests == limits else QosClass.BURSTABLE
 
 
 def _counted(amounts: Amounts) -> Mapping[str, int]:

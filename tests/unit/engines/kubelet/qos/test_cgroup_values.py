@@ -25,6 +25,7 @@ from bayplan.engines.kubelet.qos.cgroup_weights import (
     weight_quadratic,
 )
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import MAX_SHARES, milli_from_quota, quota_from_milli, shares_from_milli
 
@@ -70,7 +71,7 @@ def test_a_container_without_anything():
     values = container_values(PodSpec("p", (alone,)), alone, NODE, GATES)
     assert (values.cpu_shares, values.cpu_quota_us, values.cpu_period_us) == (2, 0, 100_000)
     assert (values.memory_limit_bytes, values.oom_score_adj) == (0, 1000)
-    assert values.unified == {"memory.oom.group": "1"}
+    assert values.unified == {"memory.high": "max", "memory.oom.group": "1"}
 
 
 def test_without_quota_enforcement_nothing_is_said_about_quotas():
@@ -118,7 +119,6 @@ def test_huge_page_limits_come_from_the_container_else_from_the_pod():
     ("request_bytes", "limit_bytes", "factor", "expected"),
     [
         (MIB, MIB, 0.9, None),
-        (0, 0, 0.9, None),
         (MIB, 2 * MIB, 0.5, MIB + MIB // 2),
         (MIB, 2 * MIB, 1.0, 2 * MIB),
         (MIB, 2 * MIB, 0.0, None),
@@ -128,11 +128,37 @@ def test_huge_page_limits_come_from_the_container_else_from_the_pod():
     ],
 )
 def test_memory_high(request_bytes, limit_bytes, factor, expected):
-    assert memory_high_bytes(request_bytes, limit_bytes, 60 << 30, factor) == expected
+    for rules in (NEWEST, rules_of(36)):
+        assert memory_high_bytes(request_bytes, limit_bytes, 60 << 30, factor, rules) == expected
 
 
 def test_memory_high_needs_something_to_throttle_towards():
-    assert memory_high_bytes(MIB, 0, 0, 0.9) is None
+    assert memory_high_bytes(MIB, 0, 0, 0.9, NEWEST) is None
+
+
+def test_a_container_without_amounts_is_throttled_since_1_37():
+    assert memory_high_bytes(0, 0, 60 << 30, 0.5, rules_of(36)) is None
+    assert memory_high_bytes(0, 0, 60 << 30, 0.5, rules_of(37)) == 30 << 30
+
+
+def test_a_container_is_throttled_by_its_pod_where_only_that_has_a_limit():
+    alone = ContainerSpec("c", {"memory": MIB})
+    level = PodLevelResources({"memory": 2 * MIB}, {"memory": 4 * MIB})
+    pod = PodSpec("p", (alone,), resources=level)
+    node = NodeSettings(64 << 30, 60 << 30, memory_qos=MemoryQos(0.5))
+    older = FeatureGates(rules=rules_of(36))
+    assert pod_values(pod, node, GATES).unified == {"memory.high": str(3 * MIB)}
+    assert "memory.high" not in container_values(pod, alone, node, GATES).unified
+    assert pod_values(pod, node, older).unified == {}
+    assert "memory.high" in container_values(pod, alone, node, older).unified
+
+
+@pytest.mark.parametrize(("minor", "reset"), [(36, {}), (37, {"memory.high": "max"})])
+def test_without_the_gate_a_stale_value_is_reset_since_1_37(minor, reset):
+    alone = ContainerSpec("c")
+    node = NodeSettings(64 << 30, single_process_oom_kill=True)
+    values = container_values(PodSpec("p", (alone,)), alone, node, FeatureGates(rules=rules_of(minor)))
+    assert values.unified == reset
 
 
 def test_memory_qos_without_a_factor_does_not_throttle():
@@ -154,14 +180,16 @@ def test_requests_under_pod_level_resources_of_zero_are_protected_all_the_same()
     assert container_values(pod, alone, node, GATES).unified == low
 
 
-def test_an_unlimited_init_container_after_a_limited_sidecar_passes_for_limited():
+def test_before_1_37_an_unlimited_init_container_after_a_limited_sidecar_passes_for_limited():
     sizes = {"memory": 2 * MIB}
     sidecar = ContainerSpec("s", {"memory": MIB}, sizes, restartable=True)
     app = ContainerSpec("a", {"memory": MIB}, sizes)
     after = PodSpec("p", (app,), (sidecar, ContainerSpec("i")))
     before = PodSpec("p", (app,), (ContainerSpec("i"), sidecar))
-    assert pod_values(after, NODE, GATES).memory_limit_bytes == 4 * MIB
-    assert pod_values(before, NODE, GATES).memory_limit_bytes is None
+    older = FeatureGates(rules=rules_of(36))
+    assert pod_values(after, NODE, older).memory_limit_bytes == 4 * MIB
+    assert pod_values(before, NODE, older).memory_limit_bytes is None
+    assert pod_values(after, NODE, GATES).memory_limit_bytes is None
 
 
 def test_overhead_of_the_sandbox_is_on_top():

@@ -1,0 +1,134 @@
+"""What kubelet does differently from one minor version of Kubernetes to the next: one row for each version.
+
+A kubelet configuration file does not say which kubelet reads it, and the same file means something else to
+another one. So whatever depends on the version is a field of `KubeletRules`, is chosen once, by
+`rules_of`, and nobody else compares versions. A version older than the table gets its first row, a newer one
+its last.
+
+Invariant: a row has what an unmodified kubelet of that version does with the defaults of its feature gates.
+Sources: ``pkg/features/kube_features.go``, ``pkg/kubelet/apis/config/v1beta1/defaults.go`` and the places
+that a field names, of v1.34.2, v1.35.1, v1.36.3 and v1.37.2.
+"""
+
+import re
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.errors import ParseError
+
+_VERSION: Final = re.compile(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
+
+
+class KubeletRules(Struct, frozen=True):
+    """The rules of one minor version, 1.``minor``.
+
+    ``stable_options`` and ``beta_options``: options of CPU Manager and Topology Manager that need no feature
+    gate, and those behind the gates for beta-level options (``policy_options.go``); the rest are alpha.
+    ``memory_qos``: the default of the feature gate MemoryQoS.
+    ``throttling_factor``: the default of memoryThrottlingFactor; None: no memory.high.
+    ``has_memory_reservation_policy``: the field memoryReservationPolicy exists.
+    ``resets_memory_qos``: every container gets memory.min and memory.low 0 where nothing else is due, or with
+    the gate off memory.high max, so that a value of an earlier kubelet does not last
+    (``kuberuntime_container_linux.go``); and so does kubepods at each start
+    (``qos_container_manager_linux.go``).
+    ``throttles_pods``: a pod with resources as a whole and a memory limit gets memory.high itself, and its
+    containers without a limit of their own none (``ApplyPodLevelMemoryHigh``).
+    ``throttles_without_amounts``: a container with neither request nor limit gets memory.high, too.
+    ``limits_by_container``: a pod's own limits are written only if each container has one; before, an init
+    container passed by the limit of a sidecar before it (``helpers_linux.go``).
+    ``qos_by_container``: a pod's class follows from the classes of its containers, and ``resources: {}`` of
+    a pod counts as absent (``pkg/apis/core/v1/helper/qos``); before, from sums over the pod.
+    ``shares_of_rest_below_zero``: a container is scored below its request where the containers request more
+    than their pod (``pkg/kubelet/qos/helpers.go``).
+    ``huge_pages_unavailable``: memory of huge pages does not count as available to evictions
+    (HugepageAwareEviction, ``server/stats/summary.go``).
+    ``aligns_distribution``: align-by-socket counts beside distribute-cpus-across-numa
+    (``cpu_assignment.go``).
+    ``rounds_cpu_reservations_up``: amounts of kubeReserved and systemReserved become whole thousandths of a
+    CPU by rounding up; else to the nearest (``cmd/kubelet/app/server.go``).
+    """
+
+    minor: int
+    stable_options: frozenset[str]
+    beta_options: frozenset[str]
+    memory_qos: bool = False
+    throttling_factor: float | None = 0.9
+    has_memory_reservation_policy: bool = False
+    resets_memory_qos: bool = False
+    throttles_pods: bool = False
+    throttles_without_amounts: bool = False
+    limits_by_container: bool = False
+    qos_by_container: bool = False
+    shares_of_rest_below_zero: bool = True
+    huge_pages_unavailable: bool = False
+    aligns_distribution: bool = False
+    rounds_cpu_reservations_up: bool = True
+
+    def __str__(self) -> str:
+        return f"1.{self.minor}"
+
+
+_IN_1_34: Final = KubeletRules(
+    34,
+    stable_options=frozenset({"full-pcpus-only", "prefer-closest-numa-nodes"}),
+    beta_options=frozenset(
+        {
+            "distribute-cpus-across-numa",
+            "prefer-align-cpus-by-uncorecache",
+            "strict-cpu-reservation",
+            "max-allowable-numa-nodes",
+        }
+    ),
+)
+_IN_1_35: Final = replace(
+    _IN_1_34,
+    minor=35,
+    stable_options=_IN_1_34.stable_options | {"strict-cpu-reservation", "max-allowable-numa-nodes"},
+    beta_options=frozenset({"distribute-cpus-across-numa", "prefer-align-cpus-by-uncorecache"}),
+)
+_IN_1_36: Final = replace(
+    _IN_1_35,
+    minor=36,
+    stable_options=_IN_1_35.stable_options | {"prefer-align-cpus-by-uncorecache"},
+    beta_options=frozenset({"distribute-cpus-across-numa"}),
+    has_memory_reservation_policy=True,
+)
+_IN_1_37: Final = replace(
+    _IN_1_36,
+    minor=37,
+    memory_qos=True,
+    throttling_factor=None,
+    resets_memory_qos=True,
+    throttles_pods=True,
+    throttles_without_amounts=True,
+    limits_by_container=True,
+    qos_by_container=True,
+    shares_of_rest_below_zero=False,
+    huge_pages_unavailable=True,
+    aligns_distribution=True,
+    rounds_cpu_reservations_up=False,
+)
+
+KUBELET_RULES: Final = (_IN_1_34, _IN_1_35, _IN_1_36, _IN_1_37)
+"""All rows, the oldest version first."""
+
+NEWEST: Final = KUBELET_RULES[-1]
+
+
+def rules_of(minor: int) -> KubeletRules:
+    """The rules of Kubernetes 1.*minor*."""
+    return KUBELET_RULES[min(max(minor - KUBELET_RULES[0].minor, 0), len(KUBELET_RULES) - 1)]
+
+
+def parse_kubelet_version(text: str) -> int:
+    """The minor version in what kubelet calls its version: ``v1.37.2``, ``1.36``, ``v1.35.1-gke.1256000``.
+
+    Raises:
+        ParseError: *text* is no version 1.x.
+    """
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        raise ParseError("kubelet version", text, "a version of Kubernetes such as 1.37 or v1.36.3")
+    return int(match[1])
