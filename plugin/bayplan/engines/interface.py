@@ -5,15 +5,21 @@ decision and then makes the next ledger from it.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from bayplan.model.decision import Claim, Decision, Move, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import tier_nodes, usable_nodes
 from bayplan.model.policy import PlacementPolicy
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
+
+WISH_NOT_GRANTED: Final = "wish-not-granted"
+"""Code of the reason why a container does not have what it wishes."""
 
 
 class Engine(Protocol):
@@ -81,15 +87,48 @@ class Engine(Protocol):
         ...
 
 
-def pinned_reason(request: Request) -> Reason:
+class UnmetWish(NamedTuple):
+    """That a container does not have the nodes that it wishes; ``required``: it wishes no others."""
+
+    reason: Reason
+    required: bool
+
+
+def unmet_wish(machine: Machine, request: Request, mems: NodeSet | None, has: str) -> UnmetWish | None:
+    """What *request* wishes of its nodes and does not have where it may use *mems*, None for all nodes; *has*
+    says for people why these. None where it has all that it wishes."""
+    unmet: list[tuple[bool, str]] = []
+    nodes, tier, even = request.nodes, request.tier, request.even_hugepages
+    if nodes is not None:
+        alone = replace(request, nodes=replace(nodes, required=True), tier=None)
+        if mems is None or not mems <= usable_nodes(machine, alone):
+            unmet.append((nodes.required, nodes_text(nodes.nodes)))
+    if tier is not None and (mems is None or not mems <= tier_nodes(machine, tier.tier)):
+        unmet.append((tier.required, f"memory tier {tier.tier}"))
+    if even is not None and (mems is None or len(mems) != even.node_count):
+        plural = "" if even.node_count == 1 else "s"
+        unmet.append((True, f"its huge pages evenly on {even.node_count} node{plural}"))
+    if not unmet:
+        return None
+    required = any(is_required for is_required, _ in unmet)
+    wishes = " and ".join(text for _, text in unmet)
+    text = f"{'requires' if required else 'prefers'} {wishes}, and {has}"
+    return UnmetWish(Reason(WISH_NOT_GRANTED, text), required)
+
+
+def pinned_text(request: Request) -> str:
     """What somebody else set, and where."""
     whose = " and ".join(
         f"{name} {pinned}"
         for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
         if pinned is not None
     )
-    who = "an update set" if request.pinned_by_update else "the spec already had"
-    return Reason("pinned", f"{who} {whose}; left as it is")
+    return f"{'an update set' if request.pinned_by_update else 'the spec already had'} {whose}"
+
+
+def pinned_reason(request: Request) -> Reason:
+    """That what somebody else set stays."""
+    return Reason("pinned", f"{pinned_text(request)}; left as it is")
 
 
 def allocatable_bytes(machine: Machine, policy: PlacementPolicy) -> dict[int, dict[str, int]]:

@@ -174,6 +174,11 @@ class Request(Struct, frozen=True):
     strategy: PlacementStrategy | None = None
     even_hugepages: EvenHugepagesWish | None = None
 
+    @property
+    def wishes_nodes(self) -> bool:
+        """Whether it wishes something of the nodes that its memory is on."""
+        return self.nodes is not None or self.tier is not None or self.even_hugepages is not None
+
 
 class Claim(Struct, frozen=True):
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.

@@ -14,7 +14,7 @@ from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
-from bayplan.model.workload import Adjustment, ContainerState, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -268,6 +268,28 @@ async def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: 
     async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
         with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
             await one.controller.create_container(wrong, container("d", wrong))
+
+
+async def test_a_required_node_is_granted_beside_pinned_cpus_and_refused_beside_other_pinned_nodes(
+    tmp_path: Path,
+) -> None:
+    owner = pod("g", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
+    asked = container("c", owner, memory_bytes=GIB // 2, milli_cpus=2000)
+
+    def pinned(**cpusets: object) -> Container:
+        return replace(asked, resources=replace(asked.resources, **cpusets))  # type: ignore[arg-type]  # keywords of several types
+
+    async with controlled(tmp_path) as one:
+        adjustment, _ = await one.controller.create_container(owner, pinned(cpuset_cpus=CpuSet([1])))
+        assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (None, NodeSet([1]))
+        assert "apart" in [reason.code for reason in one.controller.ledger.entries["c"].decision.reasons]
+        await one.controller.stop_container(owner, asked)
+        with pytest.raises(PlacementError, match=r"cpuset.mems 0"):
+            await one.controller.create_container(owner, pinned(cpuset_mems=NodeSet([0])))
+        await one.controller.create_container(owner, asked)
+        with pytest.raises(PlacementError, match=r"cpuset.mems 0"):
+            await one.controller.update_container(owner, asked, Resources(cpuset_mems=NodeSet([0])))
+        assert one.controller.ledger.entries["c"].decision.placement.mems == NodeSet([1])
 
 
 async def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:

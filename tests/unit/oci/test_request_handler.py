@@ -449,3 +449,27 @@ async def test_pod_wide_facts_come_from_the_sandbox(tmp_path: Path) -> None:
         assert request.pod_totals is not None
         assert request.pod_totals.memory_bytes == GIB
         assert request.qos is QosClass.BEST_EFFORT
+
+
+@pytest.mark.parametrize(
+    ("wish", "pins", "answer", "written"),
+    [
+        ("required-nodes", {"cpus": "1"}, "ok", ("", "1")),
+        ("preferred-nodes", {"cpus": "5"}, "ok", ("", "1")),
+        ("required-nodes", {"mems": "1"}, "ok", ("4-5", "")),
+        ("required-nodes", {"cpus": "1", "mems": "0"}, "refused", ("", "")),
+        ("preferred-nodes", {"cpus": "1", "mems": "0"}, "ok", ("", "")),
+    ],
+)
+async def test_wishes_are_kept_beside_what_the_spec_has_pinned(
+    tmp_path: Path, wish: str, pins: dict[str, str], answer: str, written: tuple[str, str]
+) -> None:
+    async with oci_socket(tmp_path) as one:
+        resources = guaranteed(2, GIB // 4)
+        resources["cpu"] |= pins
+        annotations = {**CRIO, f"bayplan.dev/{wish}": "1"}
+        announced = one.node.begin(ID, spec(SYSTEMD, resources=resources, annotations=annotations), 4242)
+        status, _ = await one.ask("createRuntime", announced)
+        assert status == answer
+        # What the spec has, its runtime writes; here is nothing but what was written beside it.
+        assert one.node.shown(SCOPE, "cpuset.cpus", "cpuset.mems") == written

@@ -26,6 +26,7 @@ from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
+from bayplan.engines.interface import WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Decision, EvenHugepagesWish, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
@@ -165,11 +166,11 @@ def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     """Why preferred nodes were not taken."""
     why = attempt.candidates.why
     if not attempt.candidates.nodes:
-        return Reason("wish-not-granted", f"{why}, {attempt.candidates.obstacle}")
+        return Reason(WISH_NOT_GRANTED, f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
     cut = question.flows.cut([(attempt.area.allowed, question.amounts)])
     text = shortage(question.flows, ledger, cut).sentence() if cut else "no set of them will do"
-    return Reason("wish-not-granted", f"{why}: {text}")
+    return Reason(WISH_NOT_GRANTED, f"{why}: {text}")
 
 
 def _what_and_where(attempt: Attempt, request: Request) -> str:

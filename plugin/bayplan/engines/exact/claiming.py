@@ -76,8 +76,7 @@ def is_bounded(request: Request) -> bool:
 
 def is_confined(request: Request) -> bool:
     """Whether the container is bound to a set by its claim, its wishes or a pinned cpuset.mems."""
-    wishes = request.nodes is not None or request.tier is not None or request.even_hugepages is not None
-    return is_bounded(request) or wishes or request.pinned_mems is not None
+    return is_bounded(request) or request.wishes_nodes or request.pinned_mems is not None
 
 
 def is_flexible(policy: PlacementPolicy, request: Request) -> bool:

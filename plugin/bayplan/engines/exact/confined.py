@@ -45,6 +45,7 @@ from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
+from bayplan.engines.interface import WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts, hugepages_of
 from bayplan.model.decision import (
     Affinity,
@@ -82,12 +83,13 @@ class Confinement:
         self.current = current
         self.amounts = claimed_amounts(request)
         self.even = hugepages_of(self.amounts) if request.even_hugepages is not None else {}
-        self.bounded = is_bounded(request)
+        # Where somebody else chose the CPUs, memory goes where it is wished, and is not confined otherwise.
+        self.bounded = is_bounded(request) and request.pinned_cpus is None
         self.strict = self.policy.topology in STRICT
         aligned = self.policy.topology is not TopologyPolicy.NONE
         self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
         # How many CPUs the set must have.
-        self.cpus = request.exclusive_cpus if aligned else 0
+        self.cpus = self.exclusive.count if aligned else 0
         self.by_pod = scope is TopologyScope.POD and aligned
         for_moves = int(max_steps * SHARE_OF_MOVES)
         self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
@@ -165,9 +167,9 @@ class Confinement:
             notes.append(lacking)
         wished = wished_nodes(self.machine, self.request)
         if wished is not None and not nodes <= wished.nodes:
-            notes.append(Reason("wish-not-granted", wished.why))
+            notes.append(Reason(WISH_NOT_GRANTED, wished.why))
         if self.even and not evenly:
-            notes.append(Reason("wish-not-granted", "its huge pages are not promised evenly"))
+            notes.append(Reason(WISH_NOT_GRANTED, "its huge pages are not promised evenly"))
         placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, tuple(notes))

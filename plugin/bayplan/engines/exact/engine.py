@@ -13,25 +13,23 @@ from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.claiming import claim_in_full, is_bounded, is_confined, is_flexible, without
 from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
-from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
+from bayplan.engines.exact.pinned import beside_pinned_cpus, is_left_alone, left_alone
+from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
-from bayplan.engines.exact.unconfined import completed_claims, open_mems, place_unconfined, widened_placements
-from bayplan.engines.interface import OPTED_OUT, pinned_reason
+from bayplan.engines.exact.unconfined import completed_claims, place_unconfined, widened_placements
 from bayplan.model.decision import (
-    OVERCOMMITTED,
     Claim,
     Decision,
     Move,
     Outcome,
     Placement,
     QosClass,
-    Reason,
     Request,
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import NodeSet
 
 
 class ExactEngine:
@@ -69,13 +67,14 @@ class ExactEngine:
         asks for no more than before."""
         ledger = ledger.as_if_newest(request)
         flows = self._followed(machine, policy, ledger)
-        if request.pinned_cpus is not None or request.pinned_mems is not None or request.opted_out:
-            return _left_alone(flows, ledger, request, current)
+        if is_left_alone(request):
+            return left_alone(self._topology_of(machine), flows, ledger, request, current)
         if is_confined(request) or request.exclusive_cpus:
             topology = self._topology_of(machine)
             decision = Confinement(
                 topology, flows, ledger, request, self.scope, current, self._max_steps
             ).decide()
+            decision = beside_pinned_cpus(topology, decision)
             if current is not None and is_bounded(request):
                 cpus_apart = policy.topology is TopologyPolicy.NONE
                 decision = _with_original_nodes(topology, decision, current, cpus_apart=cpus_apart)
@@ -153,34 +152,6 @@ class ExactEngine:
         if self._topology is None or self._topology.machine is not machine:
             self._topology = NodeTopology(machine, self._max_combinations)
         return self._topology
-
-
-def _left_alone(
-    flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
-) -> Decision:
-    """Keep pinned values, or all of them where the container opted out, and claim what it uses: in full,
-    whether or not it fits, so that no other container is promised it."""
-    kept = current or Placement()
-    own = None if request.pinned_mems is not None or request.opted_out else kept.claim
-    nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)
-    claim = claim_in_full(request, nodes)
-    cut = flows.cut(parts_of(claim))
-    lacking = None if cut is None else shortage(flows, ledger, cut)
-    mems = None if own is None else kept.mems
-    if mems is None and request.pinned_mems is None and not request.opted_out:
-        mems = open_mems(flows.machine, request)
-    placement = Placement(
-        mems=mems,
-        exclusive_cpus=CpuSet() if request.pinned_cpus is not None else kept.exclusive_cpus,
-        claim=claim,
-    )
-    notes = [OPTED_OUT] if request.opted_out else []
-    if request.pinned_cpus is not None or request.pinned_mems is not None:
-        notes.append(pinned_reason(request))
-    if lacking is not None:
-        notes.append(Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there"))
-    outcome = Outcome.PLACED if lacking is None else Outcome.DEGRADED
-    return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 
 
 def _with_original_nodes(

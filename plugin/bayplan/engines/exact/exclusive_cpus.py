@@ -23,7 +23,8 @@ class ExclusiveCpus:
         request: Request,
         current: Placement | None,
     ) -> None:
-        self._topology, self._machine, self.count = topology, topology.machine, request.exclusive_cpus
+        self._topology, self._machine = topology, topology.machine
+        self.count = 0 if request.pinned_cpus is not None else request.exclusive_cpus
         self.own = CpuSet() if current is None else current.exclusive_cpus
         self.free = CpuSet()
         if self.count:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.engines.exact.witness import settled_by_node
-from bayplan.engines.interface import free_bytes
+from bayplan.engines.interface import free_bytes, pinned_text, unmet_wish
 from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
 from bayplan.engines.kubelet.ledger_state import managers_state
@@ -66,7 +66,28 @@ class KubeletEngine:
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
-        """See `Engine.decide`. The policy must be one that `bayplan.config.reservations` found good."""
+        """See `Engine.decide`. The policy must be one that `bayplan.config.reservations` found good. kubelet
+        knows no wishes: a place that one happens not to meet is degraded."""
+        decision = self._as_kubelet(machine, policy, ledger, request, current)
+        if not request.wishes_nodes or decision.outcome is Outcome.REFUSED:
+            return decision
+        mems = decision.placement.mems if request.pinned_mems is None else request.pinned_mems
+        pinned = request.pinned_mems is not None
+        has = pinned_text(request) if pinned else "the engine kubelet grants no wishes"
+        unmet = unmet_wish(machine, request, mems, has)
+        if unmet is None:
+            return decision
+        return replace(decision, outcome=Outcome.DEGRADED, reasons=(*decision.reasons, unmet.reason))
+
+    def _as_kubelet(
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None,
+    ) -> Decision:
+        """What kubelet's managers answer."""
         answer = trivial_decision(machine, policy, ledger, request, current)
         if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer

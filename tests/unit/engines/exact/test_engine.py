@@ -577,6 +577,57 @@ def test_what_somebody_else_pinned_is_left_alone_but_counted() -> None:
     assert 5 not in node.place("d", MIB, 3000).placement.exclusive_cpus
 
 
+def test_wishes_for_nodes_count_where_only_the_cpus_are_pinned() -> None:
+    node = Node(machine(2), PlacementPolicy(topology=TopologyPolicy.NONE))
+    pinned = replace(request("c", 300 * MIB), exclusive_cpus=2, pinned_cpus=CpuSet([5, 6]))
+    near = node.decide(replace(pinned, nodes=NodeWish(NodeSet([1]), required=True)))
+    assert (near.outcome, near.placement.mems) == (Outcome.PLACED, NodeSet([1]))
+    assert near.placement.exclusive_cpus == CpuSet()
+    assert codes(near) == ["best-set", "as-wished", "pinned"]
+    apart = node.decide(
+        replace(pinned, container_id="d", nodes=NodeWish(NodeSet([0]), required=True)),
+    )
+    assert (apart.outcome, apart.placement.mems) == (Outcome.DEGRADED, NodeSet([0]))
+    assert codes(apart) == ["best-set", "as-wished", "pinned", "apart"]
+    full = replace(sized(pinned, 900 * MIB), nodes=NodeWish(NodeSet([1]), required=True))
+    assert node.decide(replace(full, container_id="e")).outcome is Outcome.REFUSED
+    preferred = replace(full, container_id="f", nodes=NodeWish(NodeSet([1])))
+    decision = node.decide(preferred)
+    assert (decision.outcome, decision.placement.mems) == (Outcome.DEGRADED, None)
+    assert "wish-not-granted" in codes(decision)
+
+
+def test_wishes_for_nodes_are_held_against_pinned_nodes() -> None:
+    node = Node(machine(2))
+    pinned = replace(request("c", 300 * MIB), pinned_mems=NodeSet([0]))
+    within = node.decide(replace(pinned, nodes=NodeWish(NodeSet([0, 1]), required=True)))
+    assert (within.outcome, codes(within)) == (Outcome.PLACED, ["pinned"])
+    elsewhere = replace(pinned, nodes=NodeWish(NodeSet([1]), required=True))
+    assert (
+        refused := ENGINE.decide(node.machine, node.policy, Ledger(), elsewhere)
+    ).outcome is Outcome.REFUSED
+    assert codes(refused) == ["wish-not-granted"]
+    soft = ENGINE.decide(
+        node.machine, node.policy, Ledger(), replace(elsewhere, nodes=NodeWish(NodeSet([1])))
+    )
+    assert (soft.outcome, codes(soft)) == (Outcome.DEGRADED, ["pinned", "wish-not-granted"])
+    opted_out = ENGINE.decide(node.machine, node.policy, Ledger(), replace(elsewhere, opted_out=True))
+    assert (opted_out.outcome, codes(opted_out)[-1]) == (Outcome.DEGRADED, "wish-not-granted")
+
+
+def test_an_update_that_pins_nodes_elsewhere_is_refused_and_a_later_one_of_the_amounts_is_not() -> None:
+    node = Node(machine(2))
+    wish = NodeWish(NodeSet([1]), required=True)
+    before = node.decide(replace(request("c", 300 * MIB), nodes=wish))
+    assert before.placement.mems == NodeSet([1])
+    pinned = replace(before.request, pinned_mems=NodeSet([0]), pinned_by_update=True)
+    refused = ENGINE.decide(node.machine, node.policy, Ledger(), pinned, before.placement)
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["wish-not-granted", "unchanged"])
+    found = ENGINE.adopt(node.machine, node.policy, Ledger(), pinned, NodeSet([0]))
+    resized = ENGINE.decide(node.machine, node.policy, Ledger(), sized(pinned, 400 * MIB), found)
+    assert (resized.outcome, codes(resized)) == (Outcome.DEGRADED, ["pinned", "wish-not-granted"])
+
+
 def test_other_classes_are_not_confined() -> None:
     burstable = pod("b", QosClass.BURSTABLE)
     request = derive_request(burstable, container("c", burstable, memory_bytes=GIB), 4 * GIB)

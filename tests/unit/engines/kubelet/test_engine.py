@@ -21,7 +21,7 @@ from bayplan.engines.kubelet.memory.restore import same_state
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.model.decision import Decision, Outcome, Placement, PodTotals, QosClass, Request
+from bayplan.model.decision import Decision, NodeWish, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
@@ -551,3 +551,20 @@ def test_where_only_kubelets_rules_refuse_the_exact_engine_does_not(
         refused = node.decide(request)
         if "room-elsewhere" in {reason.code for reason in refused.reasons}:
             assert exact.decide(node.machine, policy, before, request).outcome is Outcome.PLACED
+
+
+def test_wishes_that_kubelet_does_not_know_degrade_what_does_not_meet_them() -> None:
+    node = Node(machine(2))
+    placed = node.place("c", 100 * MIB, 1000)
+    assert placed.placement.mems == NodeSet([0])
+
+    def decide(request: Request) -> Decision:
+        return node.engine.decide(node.machine, node.policy, Ledger(), request)
+
+    met = replace(placed.request, nodes=NodeWish(NodeSet([0]), required=True))
+    assert decide(met).outcome is Outcome.PLACED
+    other = replace(met, nodes=NodeWish(NodeSet([1]), required=True))
+    for request in (other, replace(other, pinned_cpus=CpuSet([1])), replace(other, pinned_mems=NodeSet([0]))):
+        decision = decide(request)
+        assert decision.outcome is Outcome.DEGRADED
+        assert decision.reasons[-1].code == "wish-not-granted"
