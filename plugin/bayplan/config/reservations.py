@@ -42,8 +42,8 @@ def resolve_policy(
     learned: Mapping[int, Learned] = MappingProxyType({}),
     ledger: Ledger = _NOBODY,
 ) -> PlacementPolicy:
-    """The policy that *settings* mean on *machine*, of whose nodes *learned* is known. A reservation that was
-    learned leaves at least what *ledger* has promised.
+    """The policy that *settings* mean on *machine*, of whose nodes *learned* is known. What was learned and
+    is not really held is given up where *ledger* promised it.
 
     Raises:
         ConfigError: every node, page size, amount and CPU that the machine does not have.
@@ -71,13 +71,11 @@ def resolve_policy(
     wanted = wanted_memory_bytes(settings, machine, learned)
     if not wanted:
         return configured
-    reserved = {node: dict(row) for node, row in configured.reserved_bytes.items()}
-    for node, amount_bytes in sorted(wanted.items()):
-        row = reserved.setdefault(node, {})
-        wanted[node] = max(amount_bytes, row.get(MEMORY, 0))
-    for node, amount_bytes in within_promises(machine, configured, wanted, ledger).items():
-        reserved[node][MEMORY] = amount_bytes
-    return replace(configured, reserved_bytes=reserved)
+    # What is held there cannot be given to anybody, whatever was promised; the rest of a reservation can.
+    least = _with_at_least(configured, {node: learned[node].held_bytes for node in wanted})
+    full = _with_at_least(configured, wanted)
+    wanted = {node: full.reserved_bytes[node][MEMORY] for node in wanted}
+    return _with_at_least(least, within_promises(machine, least, wanted, ledger))
 
 
 def static_managers(settings: Settings, machine: Machine) -> tuple[PlacementPolicy, ManagerOptions]:
@@ -146,6 +144,15 @@ def node_wide_bytes(settings: Settings, machine: Machine) -> Mapping[str, int]:
     total = Counter(settings.kube_reserved) + Counter(settings.system_reserved)
     total[MEMORY] += eviction_bytes(settings, machine.memory_bytes)
     return {resource: amount for resource, amount in total.items() if amount > 0 and is_memory(resource)}
+
+
+def _with_at_least(policy: PlacementPolicy, memory_bytes: Mapping[int, int]) -> PlacementPolicy:
+    """*policy* with at least so much memory reserved on these nodes."""
+    reserved = dict(policy.reserved_bytes)
+    for node, amount_bytes in memory_bytes.items():
+        row = reserved.get(node, {})
+        reserved[node] = {**row, MEMORY: max(amount_bytes, row.get(MEMORY, 0))}
+    return replace(policy, reserved_bytes=reserved)
 
 
 def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int]:

@@ -26,8 +26,7 @@ from bayplan.model.memory_kinds import with_owners
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
-from bayplan.placement.shortfall import claimants, lost_cpus, overclaims
-from bayplan.quantity import format_bytes
+from bayplan.placement.shortfall import lost_cpus, overclaims
 from bayplan.views.snapshot import MemoryReservation
 
 logger = logging.getLogger(__name__)
@@ -329,17 +328,12 @@ class Hardware:
         found: dict[tuple[object, ...], str] = (
             {("settings",): self._settings_problem} if self._settings_problem else {}
         )
-        for claim in overclaims(self.machine, self.policy, ledger):
+        measured = wanted_memory_bytes(self._settings, self.machine, self.learned)
+        held_bytes = {node: self.learned[node].held_bytes for node in measured}
+        for claim in overclaims(self.machine, self.policy, ledger, held_bytes):
             found["overclaim", claim.shortage.nodes, claim.shortage.resource] = str(claim)
         for one in lost_cpus(self.machine, ledger):
             found["cpus", one.container_id] = str(one)
-        for node, wanted_bytes in wanted_memory_bytes(self._settings, self.machine, self.learned).items():
-            if self.policy.reserved_bytes.get(node, {}).get(MEMORY, 0) < wanted_bytes:
-                held = format_bytes(self.learned[node].held_bytes)
-                found["held", node] = (
-                    f"node {node}: {held} are held outside of containers, more than is left beside what was "
-                    f"promised to {claimants(ledger, node)}; nothing new is placed there"
-                )
         return found
 
 

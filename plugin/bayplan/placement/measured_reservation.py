@@ -11,7 +11,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.witness import by_node, shortages, witness
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
@@ -65,26 +66,31 @@ def within_promises(
     machine: Machine, least: PlacementPolicy, wanted_bytes: Mapping[int, int], ledger: Ledger
 ) -> dict[int, int]:
     """The reservations *wanted_bytes* (of memory, by node), lowered where they would leave less than was
-    promised to containers, but never below those of the policy *least*, which somebody configured.
+    promised to containers, but never below those of the policy *least*: what somebody configured, and what
+    is really held.
 
-    A set of nodes that becomes too small by them keeps what the promises have there without them; claims that
-    can go elsewhere go elsewhere first, so that as much as possible of what is wanted is reserved.
+    Claims that can go elsewhere go elsewhere first. What then has no place is what is given up in all, not a
+    byte more: each byte given up carries one that was promised, so that nothing new fits there. Where *least*
+    leaves too little already, that much stays short.
     """
     reserved = {
         node: {**least.reserved_bytes.get(node, {}), MEMORY: amount} for node, amount in wanted_bytes.items()
     }
-    wanted = replace(least, reserved_bytes={**least.reserved_bytes, **reserved})
-    short = [one.nodes for one in shortages(machine, wanted, ledger) if one.resource == MEMORY]
-    if not short:
-        return dict(wanted_bytes)
-    loads = by_node(witness(machine, least, ledger).values())
-    kept = dict(wanted_bytes)
-    for node_id in {node_id for nodes in short for node_id in nodes} & kept.keys():
-        node = machine.node_by_id.get(node_id)
-        capacity_bytes = 0 if node is None else node.capacity_bytes()[MEMORY]
-        spare_bytes = max(0, capacity_bytes - loads.get(node_id, {}).get(MEMORY, 0))
-        least_bytes = least.reserved_bytes.get(node_id, {}).get(MEMORY, 0)
-        kept[node_id] = max(min(wanted_bytes[node_id], spare_bytes), least_bytes)
+    flows = ResourceFlows(machine, replace(least, reserved_bytes={**least.reserved_bytes, **reserved}))
+    flows.follow(ledger)
+    flow = flows.flow(MEMORY)
+    most = allocatable_bytes(machine, least)
+    kept = {}
+    for node, amount_bytes in sorted(wanted_bytes.items()):
+        least_bytes = least.reserved_bytes.get(node, {}).get(MEMORY, 0)
+        if node not in most:  # gone, with all that it had
+            kept[node] = least_bytes
+            continue
+        mask, grown_bytes = 1 << node, 0
+        if flow.unmet:
+            grown_bytes = flow.grow(mask, most[node][MEMORY] - flow.capacity[mask])
+        spare_bytes = most[node][MEMORY] - flow.capacity[mask]
+        kept[node] = least_bytes + spare_bytes if grown_bytes else amount_bytes
     return kept
 
 

@@ -4,9 +4,12 @@ Promises are never taken back for it: the engines find no room where more is pro
 operator sees which containers are concerned.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 from msgspec import Struct
 
-from bayplan.engines.exact.resources import NAMED_HOLDERS
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.decision import Shortage
 from bayplan.model.ledger import Ledger
@@ -16,13 +19,17 @@ from bayplan.model.sentences import verb_after
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
+NOTHING_HELD: Final[Mapping[int, int]] = MappingProxyType({})
+
 
 class Overclaim(Struct, frozen=True):
     """A set of nodes that was promised more of a resource than containers can have of it now; ``gone`` are
-    those of the nodes that are not there at all."""
+    those of the nodes that are not there at all, ``held_bytes`` what was measured there outside of
+    containers."""
 
     shortage: Shortage
     gone: NodeSet
+    held_bytes: int = 0
 
     def __str__(self) -> str:
         found = self.shortage
@@ -35,7 +42,8 @@ class Overclaim(Struct, frozen=True):
             return f"{gone}, and {promised} there {whose}"
         where = f"{nodes} ({gone})" if gone else nodes
         has = f"{verb_after(found.nodes, 'has')} {format_bytes(found.capacity_bytes)} for containers"
-        return f"{where} {has}, and {promised} {whose}; nothing new is placed there"
+        held = f", {format_bytes(self.held_bytes)} are held outside of containers" if self.held_bytes else ""
+        return f"{where} {has}{held}, and {promised} {whose}; nothing new is placed there"
 
 
 class LostCpus(Struct, frozen=True):
@@ -51,10 +59,18 @@ class LostCpus(Struct, frozen=True):
         return f"{self.name} lost its exclusive CPUs {self.lost}, which are offline; {rest}"
 
 
-def overclaims(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tuple[Overclaim, ...]:
-    """The smallest sets of nodes that were promised more than containers can have there, by resource."""
+def overclaims(
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, held_bytes: Mapping[int, int] = NOTHING_HELD
+) -> tuple[Overclaim, ...]:
+    """The smallest sets of nodes that were promised more than containers can have there, by resource.
+    *held_bytes* of memory were measured outside of containers, by node."""
     return tuple(
-        Overclaim(found, found.nodes - machine.node_ids) for found in shortages(machine, policy, ledger)
+        Overclaim(
+            found,
+            found.nodes - machine.node_ids,
+            sum(held_bytes.get(node, 0) for node in found.nodes) if found.resource == MEMORY else 0,
+        )
+        for found in shortages(machine, policy, ledger)
     )
 
 
@@ -69,18 +85,3 @@ def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
         if lost:
             found.append(LostCpus(entry.container_id, entry.decision.request.name, lost, own - lost))
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
-
-
-def claimants(ledger: Ledger, node: int) -> str:
-    """The containers that were promised memory on a set of nodes with *node*, for people: the first few."""
-    names = []
-    for entry in ledger.entries.values():
-        placement = entry.decision.placement
-        if placement.claim is None:
-            holds = placement.booked_bytes.get(node, {}).get(MEMORY, 0) > 0
-        else:
-            holds = node in placement.claim.nodes and placement.claim.amounts_bytes.get(MEMORY, 0) > 0
-        if holds:
-            names.append(entry.decision.request.name)
-    more = len(names) - NAMED_HOLDERS
-    return ", ".join(sorted(names)[:NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")

@@ -254,7 +254,7 @@ class TestMeasuredReservation:
             with pytest.raises(PlacementError, match="asks for 3996Mi on one node"):
                 await one.place("large", 4 * GIB - 100 * MIB)
 
-    async def test_it_never_takes_what_was_promised(self, tmp_path: Path, caplog) -> None:
+    async def test_what_is_held_is_kept_whatever_was_promised(self, tmp_path: Path, caplog) -> None:
         async with bench(tmp_path) as one:
             await one.place("first", 3 * GIB)
             one.host.held_bytes[0] = 2 * GIB
@@ -262,12 +262,33 @@ class TestMeasuredReservation:
                 await one.hardware.measure_once()
                 one.host.held_bytes[0] += GIB
                 await one.hardware.measure_once()
-            assert one.reserved(0) == GIB
+            assert one.reserved(0) == 3 * GIB
             (problem,) = one.hardware.problems()
-            assert problem.startswith("node 0: 3Gi are held outside of containers")
+            assert problem.startswith("node 0 has 1Gi for containers, 3Gi are held outside of containers")
             assert "default/first/first-name" in problem
             assert caplog.messages.count("the machine has less than was promised") == 1
             assert await one.place("second", 100 * MIB) == NodeSet([1])
+
+    async def test_what_is_beside_what_is_held_is_given_up_for_promises(self, tmp_path: Path) -> None:
+        async with bench(tmp_path) as one:
+            await one.place("first", 4 * GIB - 200 * MIB)
+            one.host.held_bytes[0] = 190 * MIB
+            await one.hardware.measure_once()
+            assert one.reserved(0) == 200 * MIB
+            assert one.hardware.problems() == ()
+            assert await one.place("second", MIB) == NodeSet([1])
+
+    async def test_a_small_overclaim_gives_nothing_away(self, tmp_path: Path) -> None:
+        async with bench(tmp_path, replace(PLAIN, topology=TopologyPolicy.NONE)) as one:
+            held = one.host.held_bytes
+            held.update({0: 512 * MIB, 1: 512 * MIB})
+            await one.hardware.measure_once()
+            await one.place("most", 7 * GIB - 70 * MIB)
+            held.update({0: 550 * MIB, 1: 550 * MIB})
+            await one.hardware.measure_once()
+            assert (one.reserved(0), one.reserved(1)) == (550 * MIB, 550 * MIB)
+            (problem,) = one.hardware.problems()
+            assert problem.startswith("nodes 0-1 have 7092Mi for containers, 1100Mi are held outside")
 
     async def test_a_promise_made_while_the_policy_was_prepared_is_kept(self, tmp_path: Path) -> None:
         async with bench(tmp_path) as one:
@@ -283,7 +304,7 @@ class TestMeasuredReservation:
             one.hardware._in_thread = meanwhile
             await one.hardware.measure_once()
             assert one.controller.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
-            assert one.reserved(0) == GIB
+            assert one.reserved(0) == 2 * GIB
 
     async def test_explicit_reservations_win_for_their_node(self, tmp_path: Path) -> None:
         async with bench(tmp_path, replace(PLAIN, reserved_memory={0: {MEMORY: 10 * MIB}})) as one:

@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -139,6 +141,17 @@ def test_a_reservation_leaves_what_was_promised():
     assert kept == {0: GIB, 1: 2 * GIB}
 
 
+def test_a_set_that_lacks_a_little_gives_up_no_more_than_that():
+    large = machine(2, memory_bytes=8 * GIB)
+    wanted = {0: 512 * MIB, 1: 512 * MIB}
+    ledger = claiming(("0-1", 15 * GIB - 60 * MIB), ("0-1", 64 * MIB))
+    assert within_promises(large, least(), wanted, ledger) == {0: 508 * MIB, 1: 512 * MIB}
+    floor = least(n0=510 * MIB, n1=510 * MIB)
+    assert within_promises(large, floor, wanted, ledger) == {0: 510 * MIB, 1: 510 * MIB}
+    held = least(n0=512 * MIB, n1=512 * MIB)
+    assert within_promises(large, held, wanted, ledger) == wanted
+
+
 def test_what_is_configured_stays_even_so():
     kept = within_promises(MACHINE, least(n0=2 * GIB), {0: 2 * GIB}, claiming(("0", 3 * GIB)))
     assert kept == {0: 2 * GIB}
@@ -186,3 +199,43 @@ def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
     )
     if not overclaims(FOUR, policy, ledger):
         assert not overclaims(FOUR, after, ledger)
+
+
+@given(claims, amounts, amounts)
+def test_what_is_given_up_is_what_promises_lack_and_leaves_room_for_nothing_new(claimed, configured, wanted):
+    ledger = claiming(*claimed)
+    configured = {node: min(amount, 4 * GIB) for node, amount in configured.items()}
+    least_policy = keeping(PlacementPolicy(), configured)
+    wanted = {node: max(min(amount, 4 * GIB), configured.get(node, 0)) for node, amount in wanted.items()}
+    kept = within_promises(FOUR, least_policy, wanted, ledger)
+    full, after = keeping(least_policy, wanted), keeping(least_policy, kept)
+    given_up = {node: wanted[node] - kept[node] for node in wanted}
+    assert sum(given_up.values()) == lacking(full, ledger) - lacking(after, ledger)
+    assert lacking(after, ledger) == lacking(least_policy, ledger)
+    before, now = (ResourceFlows(FOUR, policy) for policy in (full, after))
+    for flows in (before, now):
+        flows.follow(ledger)
+    for nodes in range(1, 16):
+        assert now.flow(MEMORY).room(nodes, 99 * GIB) <= before.flow(MEMORY).room(nodes, 99 * GIB)
+
+
+def keeping(policy, memory_bytes):
+    """*policy* with these reservations."""
+    rows = {node: {MEMORY: amount} for node, amount in memory_bytes.items()}
+    return replace(policy, reserved_bytes={**policy.reserved_bytes, **rows})
+
+
+def lacking(policy, ledger):
+    """How much of what *ledger* promises has no place, by brute force: the most by which the claims within a
+    set of nodes exceed what it can allocate (Hall's theorem with a deficiency)."""
+    loads = [(claim.nodes.mask, claim.amounts_bytes[MEMORY]) for claim in claims_of(ledger)]
+    capacity = {node: row[MEMORY] for node, row in allocatable_bytes(FOUR, policy).items()}
+    return max(
+        sum(amount for nodes, amount in loads if not nodes & ~within)
+        - sum(capacity[node] for node in range(4) if within >> node & 1)
+        for within in range(16)
+    )
+
+
+def claims_of(ledger):
+    return [entry.decision.placement.claim for entry in ledger.entries.values()]

@@ -344,6 +344,28 @@ class Flow(Loads):
             self._load(node, nodes, -part)
             self.free[node] += part
             left -= part
+        self._carry_unmet()
+
+    def grow(self, node: int, most_bytes: int) -> int:
+        """Have *node*, one that has a capacity, hold up to *most_bytes* more, as far as that carries what is
+        unmet; how much that is.
+
+        What does not help on one node helps neither once others have grown. So nodes that grow one after the
+        other, in any order, carry as much as they could together, with the least that suffices for it.
+        """
+        before = self.free[node]
+        self.free[node] += max(0, most_bytes)
+        self._carry_unmet()
+        unused = self.free[node] - before
+        self.free[node] = before
+        used = max(0, most_bytes) - unused
+        self.capacity = {**self.capacity, node: self.capacity[node] + used}
+        for watched in self.slack:
+            if watched & node:
+                self.slack[watched] += used
+        return used
+
+    def _carry_unmet(self) -> None:
         for waiting, lacking in list(self.unmet.items()):
             del self.unmet[waiting]
             self.carry(waiting, lacking)
