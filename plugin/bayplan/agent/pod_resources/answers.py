@@ -105,7 +105,12 @@ def _block(resource: str, amount_bytes: int, nodes: NodeSet) -> pb.ContainerMemo
 
 def _add_kubelets(ours: pb.PodResources, theirs: pb.PodResources) -> None:
     """Add to the pod what kubelet says of it. A container of a name that occurs twice, because the one before
-    has not ended yet, is listed once."""
+    has not ended yet, is listed once. What kubelet (1.37) assigned to a pod as a whole is the pod's unless
+    bayplan assigned something to a container of it."""
+    if not any(one.cpu_ids for one in ours.containers):
+        ours.cpu_ids.extend(theirs.cpu_ids)
+    if not any(one.memory for one in ours.containers):
+        ours.memory.extend(theirs.memory)
     containers = {one.name: one for one in ours.containers}
     for container in theirs.containers:
         name = container.name

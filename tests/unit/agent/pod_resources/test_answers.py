@@ -114,6 +114,21 @@ def test_what_kubelets_managers_assigned_and_bayplan_left_to_them_is_passed_on()
     ]
 
 
+def test_what_kubelet_assigned_to_a_pod_as_a_whole_is_passed_on_unless_bayplan_assigned_something() -> None:
+    told = pb.ContainerResources(name="excl", cpu_ids=[1, 9])
+    memory = [pb.ContainerMemory(memory_type="memory", size=1)]
+    pods = [
+        pb.PodResources(
+            namespace=namespace, name=name, containers=[told], cpu_ids=[1, 2, 9, 10], memory=memory
+        )
+        for namespace, name in (("kube-system", "agent"), ("default", "web-0"))
+    ]
+    kubelet = pb.ListPodResourcesResponse(pod_resources=pods)
+    ours, theirs = list_answer(Ledger.of([Entry(PINNED), Entry(GUARANTEED)]), kubelet).pod_resources
+    assert (theirs.name, list(theirs.cpu_ids), list(theirs.memory)) == ("agent", [1, 2, 9, 10], memory)
+    assert (ours.name, list(ours.cpu_ids), list(ours.memory)) == ("web-0", [], [])
+
+
 def test_one_pod_is_found_by_namespace_and_name() -> None:
     listed = list_answer(Ledger.of([Entry(GUARANTEED), Entry(BURSTABLE)]), NOTHING)
     found = get_answer(listed, ("default", "web-0"))
