@@ -20,6 +20,7 @@ from bayplan.engines.kubelet.eviction.thresholds import Threshold
 from bayplan.errors import BayplanError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.kubelet_version import KubeletRules
 from bayplan.placement.page_placement import NodeMemory
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class PressureSignals:
         thresholds: Callable[[], tuple[Threshold, ...]],
         transition_ns: Callable[[], int],
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        read: Callable[[Hierarchy, FileSystems], dict[str, Observation]] = read_signals,
+        read: Callable[[Hierarchy, FileSystems, KubeletRules], dict[str, Observation]] = read_signals,
     ) -> None:
         self.pressure = Pressure()
         self.clock_ns = clock_ns
@@ -101,7 +102,7 @@ class PressureSignals:
         numbers of an earlier look; what is wrong with the nodes the watch says."""
         found, problem = {}, ""
         try:
-            found = self._read(self._hierarchy, self._disks)
+            found = self._read(self._hierarchy, self._disks, self._controller.policy.kubelet_rules)
         except BayplanError as error:
             problem = str(error)
         try:

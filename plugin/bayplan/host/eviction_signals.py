@@ -6,6 +6,7 @@ that this machine does not show is left out.
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +19,16 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
+from bayplan.host.numa_stat import parse_legacy_numa_stat, parse_numa_stat
+from bayplan.model.kubelet_version import KubeletRules
 
 _PIDS: Final = "pid.available"
 _PODS: Final = ("/kubepods.slice", "/kubepods")
 """kubelet's cgroup of all pods, with either cgroup driver."""
 _NODE_DIRECTORIES: Final = ("var/lib/kubelet", "var/lib")
 _IMAGE_DIRECTORIES: Final = ("var/lib/containerd", "var/lib/containers/storage", "var/lib/docker")
+_HUGE_PAGES: Final = "Hugetlb"
+"""Of meminfo: memory of huge pages of all sizes, used or not (Linux 4.16)."""
 _LARGEST_LIMIT: Final = 1 << 62
 """A memory limit above it is none (cgroup v1)."""
 
@@ -51,14 +56,17 @@ def has_kubelet(hierarchy: Hierarchy) -> bool:
     return any(Path(f"{hierarchy.mounts[MEMORY]}{path}").is_dir() for path in _PODS)
 
 
-def read_signals(hierarchy: Hierarchy, disks: FileSystems) -> dict[str, Observation]:
-    """What is available by signal. Blocks.
+def read_signals(hierarchy: Hierarchy, disks: FileSystems, kubelet: KubeletRules) -> dict[str, Observation]:
+    """What is available by signal. Blocks. Where a kubelet runs pods its thresholds are its own to act on, so
+    that the formulas are those of its version, *kubelet*.
 
     Raises:
         HostError: a file is garbled.
     """
     found = dict(_disks(disks))
-    for signal, read in ((MEMORY_AVAILABLE, _memory), (ALLOCATABLE_MEMORY, _allocatable), (_PIDS, _pids)):
+    huge_pages_count = has_kubelet(hierarchy) and not kubelet.huge_pages_unavailable
+    memory = partial(_memory, huge_pages_count=huge_pages_count)
+    for signal, read in ((MEMORY_AVAILABLE, memory), (ALLOCATABLE_MEMORY, _allocatable), (_PIDS, _pids)):
         try:
             one = read(hierarchy)
         except AbsentError:
@@ -87,6 +95,17 @@ def working_set_bytes(hierarchy: Hierarchy, cgroup: str) -> int:
     return max(0, used_bytes - _stat(directory, inactive)[inactive])
 
 
+def held_by_node(hierarchy: Hierarchy, cgroup: str) -> dict[int, int]:
+    """What *cgroup*, a path below the mount, and those below it hold on each node that cannot be reclaimed.
+
+    Raises:
+        AbsentError: it is gone.
+        HostError: the file is garbled.
+    """
+    parse = parse_numa_stat if hierarchy.unified else parse_legacy_numa_stat
+    return parse_file(f"{hierarchy.mounts[MEMORY]}{cgroup}/memory.numa_stat", parse).unreclaimable_bytes
+
+
 def thread_count(hierarchy: Hierarchy, cgroup: str) -> int:
     """How many process ids *cgroup*, a path below the mount, holds: of all threads, which is what runs out.
 
@@ -104,16 +123,20 @@ def thread_count(hierarchy: Hierarchy, cgroup: str) -> int:
             return len(opened.processes())
 
 
-def _memory(hierarchy: Hierarchy) -> Observation:
+def _memory(hierarchy: Hierarchy, *, huge_pages_count: bool) -> Observation:
     """The root cgroup of v2 does not say what it uses: kubelet takes anonymous memory and page cache for it,
-    so that the kernel's own memory does not count."""
-    total_bytes = read_meminfo(str(hierarchy.root / "proc/meminfo"), MEM_TOTAL)[MEM_TOTAL]
+    so that the kernel's own memory does not count. Neither does what is set aside for huge pages, which
+    nobody else can use: it is taken off what is available, unless *huge_pages_count*, as before kubelet 1.37
+    (``server/stats/summary.go``, adjustForHugePages)."""
+    amounts = read_meminfo(str(hierarchy.root / "proc/meminfo"), MEM_TOTAL)
+    total_bytes, huge_bytes = amounts[MEM_TOTAL], 0 if huge_pages_count else amounts.get(_HUGE_PAGES, 0)
     if hierarchy.unified:
         amounts = _stat(hierarchy.mounts[MEMORY], "anon", "file", "inactive_file")
         used_bytes = max(0, amounts["anon"] + amounts["file"] - amounts["inactive_file"])
     else:
         used_bytes = working_set_bytes(hierarchy, "")
-    return Observation(max(0, total_bytes - used_bytes), total_bytes)
+    available_bytes = max(0, total_bytes - used_bytes - huge_bytes)
+    return Observation(available_bytes, available_bytes + used_bytes)
 
 
 def _allocatable(hierarchy: Hierarchy) -> Observation | None:

@@ -19,11 +19,15 @@ from bayplan.model.kubelet_requests import requested_bytes
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.qos import qos_from_cgroup_parent
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import MIB
 
 CRITICAL_PRIORITY: Final = 2_000_000_000
 """kubelet's SystemCriticalPriority: pods with it, or above it, are never evicted."""
+
+SYSTEM_NAMESPACE: Final = "kube-system"
+"""Its pods are mostly of a system priority, which a runtime is not told."""
 
 HELPFUL_BYTES: Final = 16 * MIB
 """Who holds less on a node, and less than what lacks there, is not ended for the node's sake."""
@@ -45,6 +49,14 @@ class RunningContainer(Struct, frozen=True):
     held_bytes: Mapping[int, int] = {}
 
 
+class PodMemory(Struct, frozen=True):
+    """What the cgroup of a pod is charged for: what its containers use, and what ended ones left in a volume
+    in memory, which is charged to none of those that run. Working set, and by node what is unreclaimable."""
+
+    used_bytes: int
+    held_bytes: Mapping[int, int] = {}
+
+
 class EvictablePod(Struct, frozen=True):
     """A pod that may be evicted, with the numbers that its place in the order depends on."""
 
@@ -56,6 +68,7 @@ class EvictablePod(Struct, frozen=True):
     used: int
     request: int
     priority: int
+    memory: PodMemory | None = None
 
     @property
     def name(self) -> str:
@@ -71,14 +84,19 @@ class EvictablePod(Struct, frozen=True):
 
     def held_bytes(self, node: int) -> int:
         """What its end gives back on *node* at least."""
-        return sum(one.held_bytes.get(node, 0) for one in self.containers)
+        of_pod = 0 if self.memory is None else self.memory.held_bytes.get(node, 0)
+        return max(of_pod, sum(one.held_bytes.get(node, 0) for one in self.containers))
 
 
 def evictable(
-    pod: Pod, containers: Sequence[RunningContainer], facts: PodFacts | None, resource: str = MEMORY
+    pod: Pod,
+    containers: Sequence[RunningContainer],
+    facts: PodFacts | None,
+    resource: str = MEMORY,
+    memory: PodMemory | None = None,
 ) -> EvictablePod | str:
     """*pod* with its running *containers*, or why it is not evicted because *resource* runs short. *facts* is
-    what kubelet says of it."""
+    what kubelet says of it, *memory* what its own cgroup is charged for, by which kubelet ranks pods."""
     requests = [one.entry.decision.request for one in containers]
     amounts = [one.used for one in containers]
     if any(request.opted_out for request in requests):
@@ -86,22 +104,32 @@ def evictable(
     if pod.annotations.get(_SOURCE, _FROM_API) != _FROM_API:
         return "it is a static pod"
     known = facts if facts is not None and _is_proved(facts, containers) else None
-    if known is None:
-        if any(request.qos is not QosClass.BEST_EFFORT for request in requests):
-            return "nobody said for certain what it requests, and with which priority"
-        if any(one.container.oom_score_adj not in _BEST_EFFORT_SCORES for one in containers):
-            return "by its oom_score_adj it is critical"
+    if known is None and (obstacle := _obstacle_to_unknown(pod, containers)):
+        return obstacle
     if known is not None and (known.priority or 0) >= CRITICAL_PRIORITY:
         return "it is critical"
-    if None in amounts:
+    if None in amounts and memory is None:
         return "it is not known what it uses"
     spec = _spec(pod, containers, known)
     request = pod_requests(spec, FeatureGates()).get(resource, 0)
     used = sum(amount for amount in amounts if amount is not None)
+    if memory is not None:
+        used = max(used, memory.used_bytes)
     if used <= request:
         return "it uses no more than it requests"
     qos, priority = (QosClass.BEST_EFFORT, 0) if known is None else (known.qos, known.priority or 0)
-    return EvictablePod(pod, spec, qos, tuple(containers), resource, used, request, priority)
+    return EvictablePod(pod, spec, qos, tuple(containers), resource, used, request, priority, memory)
+
+
+def _obstacle_to_unknown(pod: Pod, containers: Iterable[RunningContainer]) -> str:
+    """Why a pod of which kubelet says nothing is not evicted; empty if it may be."""
+    if any(one.entry.decision.request.qos is not QosClass.BEST_EFFORT for one in containers):
+        return "nobody said for certain what it requests, and with which priority"
+    if any(one.container.oom_score_adj not in _BEST_EFFORT_SCORES for one in containers):
+        return "by its oom_score_adj it is critical"
+    if pod.namespace == SYSTEM_NAMESPACE and qos_from_cgroup_parent(pod.cgroup_parent) is not None:
+        return f"nobody said its priority, and pods of {SYSTEM_NAMESPACE} are mostly critical"
+    return ""
 
 
 def candidates(
@@ -109,9 +137,11 @@ def candidates(
     pods: Mapping[str, Pod],
     facts: Callable[[str], PodFacts | None],
     resource: str = MEMORY,
+    memory: Mapping[str, PodMemory] = {},
 ) -> tuple[list[EvictablePod], list[str]]:
     """Those of *pods* (by id) that may be evicted for *resource*, and why each other one with *running*
-    containers is not. *facts* is what kubelet says of the pod with a uid."""
+    containers is not. *facts* is what kubelet says of the pod with a uid, *memory* what cgroups of pods are
+    charged for, as far as that is known."""
     by_pod: dict[str, list[RunningContainer]] = {}
     for one in running:
         if one.container.pod_id in pods:
@@ -119,7 +149,7 @@ def candidates(
     found, kept = [], []
     for pod_id, containers in by_pod.items():
         pod = pods[pod_id]
-        outcome = evictable(pod, containers, facts(pod.uid), resource)
+        outcome = evictable(pod, containers, facts(pod.uid), resource, memory.get(pod_id))
         if isinstance(outcome, str):
             kept.append(f"{pod.namespace}/{pod.name}: {outcome}")
         else:

@@ -28,6 +28,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.workload import Container, Pod, Resources
 from bayplan.quantity import GIB, KIB, MIB
@@ -112,9 +113,11 @@ class Around:
         )
         self.manager.pod_end.ask_agent = self.ask_agent
 
-    def signals(self, hierarchy: Hierarchy, disks: FileSystems) -> dict[str, Observation]:
+    def signals(
+        self, hierarchy: Hierarchy, disks: FileSystems, kubelet: KubeletRules
+    ) -> dict[str, Observation]:
         """What the files say, but of disks what the scenario says."""
-        found = read_signals(hierarchy, disks)
+        found = read_signals(hierarchy, disks, kubelet)
         disk = {"nodefs.available": Observation(self.disk_available_bytes, GIB)}
         return {name: one for name, one in found.items() if "fs." not in name} | disk
 
@@ -148,6 +151,15 @@ class Around:
         (directory / "memory.current").write_text(str(sum(amounts.values())))
         (directory / "memory.stat").write_text("anon 0\ninactive_file 0\n")
         self.machine(sum(sum(row.values()) for row in self.live.held.values()))
+
+    def pod_holds(self, owner: Pod, amounts: dict[int, int]) -> None:
+        """What the cgroup of a pod is charged for."""
+        directory = self.live.node.directory(owner.cgroup_parent)
+        (directory / "memory.current").write_text(str(sum(amounts.values())))
+        (directory / "memory.stat").write_text("anon 0\ninactive_file 0\n")
+        columns = " ".join(f"N{node}={amount}" for node, amount in amounts.items())
+        rows = (f"inactive_anon {columns}", "active_anon N0=0", "unevictable N0=0")
+        (directory / "memory.numa_stat").write_text("\n".join(rows) + "\n")
 
     def machine(self, used_bytes: int) -> None:
         """What the machine as a whole uses."""
@@ -252,6 +264,18 @@ async def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path
             question = recorded_questions(controller.recorder)[verb]
             said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
             assert expected in str(said)
+
+
+async def test_what_an_ended_container_left_in_memory_counts_for_its_pod(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await it.create(*LARGE, {0: 500 * MIB})
+        await it.create(*SMALL, {0: 100 * MIB})
+        it.hold("/outside", {0: 300 * MIB})
+        # The files of a container that has ended are charged to the pod.
+        it.pod_holds(SMALL[0], {0: 700 * MIB})
+        assert await it.look(6) == ["small"]
+        (record,) = await it.one.controller.recorder.evictions(10, "small")
+        assert record.used == 700 * MIB
 
 
 async def test_the_next_one_waits_until_the_end_of_the_last_one_is_seen(tmp_path: Path) -> None:

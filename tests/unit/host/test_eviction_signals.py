@@ -16,6 +16,7 @@ from bayplan.host.eviction_signals import (
 )
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.kernelfs import AbsentError
+from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.quantity import GIB, KIB, MIB
 from support.oci_node import OciNode
 
@@ -52,7 +53,7 @@ def unified(root: Path) -> Hierarchy:
 
 def test_cgroup_v2(tmp_path: Path) -> None:
     hierarchy = unified(written(tmp_path, FILES))
-    found = read_signals(hierarchy, find_file_systems(tmp_path))
+    found = read_signals(hierarchy, find_file_systems(tmp_path), NEWEST)
     # 8 GiB less anonymous memory and page cache, but for the inactive part of that.
     assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
     assert found["allocatableMemory.available"] == Observation(4 * GIB + 512 * MIB, 6 * GIB)
@@ -61,6 +62,27 @@ def test_cgroup_v2(tmp_path: Path) -> None:
     assert 0 < found["nodefs.inodesFree"].available <= found["nodefs.inodesFree"].capacity
     assert working_set_bytes(hierarchy, "/kubepods.slice") == GIB + 512 * MIB
     assert has_kubelet(hierarchy)
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "minor", "available_bytes"),
+    [(True, 36, 6 * GIB), (True, 37, 2 * GIB), (False, 36, 2 * GIB), (False, 37, 2 * GIB)],
+)
+def test_huge_pages_are_not_available_but_to_older_kubelets(
+    tmp_path: Path, kubelet: bool, minor: int, available_bytes: int
+) -> None:
+    files = FILES | {"proc/meminfo": f"{FILES['proc/meminfo']}Hugetlb: {4 * GIB // KIB} kB\n"}
+    of_pods = {} if kubelet else {name: text for name, text in files.items() if "kubepods" not in name}
+    hierarchy = unified(written(tmp_path, of_pods or files))
+    found = read_signals(hierarchy, FileSystems(), rules_of(minor))["memory.available"]
+    # Where they are not, they are not part of the capacity either, of which thresholds are percentages.
+    assert found == Observation(available_bytes, available_bytes + 2 * GIB)
+
+
+def test_huge_pages_beyond_what_is_available_leave_nothing(tmp_path: Path) -> None:
+    files = FILES | {"proc/meminfo": f"{FILES['proc/meminfo']}Hugetlb: {7 * GIB // KIB} kB\n"}
+    found = read_signals(unified(written(tmp_path, files)), FileSystems(), NEWEST)["memory.available"]
+    assert found == Observation(0, 2 * GIB)
 
 
 def test_threads_count_and_where_the_kernel_does_not_count_them_processes(tmp_path: Path) -> None:
@@ -80,7 +102,7 @@ def test_cgroup_v1_without_a_limit_for_pods(tmp_path: Path) -> None:
     written(tmp_path, FILES | LEGACY)
     mounts = {name: str(tmp_path / "sys/fs/cgroup" / name) for name in (CPUSET, MEMORY)}
     hierarchy = Hierarchy(Layout.LEGACY, mounts, {}, tmp_path)
-    found = read_signals(hierarchy, FileSystems(str(tmp_path)))
+    found = read_signals(hierarchy, FileSystems(str(tmp_path)), NEWEST)
     assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
     assert "allocatableMemory.available" not in found
     assert "imagefs.available" not in found
@@ -95,9 +117,9 @@ def test_what_is_not_there_is_not_observed_and_garbage_is_an_error(tmp_path: Pat
     assert disks == FileSystems(str(tmp_path / "var/lib/kubelet"))
     assert not has_kubelet(hierarchy)
     (tmp_path / "proc/loadavg").unlink()
-    assert {"memory.available", "nodefs.available"} <= read_signals(hierarchy, disks).keys()
-    assert "pid.available" not in read_signals(hierarchy, disks)
+    assert {"memory.available", "nodefs.available"} <= read_signals(hierarchy, disks, NEWEST).keys()
+    assert "pid.available" not in read_signals(hierarchy, disks, NEWEST)
     (tmp_path / "proc/loadavg").write_text("soon\n")
     with pytest.raises(HostError, match="loadavg: found 'soon', expected"):
-        read_signals(hierarchy, disks)
+        read_signals(hierarchy, disks, NEWEST)
     assert find_file_systems(tmp_path / "nowhere") == FileSystems()

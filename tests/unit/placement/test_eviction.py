@@ -15,6 +15,7 @@ from bayplan.placement.eviction import (
     CRITICAL_PRIORITY,
     HELPFUL_BYTES,
     EvictablePod,
+    PodMemory,
     RunningContainer,
     candidates,
     evictable,
@@ -155,6 +156,34 @@ def test_without_an_agent_only_best_effort_is_left() -> None:
     known = {"uid-burst": facts("burst", GIB, -1)}
     found, kept = candidates(both, pods, known.get)
     assert (chosen(*found), kept) == ("burst", [])
+
+
+def test_a_pod_is_ranked_by_its_own_cgroup_with_what_ended_containers_left_in_memory() -> None:
+    small, large = pod("small"), pod("large")
+    both = [running(small, 300 * MIB, held={0: MIB}), running(large, 400 * MIB, held={0: 400 * MIB})]
+    left = {small.id: PodMemory(900 * MIB, {0: 601 * MIB})}
+    pods = {one.id: one for one in (small, large)}
+    found, _ = candidates(both, pods, lambda _: None)
+    assert chosen(*found) == "large"
+    found, _ = candidates(both, pods, lambda _: None, memory=left)
+    assert chosen(*found) == chosen(*found, node=0) == "small"
+    assert {one.pod.name: one.used for one in found} == {"small": 900 * MIB, "large": 400 * MIB}
+    # Its containers are within its request, and the pod is not.
+    one = running(small, 300 * MIB, BURSTABLE, 400 * MIB)
+    known = facts("small", 400 * MIB)
+    assert evictable(small, [one], known) == "it uses no more than it requests"
+    assert isinstance(evictable(small, [one], known, memory=left[small.id]), EvictablePod)
+
+
+def test_without_an_agent_pods_of_the_system_are_kept() -> None:
+    system = replace(pod("dns"), namespace="kube-system", cgroup_parent="/kubepods/besteffort/poddns")
+    one = running(system, GIB)
+    assert isinstance(kept := evictable(system, [one], None), str)
+    assert "kube-system" in kept
+    known = replace(facts("dns", 0, 0, BEST_EFFORT), namespace="kube-system")
+    assert isinstance(evictable(system, [one], known), EvictablePod)
+    # A namespace of that name outside of kubelet's tree says nothing.
+    assert isinstance(evictable(replace(system, cgroup_parent="/pods"), [one], None), EvictablePod)
 
 
 def test_a_pod_counts_as_a_whole_with_its_init_containers() -> None:
