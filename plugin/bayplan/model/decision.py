@@ -147,6 +147,8 @@ class Request(Struct, frozen=True):
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
     running container, not with its spec. ``strategy`` is None where the pod leaves it to the operator.
+    ``spec_memory``: what the spec alone shows of the memory request, where ``memory`` is what kubelet says of
+    it; else None.
     """
 
     container_id: str
@@ -173,6 +175,18 @@ class Request(Struct, frozen=True):
     score: int | None = None
     strategy: PlacementStrategy | None = None
     even_hugepages: EvenHugepagesWish | None = None
+    spec_memory: Interval | None = None
+
+    @property
+    def shown_memory(self) -> Interval:
+        """The memory request as the spec alone shows it."""
+        return self.spec_memory or self.memory
+
+    @property
+    def memory_waits_for_proof(self) -> bool:
+        """Whether kubelet says less of the memory request than the spec proves: that counts only as long as
+        another container explains the score (see `bayplan.model.sidecar_scores`)."""
+        return self.memory.high_bytes < self.shown_memory.likely_low_bytes
 
     @property
     def wishes_nodes(self) -> bool:

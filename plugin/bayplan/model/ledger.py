@@ -350,8 +350,8 @@ def _settled(ledger: Ledger, key: ScoreKey) -> Ledger:
 
 def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
     entry = ledger.entries[container_id]
-    placement = entry.decision.placement
-    claim = None if placement.claim is None else corrected_claim(placement.claim, explained=explained)
+    placement, request = entry.decision.placement, entry.decision.request
+    claim = placement.claim and corrected_claim(placement.claim, request, explained=explained)
     if claim == placement.claim:
         return ledger
     placement = replace(placement, claim=claim, booked_bytes={})

@@ -106,13 +106,14 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
     ours by now, so they are not evidence any more. A cpuset in *change* is somebody else's and is respected.
     """
     merged = changed_resources(spec, change)
-    limit_bytes, memory = merged.memory_limit_bytes, request.memory
+    limit_bytes, memory, shown = merged.memory_limit_bytes, request.memory, request.spec_memory
     if limit_bytes is not None and limit_bytes != request.memory_limit_bytes:
         memory = (
             Interval(limit_bytes, limit_bytes, _LIMIT)
             if memory.source == _LIMIT and memory.exact
-            else _up_to(memory, limit_bytes)
+            else up_to(memory, limit_bytes)
         )
+        shown = None if shown is None else up_to(shown, limit_bytes)
     quota_milli = milli_from_quota(merged.cpu_quota_us, merged.cpu_period_us)
     cpu_milli = cpu_request_milli(merged, request.qos, quota_milli)
     was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
@@ -120,6 +121,7 @@ def changed_request(request: Request, spec: Resources, change: Resources) -> Req
     return replace(
         request,
         memory=memory,
+        spec_memory=shown,
         memory_limit_bytes=limit_bytes or request.memory_limit_bytes,
         cpu_milli=cpu_milli,
         exclusive_cpus=exclusive_cpu_count(request.qos, cpu_milli, pod_level=request.pod_level),
@@ -187,7 +189,7 @@ def _memory_interval(
         ceiling_bytes = min(ceiling_bytes, throttled_from_bytes - 1)
     known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
     if known is not None:
-        return _up_to(known, ceiling_bytes)
+        return up_to(known, ceiling_bytes)
     if source is QosSource.INFERRED:
         request_bytes = limit_bytes or 0
         return Interval(request_bytes, request_bytes, _LIMIT if limit_bytes else _NO_LIMIT)
@@ -201,7 +203,7 @@ def _given(known: Interval, request_bytes: int) -> Interval:
     return Interval(nearest_bytes, nearest_bytes, BY_ANNOTATION)
 
 
-def _up_to(known: Interval, ceiling_bytes: int) -> Interval:
+def up_to(known: Interval, ceiling_bytes: int) -> Interval:
     """The part of an interval that is not above *ceiling_bytes*; a request above that is that."""
     usual_bytes = known.usual_low_bytes
     return replace(

@@ -54,6 +54,11 @@ def asked(request: Request) -> list[str]:
     lines.append(f"memory: {memory_text(request.memory)}")
     if request.memory_limit_bytes is not None and not _is_limit(request):
         lines[-1] += f"; limited to {format_bytes(request.memory_limit_bytes)}"
+    if request.memory_waits_for_proof:
+        lines[-1] += (
+            f"; {format_bytes(request.shown_memory.high_bytes)} are promised unless another container"
+        )
+        lines[-1] += " of its pod has the same oom_score_adj"
     lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
     if request.exclusive_cpus:
         lines.append(f"CPUs: {request.exclusive_cpus} of its own")

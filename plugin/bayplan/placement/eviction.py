@@ -14,8 +14,8 @@ from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
 from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.resources import pod_requests
-from bayplan.model.decision import QosClass
-from bayplan.model.kubelet_requests import requested_bytes
+from bayplan.model.decision import QosClass, Request
+from bayplan.model.kubelet_requests import promised_bytes, requested_bytes
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
@@ -112,6 +112,9 @@ def evictable(
         return "it is not known what it uses"
     spec = _spec(pod, containers, known)
     request = pod_requests(spec, FeatureGates()).get(resource, 0)
+    if resource == MEMORY and known is not None:
+        # What is said of the pod as a whole no spec shows: it cannot make less of what its containers prove.
+        request = max(request, sum(_proved_bytes(one, requests) for one in requests))
     used = sum(amount for amount in amounts if amount is not None)
     if memory is not None:
         used = max(used, memory.used_bytes)
@@ -175,10 +178,21 @@ def _is_proved(facts: PodFacts, containers: Collection[RunningContainer]) -> boo
         request, known = one.entry.decision.request, facts.container(one.container.name)
         if known is None or facts.qos is not request.qos or not request.memory.exact:
             return False
-        amounts = {requested_bytes(each) for each in (known.allocated, known.desired) if each is not None}
+        said = [each for each in (known.allocated, known.desired) if each is not None]
+        amounts = {requested_bytes(each) for each in said}
+        amounts |= {promised_bytes(facts, known, each) for each in said}
         if request.memory.high_bytes not in amounts:
             return False
     return True
+
+
+def _proved_bytes(request: Request, of_pod: Collection[Request]) -> int:
+    """What *request* is at least, by its spec and those of the others *of_pod*."""
+    if not request.memory_waits_for_proof or any(
+        other.score == request.score and not other.memory_waits_for_proof for other in of_pod
+    ):
+        return request.memory.high_bytes
+    return request.shown_memory.likely_low_bytes
 
 
 def _spec(pod: Pod, containers: Iterable[RunningContainer], facts: PodFacts | None) -> PodSpec:

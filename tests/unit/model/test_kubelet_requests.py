@@ -46,8 +46,8 @@ def test_a_burstable_request_is_known_to_the_byte() -> None:
     exact = told(request, ONE)
     assert (exact.memory.low_bytes, exact.memory.high_bytes) == (300 * MIB, 300 * MIB)
     assert exact.memory.source == BY_KUBELET
-    assert exact.cpu_milli == 100
-    assert replace(exact, memory=request.memory, cpu_milli=request.cpu_milli) == request
+    assert exact.shown_memory == request.memory
+    assert replace(exact, memory=request.memory, spec_memory=None) == request
 
 
 def test_kubelets_word_goes_before_an_annotation() -> None:
@@ -70,24 +70,32 @@ def test_a_sidecar_that_has_the_score_of_another_container_is_known() -> None:
     assert told(derived(pod, "b"), pod, "b").memory.high_bytes == 8 * GIB
 
 
-def test_a_pod_with_resources_as_a_whole_is_known() -> None:
+def test_a_pod_with_requests_as_a_whole_is_promised_them_by_its_containers_together() -> None:
+    """What no container requests is shared out, as kubelet does it for their scores."""
     pod = kubelet_pod(facts("a", GIB), facts("b"), pod_level=amounts(8 * GIB, 10 * GIB))
     assert derived(pod).memory_limit_bytes == 10 * GIB
-    exact = told(derived(pod), pod)
-    assert exact.memory.high_bytes == GIB
-    assert exact.pod_level
-    nothing = told(derived(pod, "b"), pod, "b")
-    assert nothing.memory.high_bytes == 0
+    exact = [told(derived(pod, name), pod, name).memory.high_bytes for name in "ab"]
+    assert exact == [4 * GIB + GIB // 2, 3 * GIB + GIB // 2]
 
 
-def test_a_guaranteed_pod_as_a_whole_gives_no_container_cpus_of_its_own() -> None:
-    whole = kubelet_pod(
-        replace(facts("a", GIB, 2 * GIB, milli=1000)),
-        qos=QosClass.GUARANTEED,
-        pod_level=amounts(4 * GIB, 4 * GIB, 4000),
-    )
-    exact = told(derived(whole), whole)
-    assert (exact.exclusive_cpus, exact.memory.high_bytes) == (0, GIB)
+WHOLE = kubelet_pod(
+    facts("a", GIB, 2 * GIB, milli=1000),
+    qos=QosClass.GUARANTEED,
+    pod_level=amounts(4 * GIB, 4 * GIB, 4000),
+)
+
+
+def test_that_a_guaranteed_pod_has_resources_as_a_whole_its_spec_says() -> None:
+    spec = asked(WHOLE, "a", CAPACITY)
+    quota = replace(spec.resources, cpu_quota_us=400_000, cpu_period_us=100_000)
+    shown = derive_request(sandbox(WHOLE), replace(spec, resources=quota), CAPACITY)
+    assert (shown.pod_level, shown.exclusive_cpus) == (True, 0)
+    assert told(shown, WHOLE) == shown
+    hidden = derived(WHOLE)
+    assert not hidden.pod_level
+    assert "is not its limit" in problem(hidden, WHOLE)
+    nothing = kubelet_pod(facts("a", None, milli=None), qos=QosClass.GUARANTEED, pod_level=amounts(GIB, GIB))
+    assert told(derived(nothing), nothing) == derived(nothing)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,7 @@ def test_whatever_kubelet_asks_for_it_is_believed(
     pod = kubelet_pod(facts("a", own, milli=milli, kind=kind), facts("b", other))
     assert told(derived(pod), pod).memory.high_bytes == own
     again = told(told(derived(pod), pod), pod, running=True)
-    assert (again.memory.high_bytes, again.cpu_milli) == (own, milli)
+    assert again.memory.high_bytes == own
 
 
 @given(own=st.integers(0, CAPACITY), lie=st.integers(0, CAPACITY))

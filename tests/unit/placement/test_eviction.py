@@ -140,6 +140,35 @@ def test_who_is_never_evicted(one: RunningContainer, known: PodFacts | None, why
     assert why in found
 
 
+def test_what_is_said_of_a_pod_as_a_whole_makes_no_less_of_what_its_containers_prove() -> None:
+    lie = ContainerResources(Amounts(memory_bytes=1))
+    within = running(pod("a"), 90 * MIB, BURSTABLE, 100 * MIB)
+    known = replace(facts("a", 100 * MIB), pod_level=lie)
+    assert evictable(pod("a"), [within], known) == "it uses no more than it requests"
+
+
+def test_that_a_container_is_a_sidecar_counts_once_another_one_has_its_score() -> None:
+    def of(name: str, memory: Interval, used_bytes: int) -> RunningContainer:
+        one = running(pod("a"), used_bytes, BURSTABLE, 0, name=name)
+        spec = Interval(0, 110, "oom_score_adj", usual_low_bytes=100)
+        request = replace(one.entry.decision.request, memory=memory, spec_memory=spec, score=900)
+        return replace(one, entry=Entry(replace(one.entry.decision, request=request)))
+
+    proxy = of("proxy", Interval(1, 1, BY_KUBELET), 50)
+    app = of("app", Interval(105, 105, BY_KUBELET), 60)
+    amounts = [("proxy", ContainerKind.SIDECAR, 1), ("app", ContainerKind.MAIN, 105)]
+    containers = tuple(
+        ContainerFacts(name, kind, ContainerResources(Amounts(memory_bytes=amount)))
+        for name, kind, amount in amounts
+    )
+    known = replace(facts("a", 0), containers=containers)
+    alone = replace(known, pod_level=ContainerResources(Amounts(memory_bytes=1)))
+    assert evictable(pod("a"), [proxy], alone) == "it uses no more than it requests"
+    both = evictable(pod("a"), [proxy, app], known)
+    assert isinstance(both, EvictablePod)
+    assert (both.used, both.request) == (110, 106)
+
+
 def test_who_opted_out_is_left_alone() -> None:
     one = running(pod("a"), GIB)
     request = replace(one.entry.decision.request, opted_out=True)

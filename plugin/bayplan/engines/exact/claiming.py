@@ -45,7 +45,8 @@ def claimed_amounts(request: Request) -> dict[str, int]:
 
     Guaranteed: the limit. Burstable: the high end of its request interval, because a promise that is too
     small is broken silently; where there is no signal at all the high end is the whole machine, so the low
-    end. BestEffort: nothing. Huge pages: the limit, which equals the request in every class.
+    end. BestEffort: nothing. Huge pages: the limit, which equals the request in every class. What kubelet is
+    said to know counts here only where the spec proves no more.
     """
     amounts = {MEMORY: _claimed_memory(request), **request.hugepages_bytes}
     return {resource: amount for resource, amount in amounts.items() if amount}
@@ -54,7 +55,7 @@ def claimed_amounts(request: Request) -> dict[str, int]:
 def _claimed_memory(request: Request) -> int:
     if request.qos is QosClass.BEST_EFFORT:
         return 0
-    memory = request.memory
+    memory = request.shown_memory if request.memory_waits_for_proof else request.memory
     return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
 
 
