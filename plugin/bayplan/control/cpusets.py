@@ -7,6 +7,7 @@ ledger of that moment: an earlier decision is never written after a later one, w
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from threading import Lock
@@ -57,6 +58,9 @@ class Cpusets:
         self._syncing: asyncio.Task[None] | None = None
         self.writes = 0
         """How often a cpuset was written here: what it has now it did not have before."""
+        self.refusals: dict[str, str] = {}
+        """Why the last change of a container's cpuset could not be made, by its id."""
+        self._times: Counter[str] = Counter()
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
@@ -151,9 +155,25 @@ class Cpusets:
                     # The runtime may have made it before that was noted, and have been started since.
                     self._in_cgroup(one, change)
         except AbsentError:
-            return
+            self._settled(one)
         except BayplanError as error:
-            logger.warning("cannot set cpusets", extra={"container": one.name, "problem": str(error)})
+            self._refused(one, str(error))
+        else:
+            self._settled(one)
+
+    def _settled(self, one: Expectation) -> None:
+        self.refusals.pop(one.container.id, None)
+        self._times.pop(one.container.id, None)
+
+    def _refused(self, one: Expectation, problem: str) -> None:
+        """Remember it, and log it the first, second, fourth, eighth... time."""
+        container_id = one.container.id
+        self.refusals[container_id] = problem
+        self._times[container_id] += 1
+        times = self._times[container_id]
+        if times.bit_count() == 1:
+            extra = {"container": one.name, "problem": problem, "times": times}
+            logger.warning("cannot set cpusets", extra=extra)
 
     def _in_cgroup(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
         with cgroup_of(self._hierarchy, one) as cgroup:

@@ -2,7 +2,8 @@
 
 Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when
 it is seen twice in a row: right after a reply the runtime may still be carrying it out. Who does not run yet
-is repaired as well, but not reported: its cgroup is just being made.
+is repaired as well, but not reported: its cgroup is just being made. Only what the kernel was seen to have
+afterwards counts as repaired; what it does not take is tried again less and less often.
 """
 
 import logging
@@ -22,7 +23,9 @@ from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
+from bayplan.model.sentences import not_repaired
 from bayplan.model.workload import Update
+from bayplan.sets import CpuSet
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +37,16 @@ KEEP_HINT: Final = (
 """For users whose own values were overwritten."""
 
 
+MAX_PAUSE_LOOKS: Final = 32
+"""So many comparisons at most lie between two attempts to repair the same: five minutes."""
+
+
 class Drift(Struct, frozen=True):
-    """What the cgroup of a container shows otherwise than was decided."""
+    """What the cgroup of a container shows otherwise than was decided; ``cpus`` are the CPUs that it has."""
 
     expectation: Expectation
     differences: Mapping[str, str]
+    cpus: CpuSet = CpuSet()
 
     def __str__(self) -> str:
         return f"{self.expectation.name}: {'; '.join(self.differences.values())}"
@@ -56,8 +64,24 @@ class Drift(Struct, frozen=True):
         )
 
 
+class Unrepaired(Struct, frozen=True):
+    """Drift that stays: how often it was to be repaired, when that is tried next (the number of a look), and
+    what the kernel said, "" where it took the values and has others all the same."""
+
+    drift: Drift
+    times: int
+    next_look: int
+    problem: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """It as a problem for people."""
+        return not_repaired(str(self.drift), self.times, self.problem)
+
+
 class Verifier:
-    """Finds and repairs drift. ``drift`` is what the last comparison reported."""
+    """Finds and repairs drift. ``drift`` is what the last comparison reported; ``unrepaired`` is what differs
+    although it was to be repaired, by container, and ``failed`` how often that has been."""
 
     def __init__(
         self,
@@ -71,6 +95,9 @@ class Verifier:
     ) -> None:
         """*expected* follows from *grounds*; as to *most_files* see `Agreement`."""
         self.drift: tuple[Drift, ...] = ()
+        self.unrepaired: dict[str, Unrepaired] = {}
+        self.failed = 0
+        self._looks = 0
         self._hierarchy = hierarchy
         self._cpusets = cpusets
         self._expected = expected
@@ -109,11 +136,45 @@ class Verifier:
         self._times = {key: self._times.get(key, Counter()) for key in map(_id, compared)}
         self._report(drift)
         self.drift = drift
-        wanted = self._still_expected(due)
+        self._looks += 1
+        # What differs no more was repaired by somebody else, or is wanted otherwise by now.
+        self.unrepaired = {
+            key: one
+            for key, one in self.unrepaired.items()
+            if self._suspected.get(key) == one.drift.expectation.update
+        }
+        wanted = self._still_expected(one for one in due if not self._waits(one))
         if wanted:
-            await self._in_thread(partial(repair, self._hierarchy, self._cpusets, wanted))
-            logger.info("repaired", extra={"containers": [one.expectation.name for one in wanted]})
+            left = await self._in_thread(partial(self._repair, wanted))
+            self._note(wanted, {_id(one): one for one in left})
         return drift
+
+    def _waits(self, one: Drift) -> bool:
+        """Whether to repair that was tried in vain, and is not to be tried now."""
+        before = self.unrepaired.get(_id(one))
+        return before is not None and self._looks < before.next_look
+
+    def _repair(self, wanted: list[Drift]) -> list[Drift]:
+        """Repair, and look whether it was of use: what still differs of the same. Blocks."""
+        repair(self._hierarchy, self._cpusets, wanted)
+        tried = {_id(one): one.differences.keys() for one in wanted}
+        after = compare(self._hierarchy, [one.expectation for one in wanted])
+        return [one for one in after if one.differences.keys() & tried[_id(one)]]
+
+    def _note(self, wanted: list[Drift], left: Mapping[str, Drift]) -> None:
+        repaired = [one.expectation.name for one in wanted if _id(one) not in left]
+        for key, one in left.items():
+            before = self.unrepaired.get(key)
+            times = 1 if before is None else before.times + 1
+            next_look = self._looks + min(1 << times - 1, MAX_PAUSE_LOOKS)
+            problem = self._cpusets.refusals.get(key, "")
+            self.unrepaired[key] = Unrepaired(one, times, next_look, problem)
+        self.failed += len(left)
+        for one in wanted:
+            if _id(one) not in left:
+                self.unrepaired.pop(_id(one), None)
+        if repaired:
+            logger.info("repaired", extra={"containers": repaired})
 
     def _compare(self, expected: list[Expectation], grounds: Grounds | None) -> list[Drift]:
         """With *grounds* what is compared is watched from now on. What is asked for at once comes with a
@@ -169,7 +230,7 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
                 extra={"container": one.name, "problem": str(error)},
             )
             continue
-        compared.append(Drift(one, one.differences(found, oom_score_adj)))
+        compared.append(Drift(one, one.differences(found, oom_score_adj), found.cpus_effective))
     return compared
 
 

@@ -317,6 +317,7 @@ class Daemon:
                 *self.hardware.problems(),
                 *self.pressure.problems(),
                 *self.eviction.problems(),
+                *(one.sentence for one in self.verifier.unrepaired.values()),
             ),
             self.hardware.reservations(),
             scores,

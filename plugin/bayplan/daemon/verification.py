@@ -48,6 +48,7 @@ class Verification:
                 logger.exception("the kernel could not be compared with the ledger")
                 continue
             self._counters["drifted"] += len(drift)
+            self._counters["repairs_failed"] = self._verifier.failed
             await self._find_unreported()
 
     async def _next(self) -> bool:

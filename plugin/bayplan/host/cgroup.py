@@ -6,6 +6,7 @@ that may be ``max`` and statistics by node are fields of our own, and every read
 descriptor and names the file and its text where that text cannot be.
 """
 
+import errno
 import os
 from typing import Final, Generic, Self, TypeVar, overload
 
@@ -19,7 +20,7 @@ from cgroupspy.interfaces import (
 )
 
 from bayplan.host.directory import Directory
-from bayplan.host.kernelfs import AbsentError, garbage, parse_number
+from bayplan.host.kernelfs import AbsentError, RefusedError, garbage, parse_file, parse_number
 from bayplan.host.numa_stat import (
     EXPECTED,
     LEGACY_EXPECTED,
@@ -27,13 +28,16 @@ from bayplan.host.numa_stat import (
     parse_legacy_numa_stat,
     parse_numa_stat,
 )
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, IdSet, NodeSet
 
 T = TypeVar("T")
 
 _MAX: Final = "max"
 _LEGACY_UNLIMITED: Final = (1 << 63) - (1 << 16)
 """cgroup v1 shows "no limit" as 2^63-1 rounded down to a page, of at most 64 KiB."""
+
+_ATTEMPTS: Final = 3
+"""Somebody may make a cgroup below, with all that its parent has, between a look and a write."""
 
 
 class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]  # the library's classes have no types
@@ -198,3 +202,52 @@ class LegacyMemoryFiles(CgroupFiles):
     memory_and_swap_max = LegacyLimitField("memory.memsw.limit_in_bytes")
     memory_current = BytesField("memory.usage_in_bytes", readonly=True)
     held_pages = LegacyHeldPagesField("memory.numa_stat")
+
+
+def write_with_descendants(top: Directory, name: bytes, wanted: IdSet) -> None:
+    """Make *wanted*, which is not empty, the ids in the file *name* (cpuset.cpus or cpuset.mems) of *top*, a
+    cpuset of cgroup v1, with the cpusets below it, such as those of containers within a container.
+
+    cgroup v1 keeps every cpuset within its parent's by refusing what would break that (the kernel's
+    kernel/cgroup/cpuset-v1.c, cpuset1_validate_change()): a cpuset cannot lose a CPU that one below it still
+    has (EBUSY), and cannot get one that its parent does not have (EACCES). On cgroup v2 those below follow by
+    themselves. So what comes is written from the top downwards, and then what goes from the bottom upwards.
+
+    A cpuset below that had all that its parent had goes on so; runtimes copy the parent's where nobody asks
+    for another. One that had only some keeps what is left of them, or gets all that its parent has where
+    nothing is left. What it had before is not known any more when its parent gets more again.
+
+    Raises:
+        AbsentError: *top* is gone.
+        RefusedError: the kernel refuses it there, or in a cgroup below, whose file is named then.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _change_below(top, name, _read_ids(top, name, type(wanted)), wanted)
+        except RefusedError as error:
+            if error.errno != errno.EBUSY or attempt == _ATTEMPTS:
+                raise
+        else:
+            return
+
+
+def _change_below(directory: Directory, name: bytes, before: IdSet, wanted: IdSet) -> None:
+    both = before | wanted
+    if both != before:
+        directory.write(name, str(both))
+    for child_name in directory.children():
+        try:
+            with directory.child(child_name) as child:
+                its = _read_ids(child, name, type(wanted))
+                # One without any has no processes, and nor has any below it.
+                after = wanted if its == before else its & wanted or wanted
+                if its and its != after:
+                    _change_below(child, name, its, after)
+        except AbsentError:
+            continue  # removed since it was listed
+    if wanted != both:
+        directory.write(name, str(wanted))
+
+
+def _read_ids(directory: Directory, name: bytes, kind: type[IdSet]) -> IdSet:
+    return parse_file(directory.path_of(name), kind.parse, directory.read(name))

@@ -17,11 +17,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.errors import HostError
-from bayplan.host.cgroup import CgroupFiles, LegacyCpusetFiles, LegacyMemoryFiles, UnifiedFiles
+from bayplan.host.cgroup import (
+    CgroupFiles,
+    LegacyCpusetFiles,
+    LegacyMemoryFiles,
+    UnifiedFiles,
+    write_with_descendants,
+)
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
+from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_optional
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.watched_files import WatchedFiles
 from bayplan.model.workload import Update
@@ -276,8 +282,10 @@ class ContainerCgroup:
                 return
             own = self._cpusets[-1].directory
             with Directory.open(posixpath.dirname(own.path)) as parent:
-                for name in names:
-                    own.write(name, parent.read(name))
+                for name, kind in ((b"cpuset.cpus", CpuSet), (b"cpuset.mems", NodeSet)):
+                    if name in names:
+                        its = parse_file(parent.path_of(name), kind.parse, parent.read(name))
+                        write_with_descendants(own, name, its)
         except AbsentError as error:
             raise self._explained(error) from error
 
@@ -326,7 +334,11 @@ class ContainerCgroup:
             )
         for files in self._cpusets:
             try:
-                setattr(files, attribute, value)
+                if isinstance(files, LegacyCpusetFiles) and isinstance(value, IdSet):
+                    name = getattr(LegacyCpusetFiles, attribute).filename
+                    write_with_descendants(files.directory, name, value)
+                else:
+                    setattr(files, attribute, value)
             except AbsentError as error:
                 raise self._explained(error) from error
 

@@ -168,6 +168,14 @@ def summary(decision: Decision) -> str:
     return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
 
 
+def not_repaired(difference: str, times: int, problem: str) -> str:
+    """That a container's cgroup stays as it should not be: *difference*, and what the kernel says of it, ""
+    where it took the values."""
+    often = "" if times == 1 else f" ({times} times)"
+    why = problem or "the kernel took it, and uses what the cgroups above leave of it"
+    return f"cannot be repaired{often}: {difference}: {why}"
+
+
 def verb_after(nodes: NodeSet, verb: str) -> str:
     """*verb*, given as a singular, as it stands after `nodes_text`."""
     return verb if len(nodes) == 1 else _PLURALS[verb]

@@ -48,6 +48,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "relief_done": "pages were moved because memory was at risk",
     "relief_failed": "pages were to be moved because memory was at risk, and could not be",
     "relieved_bytes": "bytes that were moved because memory was at risk",
+    "repairs_failed": "a cgroup kept other values than decided although it was to be repaired",
     "requests_corrected": "a container's request became exact after its creation",
     "returns_failed": "pages of a container that was to go back to fewer nodes could not be moved",
 }

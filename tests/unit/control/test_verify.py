@@ -1,5 +1,7 @@
 """Drift: seen twice, then repaired; at once when asked to; never what the ledger no longer says."""
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +158,84 @@ async def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
         ("0-1,", 1),
         ("0-1,", 1),
     ]
+
+
+async def test_only_what_the_kernel_has_afterwards_is_repaired_and_the_rest_is_tried_less_and_less_often(
+    hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    wanted = [expectation("c1", "2")]
+    verifier = verifying(hierarchy, lambda *_: wanted)
+    attempts, directory = [], Path(hierarchy.mounts[CPUSET], "kubepods/c1")
+    for look in range(30):
+        # The fake kernel takes what is written, and shows what it did before.
+        (directory / "cpuset.cpus").write_text("0-3\n")
+        assert await verifier.verify(at_once=False) == verifier.drift
+        if written(hierarchy)[0] == "2":
+            attempts.append(look)
+    assert attempts == [1, 2, 4, 8, 16]
+    assert [one.times for one in verifier.unrepaired.values()] == [verifier.failed] == [5]
+    assert verifier.unrepaired["c1"].drift.cpus == CpuSet(range(4))
+    assert "repaired" not in caplog.messages
+    # Another decision is not made to wait, and once the kernel follows it is repaired.
+    wanted[:] = [expectation("c1", "3")]
+    (directory / "cpuset.cpus.effective").unlink()
+    (directory / "cpuset.cpus.effective").symlink_to("cpuset.cpus")
+    await verifier.verify(at_once=True)
+    assert (written(hierarchy)[0], verifier.unrepaired, verifier.failed) == ("3", {}, 5)
+    assert caplog.messages.count("repaired") == 1
+
+
+@pytest.mark.root
+async def test_a_container_with_cpusets_of_its_own_within_is_repaired_on_cgroup_v1(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As docker makes them within a container, on the kernel that runs the tests."""
+    caplog.set_level("INFO")
+    real = Hierarchy.detect()
+    mount = Path(real.mounts[CPUSET])
+    online = CpuSet() if real.unified else CpuSet.parse((mount / "cpuset.cpus").read_text())
+    if len(online) == 1 or real.unified:
+        pytest.skip("takes cgroup v1, where cpusets within do not follow by themselves, and two CPUs")
+    outer, memory = (
+        mount / f"bayplan-test-{os.getpid()}",
+        Path(real.mounts[MEMORY], f"bayplan-test-{os.getpid()}"),
+    )
+    made = [memory, outer, outer / "docker", outer / "docker" / "inner"]
+    with contextlib.ExitStack() as stack:
+        for directory in made:
+            directory.mkdir()
+            stack.callback(directory.rmdir)
+            if directory != memory:
+                (directory / "cpuset.cpus").write_text(str(online))
+                (directory / "cpuset.mems").write_text("0")
+        wanted = Expectation(
+            Container("c1", "p", cgroups_path=f"/{outer.name}"),
+            "",
+            "default/p/c1",
+            CpuSet([min(online)]),
+            None,
+        )
+        verifier = verifying(real, lambda *_: [wanted])
+        for _ in range(3):
+            await verifier.verify(at_once=False)
+        assert caplog.messages.count("repaired") == 1
+        assert "cannot set cpusets" not in caplog.messages
+        for directory in made[1:]:
+            assert (directory / "cpuset.effective_cpus").read_text().strip() == str(min(online))
+        # What the kernel refuses is not repaired: the cgroup above does not have it.
+        wanted = replace(wanted, cpus=online)
+        (outer / "below").mkdir()
+        stack.callback((outer / "below").rmdir)
+        (outer / "below/cpuset.cpus").write_text(str(min(online)))
+        path = f"/{outer.name}/below"
+        (memory / "below").mkdir()
+        stack.callback((memory / "below").rmdir)
+        wanted = replace(wanted, container=replace(wanted.container, cgroups_path=path))
+        for _ in range(3):
+            await verifier.verify(at_once=False)
+        assert caplog.messages.count("repaired") == 1
+        assert f"{path}/cpuset.cpus" in verifier.unrepaired["c1"].problem
 
 
 async def test_what_is_as_decided_or_gone_is_left_alone(hierarchy: Hierarchy) -> None:

@@ -464,6 +464,48 @@ class TestReal:
             for mount in set(hierarchy.mounts.values()):
                 Path(mount + child).rmdir()
 
+    def test_cpusets_of_containers_within_a_container_follow(self, real, sleeper, made):
+        hierarchy, path = real
+        mount = Path(hierarchy.mounts[CPUSET])
+        cpus = CpuSet.parse((mount / "cpuset.cpus").read_text()) if not hierarchy.unified else CpuSet()
+        first, rest = CpuSet(list(cpus)[:1]), CpuSet(list(cpus)[1:])
+        if not rest:
+            pytest.skip("takes cgroup v1, where they do not follow by themselves, and two CPUs")
+        outer, docker, inner, pinned = (
+            mount / f"{path[1:]}{below}" for below in ("", "/docker", "/docker/inner", "/docker/pinned")
+        )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(made(docker))
+            for directory in (outer, docker, inner, pinned):
+                directory.mkdir(exist_ok=True)
+                # As runtimes do it: the parent's, where nobody asks for others.
+                (directory / "cpuset.cpus").write_text(str(cpus))
+                (directory / "cpuset.mems").write_text("0")
+            (pinned / "cpuset.cpus").write_text(str(rest))
+            (inner / "cgroup.procs").write_text(str(sleeper.pid))
+            with pytest.raises(OSError, match="busy"):
+                (outer / "cpuset.cpus").write_text(str(first))
+
+            def shown():
+                return [
+                    CpuSet.parse((one / "cpuset.effective_cpus").read_text())
+                    for one in (outer, docker, inner, pinned)
+                ]
+
+            with ContainerCgroup(hierarchy, dict.fromkeys((CPUSET, MEMORY), path)) as container:
+                container.write_cpus(cpus)
+                assert shown() == [cpus, cpus, cpus, rest]
+                container.write_cpus(first)
+                assert shown() == [first] * 4
+                assert allowed_cpus(sleeper.pid) == first
+                # To others altogether: nothing of what they have stays.
+                container.write_cpus(rest)
+                assert shown() == [rest] * 4
+                container.inherit(cpus=True, mems=True)
+                assert shown() == [cpus] * 4
+                assert allowed_cpus(sleeper.pid) == cpus
+                container.write_mems(NodeSet([0]))
+
     def test_what_the_kernel_refuses_is_reported_with_the_value(self, real):
         hierarchy, path = real
         with ContainerCgroup.find(hierarchy, path) as container:
