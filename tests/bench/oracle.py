@@ -12,7 +12,7 @@ import time
 from collections import Counter
 
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from support.exact_draws import USUAL_PAGES
 from support.exact_errors import KINDS, BrokenPromiseError
 from support.exact_oracle import Trial
@@ -29,12 +29,14 @@ def main(operations: int = OPERATIONS, seed: int = 0, seconds: int = 24 * 3600) 
     broken: Counter[str] = Counter()
     started = told = time.monotonic()
     while counts["operations"] < operations and time.monotonic() - started < seconds:
+        scope = TopologyScope.POD if seed % 2 else TopologyScope.CONTAINER
         trial = Trial(
             random.Random(seed),
             witness_every=WITNESS_EVERY,
-            engine=ExactEngine() if seed % 3 == 0 else ExactEngine(max_combinations=1),
+            engine=ExactEngine(scope) if seed % 3 == 0 else ExactEngine(scope, max_combinations=1),
             topology=TopologyPolicy.RESTRICTED if seed % 3 == 1 else None,
             pages_one_in=1 if seed % 5 == 0 else USUAL_PAGES,
+            every_criterion=seed % 3 == 0,
         )
         try:
             for _ in range(STEPS):

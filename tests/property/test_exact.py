@@ -11,7 +11,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Decision, Outcome, Placement, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from support.exact_draws import USUAL_PAGES
 from support.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
 from support.exact_oracle import Trial
@@ -19,9 +19,16 @@ from support.exact_oracle import Trial
 STEPS = 40
 
 
-@given(st.integers(0, 2**32), st.integers(2, 8), st.sampled_from([1, USUAL_PAGES]))
-def test_brute_force_agrees_after_every_operation(seed: int, nodes: int, pages_one_in: int) -> None:
-    trial = Trial(random.Random(seed), nodes, pages_one_in=pages_one_in)
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 8),
+    st.sampled_from([1, USUAL_PAGES]),
+    st.sampled_from(TopologyScope),
+)
+def test_brute_force_agrees_after_every_operation(
+    seed: int, nodes: int, pages_one_in: int, scope: TopologyScope
+) -> None:
+    trial = Trial(random.Random(seed), nodes, engine=ExactEngine(scope), pages_one_in=pages_one_in)
     for _ in range(STEPS):
         trial.step()
 
@@ -36,7 +43,14 @@ def test_brute_force_agrees_where_almost_no_sets_are_enumerated(
     seed: int, nodes: int, topology: TopologyPolicy, pages_one_in: int
 ) -> None:
     engine = ExactEngine(max_combinations=1)
-    trial = Trial(random.Random(seed), nodes, engine=engine, topology=topology, pages_one_in=pages_one_in)
+    trial = Trial(
+        random.Random(seed),
+        nodes,
+        engine=engine,
+        topology=topology,
+        pages_one_in=pages_one_in,
+        every_criterion=False,
+    )
     for _ in range(STEPS):
         trial.step()
     assert trial.counts["given up"] == 0
@@ -46,7 +60,9 @@ def test_a_search_that_is_given_up_says_so_in_its_decision() -> None:
     given_up = 0
     for seed in range(30):
         engine = ExactEngine(max_combinations=1, max_steps=2)
-        trial = Trial(random.Random(seed), engine=engine, topology=TopologyPolicy.RESTRICTED)
+        trial = Trial(
+            random.Random(seed), engine=engine, topology=TopologyPolicy.RESTRICTED, every_criterion=False
+        )
         for _ in range(STEPS):
             trial.step()
         given_up += trial.counts["given up"]
@@ -109,7 +125,7 @@ class LeavesCpusBehind(ExactEngine):
 )
 def test_brute_force_notices_a_wrong_engine(engine: ExactEngine, kind: str) -> None:
     kinds = set()
-    for seed in range(30):
+    for seed in range(60):
         trial = Trial(random.Random(seed))
         trial.engine = engine
         try:

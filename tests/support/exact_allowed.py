@@ -1,13 +1,28 @@
 """Every set of nodes that a request may be claimed on, by the rules for operators, whether or not it fits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 from bayplan.model.decision import QosClass, Request
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet
 from support.exact_cpus import Cpus
+
+STRICT = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Sets of nodes, as masks, one of which is to have *amounts* and *cpus*. The choices of a request are in
+    the order of trying."""
+
+    amounts: Mapping[str, int]
+    cpus: int
+    masks: tuple[int, ...]
 
 
 def amounts_of(request: Request) -> dict[str, int]:
@@ -23,30 +38,100 @@ def is_required(request: Request) -> bool:
     return any(wish is not None and wish.required for wish in (request.nodes, request.tier))
 
 
-def allowed_sets(
+def is_close(request: Request, topology: TopologyPolicy, mask: int) -> bool:
+    """Whether the nodes of *mask* are close to all devices that count: all under a strict policy, else those
+    whose drivers insist on it."""
+    counting = [hint for hint in request.hints if hint.required or topology in STRICT]
+    return all(hint.nodes.mask & mask for hint in counting)
+
+
+def choices(
     request: Request,
     machine: Machine,
-    topology: TopologyPolicy,
+    ledger: Ledger,
+    rules: tuple[TopologyPolicy, TopologyScope],
     capacity: Mapping[str, Mapping[int, int]],
     cpus: Cpus,
-) -> Iterator[Iterator[int]]:
-    """The sets, as masks: for each choice of candidate nodes in the order of trying. *capacity* is by
-    resource and node, in bytes."""
-    options = [machine.ordinary_nodes]
-    if request.nodes is not None:
-        options = [request.nodes.nodes, *([] if request.nodes.required else options)]
-    elif request.tier is not None:
-        tier = NodeSet(node.id for node in machine.nodes if node.tier == request.tier.tier)
-        options = [tier & machine.memory_nodes, *([] if request.tier.required else options)]
-    for nodes in options:
-        wished = nodes is options[0] and (request.nodes is not None or request.tier is not None)
-        if request.even_hugepages is not None:
-            yield _sets_of(nodes, request.even_hugepages.node_count, topology)
-        elif request.qos is QosClass.GUARANTEED or wished:
-            widest = _widest(request, nodes, topology, capacity, cpus)
-            yield _sets_on(nodes, widest, exactly=request.nodes is not None and wished)
+) -> Iterator[Choice]:
+    """What is tried for *request*, one after the other. *capacity* is by resource and node, in bytes."""
+    topology, scope = rules
+    own = amounts_of(request), request.exclusive_cpus
+    by_pod = scope is TopologyScope.POD and topology is not TopologyPolicy.NONE
+    wished = request.nodes is not None or request.tier is not None or request.even_hugepages is not None
+    confined = request.qos is QosClass.GUARANTEED or wished
+    together = nodes_of_pod(ledger, request) if by_pod and confined else None
+    if together is not None:
+        yield Choice(*own, (together,))
+        if topology in STRICT:
+            return
+    demands = _whole_pod(request, topology) if by_pod and confined else [own]
+    for candidates in _candidates(request, machine):
+        for amounts, count in demands:
+            widest = partial(_widest, request, candidates.nodes, topology, amounts, count, capacity, cpus)
+            yield Choice(amounts, count, tuple(_masks(request, candidates, topology, widest)))
+
+
+def nodes_of_pod(ledger: Ledger, request: Request) -> int | None:
+    """The nodes that a container of the pod was placed on together with its pod, as a mask."""
+    for entry in ledger.entries.values():
+        affinity = entry.decision.placement.affinity
+        if affinity is not None and affinity.nodes and entry.decision.request.pod_id == request.pod_id:
+            return affinity.nodes.mask
+    return None
+
+
+def _whole_pod(request: Request, topology: TopologyPolicy) -> list[tuple[Mapping[str, int], int]]:
+    """All that the pod asks for: with its CPUs, as far as it is known that containers have them to
+    themselves; else rather with them; where nothing is refused also without the rest of the pod."""
+    amounts, totals = amounts_of(request), request.pod_totals
+    found: list[tuple[Mapping[str, int], int]] = []
+    if totals is not None:
+        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+        for resource, amount in amounts.items():
+            whole[resource] = max(amount, whole.get(resource, 0))
+        rest = max(0, totals.cpu_milli - request.cpu_milli) // 1000
+        if totals.exclusive_cpus is None:
+            found = [(whole, request.exclusive_cpus + rest), (whole, request.exclusive_cpus)]
         else:
-            yield iter([nodes.mask])
+            found = [(whole, max(request.exclusive_cpus, totals.exclusive_cpus))]
+    if not found or topology not in STRICT:
+        found.append((amounts, request.exclusive_cpus))
+    return found
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Nodes to choose from; all of them if they were named."""
+
+    nodes: NodeSet
+    wished: bool = False
+    named: bool = False
+
+
+def _candidates(request: Request, machine: Machine) -> list[_Candidates]:
+    """Those that were wished first."""
+    anywhere = [_Candidates(machine.ordinary_nodes)]
+    if request.nodes is not None:
+        named = _Candidates(request.nodes.nodes, wished=True, named=True)
+        return [named, *([] if request.nodes.required else anywhere)]
+    if request.tier is not None:
+        nodes = NodeSet(node.id for node in machine.nodes if node.tier == request.tier.tier)
+        tier = _Candidates(nodes & machine.memory_nodes, wished=True)
+        return [tier, *([] if request.tier.required else anywhere)]
+    return anywhere
+
+
+def _masks(
+    request: Request, candidates: _Candidates, topology: TopologyPolicy, widest: Callable[[], int]
+) -> Iterable[int]:
+    if request.even_hugepages is not None:
+        return _sets_of(candidates.nodes, request.even_hugepages.node_count, topology)
+    bounded = request.qos is QosClass.GUARANTEED
+    if topology is TopologyPolicy.NONE and not request.exclusive_cpus:
+        bounded = False  # its CPUs are everywhere
+    if bounded or candidates.wished:
+        return _sets_on(candidates.nodes, widest(), exactly=candidates.named)
+    return [candidates.nodes.mask]
 
 
 def _sets_on(nodes: NodeSet, widest: int, *, exactly: bool) -> Iterator[int]:
@@ -72,19 +157,26 @@ def _widest(
     request: Request,
     nodes: NodeSet,
     topology: TopologyPolicy,
+    amounts: Mapping[str, int],
+    count: int,
     capacity: Mapping[str, Mapping[int, int]],
     cpus: Cpus,
 ) -> int:
-    """How many of *nodes* a set may have."""
+    """How many of *nodes* a set may have: under `restricted` as many as the smallest one that would have
+    everything on an empty machine, and is close to all devices."""
     if topology is TopologyPolicy.SINGLE_NUMA_NODE:
         return 1
     if topology is not TopologyPolicy.RESTRICTED:
         return len(nodes)
     for width in range(1, len(nodes) + 1):
-        enough = cpus.most_on(nodes, width) >= request.exclusive_cpus
-        for resource, amount in amounts_of(request).items():
-            held = sorted((capacity.get(resource, {}).get(node, 0) for node in nodes), reverse=True)
-            enough = enough and sum(held[:width]) >= amount
-        if enough:
-            return width
+        for some in combinations(nodes, width):
+            if (
+                cpus.count_on(some) >= count
+                and is_close(request, topology, NodeSet(some).mask)
+                and all(
+                    sum(capacity.get(resource, {}).get(node, 0) for node in some) >= amount
+                    for resource, amount in amounts.items()
+                )
+            ):
+                return width
     return len(nodes)

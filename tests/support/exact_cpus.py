@@ -5,7 +5,7 @@ otherwise. A CPU of a node without memory counts for the nearest node that has s
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from bayplan.model.decision import Decision, Outcome, Placement
@@ -26,6 +26,7 @@ class Cpus:
         self._machine = machine
         self._reserved = min(machine.online_cpus)
         self._node_of = {cpu.id: self._nearest(cpu) for cpu in machine.cpus}
+        self._count = Counter(node for cpu, node in self._node_of.items() if cpu != self._reserved)
 
     def _nearest(self, cpu: Cpu) -> int:
         nodes, own = self._machine.memory_nodes, cpu.node_id or 0
@@ -34,8 +35,11 @@ class Cpus:
         return min(nodes, key=lambda node: (self._machine.distance(own, node), node))
 
     def away(self, placement: Placement) -> list[int]:
-        """The CPUs of its own that are not near the nodes that it claims on."""
+        """The CPUs of its own that are not near the nodes that it claims on, if these are not all ordinary
+        ones."""
         nodes = NodeSet() if placement.claim is None else placement.claim.nodes
+        if self._machine.ordinary_nodes <= nodes:
+            return []
         return [cpu for cpu in placement.exclusive_cpus if self._node_of[cpu] not in nodes]
 
     def near(self, mask: int, ledger: Ledger) -> list[int]:
@@ -44,10 +48,9 @@ class Cpus:
         taken.add(self._reserved)
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
 
-    def most_on(self, nodes: NodeSet, width: int) -> int:
-        """The most CPUs that *width* nodes of *nodes* can give on an empty machine."""
-        counts = Counter(node for cpu, node in self._node_of.items() if cpu != self._reserved)
-        return sum(sorted((counts[node] for node in nodes), reverse=True)[:width])
+    def count_on(self, nodes: Collection[int]) -> int:
+        """How many CPUs *nodes* can give on an empty machine."""
+        return sum(self._count[node] for node in nodes)
 
     def check_owners(self, ledger: Ledger, aligned: Collection[str]) -> None:
         """Every CPU has one owner and is not reserved, and those who were *aligned* (by their ids) still have
@@ -68,9 +71,23 @@ class Cpus:
                 text = f"CPUs {self.away(placement)} of {container_id} were left behind"
                 raise BrokenPromiseError(WRONG_CPUS, text)
 
-    def check_decision(self, decision: Decision, current: Placement | None, *, aligning: bool) -> None:
-        """As many CPUs as asked for, where the policy is *aligning* on the container's nodes, or the decision
-        says otherwise; of those it had as many as can stay.
+    def check_shares(self, decision: Decision, near: Mapping[int, int], ledger: Ledger) -> None:
+        """On each node with devices of the container (*near*: how many) it has that part of its CPUs in whole
+        cores, as far as CPUs there were free; *ledger* is without the container.
+
+        Raises:
+            BrokenPromiseError: else.
+        """
+        own, size = decision.placement.exclusive_cpus, max(self._machine.core_sizes.values())
+        for node, count in near.items():
+            least = len(own) // size * count // sum(near.values()) * size
+            there = [cpu for cpu in own if self._node_of[cpu] == node]
+            if len(there) < min(least, len(self.near(1 << node, ledger))) and own:
+                raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} for devices {dict(near)}")
+
+    def check_decision(self, decision: Decision, current: Placement | None) -> None:
+        """As many CPUs as asked for, on the container's nodes, or the decision says otherwise; of those it
+        had as many as can stay.
 
         Raises:
             BrokenPromiseError: else.
@@ -81,12 +98,12 @@ class Cpus:
         own, away = placement.exclusive_cpus, self.away(placement)
         if len(own) != wanted and (own or NONE_LEFT not in told):
             raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} for {wanted}: {codes}")
-        if away and aligning and not told:
+        if away and not told:
             raise BrokenPromiseError(WRONG_CPUS, f"CPUs {away} are not on {placement.claim}: {codes}")
-        if current is None or placement.claim is None or not own or (away and aligning):
+        if current is None or placement.claim is None or not own or away:
             return
         nodes = placement.claim.nodes
         kept = current.exclusive_cpus
-        stays = [cpu for cpu in kept if not aligning or self._node_of[cpu] in nodes]
+        stays = [cpu for cpu in kept if self._node_of[cpu] in nodes]
         if len(kept & own) < min(len(stays), len(own)):
             raise BrokenPromiseError(WRONG_CPUS, f"{own} instead of {kept} on {nodes}")

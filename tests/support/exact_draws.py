@@ -6,9 +6,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.model.decision import (
+    DeviceHint,
     EvenHugepagesWish,
     Interval,
     NodeWish,
+    PodTotals,
     QosClass,
     QosSource,
     Request,
@@ -68,7 +70,42 @@ def draw_request(
         tier=tier,
         score=score,
         even_hugepages=even,
+        hints=draw_hints(draw, machine) if qos is QosClass.GUARANTEED and not draw.randrange(4) else (),
     )
+
+
+def draw_hints(draw: random.Random, machine: Machine) -> tuple[DeviceHint, ...]:
+    """A few devices, most of them close to one node; of some the driver insists on it."""
+    nodes = list(machine.node_ids)
+    return tuple(
+        DeviceHint(
+            f"dev{number}",
+            NodeSet(draw.sample(nodes, draw.choice([1, 1, 1, min(2, len(nodes))]))),
+            required=not draw.randrange(6),
+        )
+        for number in range(draw.randint(1, 4))
+    )
+
+
+def draw_pod(draw: random.Random, machine: Machine, number: int) -> list[Request]:
+    """The containers of a pod of several, in the order of their creation, with the sums of all of them. How
+    many CPUs they have to themselves is known of some pods; some containers ask for no whole CPUs."""
+    containers = []
+    for position in range(draw.randint(1, 3)):
+        request = draw_request(draw, machine, f"c{number:05}-{position}")
+        if request.qos is not QosClass.GUARANTEED or request.even_hugepages is not None:
+            continue
+        milli = 0 if request.exclusive_cpus else draw.choice([0, 500, 1500])
+        containers.append(replace(request, pod_id=f"pod-{number}", cpu_milli=request.cpu_milli + milli))
+    pages = sum(one.hugepages_bytes.get(PAGES, 0) for one in containers)
+    exclusive_cpus = sum(one.exclusive_cpus for one in containers)
+    totals = PodTotals(
+        sum(one.memory.high_bytes for one in containers),
+        sum(one.cpu_milli for one in containers),
+        {PAGES: pages} if pages else {},
+        draw.choice([None, exclusive_cpus]),
+    )
+    return [replace(one, pod_totals=totals) for one in containers]
 
 
 def draw_scored(draw: random.Random, machine: Machine, score: int) -> Interval:
@@ -108,6 +145,7 @@ def draw_machine(draw: random.Random, count: int) -> Machine:
             hugepages_bytes={2 * MIB: 0 if node == bare else draw.choice([0, 4, 10]) * MIB},
             distances={other: distances[node, other] for other in ids},
             tier=1 if node in cpu_less else 0,
+            devices=draw.choice([0, 0, 0, 1, 4]),
         )
         for node in ids
     )

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from fractions import Fraction
 
 from msgspec.structs import replace
 
@@ -20,11 +20,12 @@ from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
-from support.exact_allowed import allowed_sets, amounts_of, is_required
+from support.exact_allowed import STRICT, Choice, amounts_of, choices, is_close, is_required
 from support.exact_cpus import Cpus
-from support.exact_draws import PAGES, USUAL_PAGES, draw_amount_bytes, draw_machine, draw_request
+from support.exact_draws import PAGES, USUAL_PAGES, draw_amount_bytes, draw_machine, draw_pod, draw_request
 from support.exact_errors import (
     OVERCOMMIT,
     WRONG_CHOICE,
@@ -35,14 +36,12 @@ from support.exact_errors import (
 )
 from support.subsets import Claims, fit_together, room, rooms_by_subset, slack_by_subset
 
-STRICT: Final = (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
-
 
 @dataclass
 class Trial:
     """A random machine under a policy (a random one if none is given), and what happened on it so far. The
     witness is looked at after every *witness_every* operations; one request of *pages_one_in* is for huge
-    pages."""
+    pages; *every_criterion*: the engine looks at every set of nodes."""
 
     random: random.Random
     most_nodes: int = 10
@@ -50,6 +49,7 @@ class Trial:
     engine: ExactEngine = field(default_factory=ExactEngine)
     topology: TopologyPolicy | None = None
     pages_one_in: int = USUAL_PAGES
+    every_criterion: bool = True
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -58,6 +58,7 @@ class Trial:
         self.policy = PlacementPolicy(topology=self.topology or draw.choice(list(TopologyPolicy)))
         self.ledger = Ledger()
         self.number = 0
+        self.coming: list[Request] = []
         self.ids = tuple(self.machine.node_ids)
         self.unmet: dict[str, int] = {}
         self.cpus = Cpus(self.machine)
@@ -95,9 +96,14 @@ class Trial:
         self.counts["operations"] += 1
 
     def arrive(self) -> None:
-        """A new container."""
+        """A new container; under the scope pod mostly the next one of a pod."""
         self.number += 1
-        request = draw_request(self.random, self.machine, f"c{self.number:05}", self.pages_one_in)
+        if self.engine.scope is TopologyScope.POD and not self.coming and self.random.randrange(4):
+            self.coming = draw_pod(self.random, self.machine, self.number)
+        if self.coming:
+            request = self.coming.pop(0)
+        else:
+            request = draw_request(self.random, self.machine, f"c{self.number:05}", self.pages_one_in)
         decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
         before, self.ledger = self.ledger, self.ledger.as_if_newest(request)
         self._answered(request, decision, None)
@@ -184,6 +190,9 @@ class Trial:
                 whole = sum(parts.values()) == amount
                 if claim is not None and claim.even_hugepages and resource == PAGES:
                     whole = parts == dict.fromkeys(claim.nodes, amount // len(claim.nodes))
+                elif claim is not None and set(claim.shares) == set(claim.nodes):
+                    by_shares = _by_shares(resource, amount, claim.shares)
+                    whole = [(1 << node, part) for node, part in parts.items() if part] == sorted(by_shares)
                 whole = whole or bool(self.unmet.get(resource, 0))
                 if claim is None or not whole or not NodeSet(parts) <= claim.nodes:
                     raise BrokenPromiseError(
@@ -203,17 +212,15 @@ class Trial:
         placed = decision.placement.claim
         self.counts["evenly"] += placed is not None and placed.even_hugepages
         asked = amounts_of(request)
-        by_candidates = [
-            list(masks)
-            for masks in allowed_sets(request, self.machine, self.policy.topology, self.capacity, self.cpus)
-        ]
-        allowed = [mask for masks in by_candidates for mask in masks]
+        rules = self.policy.topology, self.engine.scope
+        tried = list(choices(request, self.machine, self.ledger, rules, self.capacity, self.cpus))
+        allowed = [mask for choice in tried for mask in choice.masks]
         # A search that was given up says so, and then what it says of all sets is not held against it.
         given_up = any(reason.code == SEARCH_ENDED for reason in decision.reasons)
         self.counts["given up"] += given_up
         if decision.outcome is Outcome.REFUSED:
             if not given_up:
-                self._check_refusal(request, asked, allowed, current)
+                self._check_refusal(request, asked, tried, current)
             return
         claim = decision.placement.claim
         if claim is None:
@@ -221,20 +228,23 @@ class Trial:
         if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
             raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
         self._check_place(request, decision, claim, current, allowed)
-        aligning = self.policy.topology is not TopologyPolicy.NONE
-        self.cpus.check_decision(decision, current, aligning=aligning)
+        self.cpus.check_decision(decision, current)
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
-        elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED and not given_up:
-            self._check_choice(request, claim, asked, by_candidates)
+        elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED:
+            self._check_choice(request, claim, [] if given_up else tried)
+            self._check_device_shares(request, decision, claim)
+        self._check_moves(decision)
+        self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
+        self.aligned.discard(request.container_id)
+        if not self.cpus.away(decision.placement):
+            self.aligned.add(request.container_id)
+
+    def _check_moves(self, decision: Decision) -> None:
         for move in decision.moves:
             moved = self.ledger.entries[move.container_id].decision.placement.claim
             if moved is None or not moved.flexible or not moved.nodes <= move.after:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} of {moved}")
-        self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
-        self.aligned.discard(request.container_id)
-        if aligning and not self.cpus.away(decision.placement):
-            self.aligned.add(request.container_id)
 
     def _check_place(
         self,
@@ -250,23 +260,25 @@ class Trial:
             raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
         if had is not None and claim.nodes != had and len(allowed) > 1 and self._fits(request, had.mask):
             raise BrokenPromiseError(WRONG_PLACE, f"{request} fits on {had} and went to {claim.nodes}")
+        strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
+        if current is None and strict and not is_close(request, self.policy.topology, claim.nodes.mask):
+            raise BrokenPromiseError(WRONG_PLACE, f"{request} is on {claim.nodes}, its devices are not")
 
-    def _has_cpus(self, request: Request, mask: int) -> bool:
-        """Whether *request* can have its CPUs near the nodes of *mask*, if that matters."""
-        if self.policy.topology is TopologyPolicy.NONE:
-            return True
-        return len(self.cpus.near(mask, self.ledger)) >= request.exclusive_cpus
+    def _has_cpus(self, count: int, mask: int) -> bool:
+        """Whether so many CPUs are to be had near the nodes of *mask*."""
+        return len(self.cpus.near(mask, self.ledger)) >= count
 
     def _fits(self, request: Request, mask: int) -> bool:
         """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
-        slacks = {resource: self._slack(resource) for resource in amounts_of(request)}
-        return self._has_cpus(request, mask) and _has_room(request, mask, slacks)
+        asked = amounts_of(request)
+        slacks = {resource: self._slack(resource) for resource in asked}
+        return self._has_cpus(request.exclusive_cpus, mask) and _has_room(request, asked, mask, slacks)
 
     def _slack(self, resource: str, *, widened: bool = False) -> dict[int, int]:
         return slack_by_subset(self._capacity(resource), self._claims(resource, widened=widened), self.ids)
 
     def _check_refusal(
-        self, request: Request, asked: Mapping[str, int], allowed: list[int], current: Placement | None
+        self, request: Request, asked: Mapping[str, int], tried: list[Choice], current: Placement | None
     ) -> None:
         """A refusal is wrong if the policy or the request's wish does not call for it, or if the request fits
         on an allowed set once all that may become wider are."""
@@ -282,49 +294,99 @@ class Trial:
             raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
         # Nobody is moved about where promises cannot be kept as it is.
         widened = not any(self.unmet.values())
-        slacks = {resource: self._slack(resource, widened=widened) for resource in asked}
+        resources = {resource for choice in tried for resource in choice.amounts}
+        slacks = {resource: self._slack(resource, widened=widened) for resource in resources}
+        where_it_is = [] if had is None else [Choice(asked, request.exclusive_cpus, (had.nodes.mask,))]
+        refuses_for_cpus = self.policy.topology is not TopologyPolicy.NONE
         fits = [
             mask
-            for mask in [*allowed, *([had.nodes.mask] if had is not None else [])]
-            if self._has_cpus(request, mask) and _has_room(request, mask, slacks)
+            for choice in (*tried, *where_it_is)
+            for mask in choice.masks
+            if (not refuses_for_cpus or self._has_cpus(choice.cpus, mask))
+            and is_close(request, self.policy.topology, mask)
+            and _has_room(request, choice.amounts, mask, slacks)
         ]
         if fits:
             raise BrokenPromiseError(
                 WRONG_REFUSAL, f"{request} fits on {NodeSet.of_mask(fits[0])} and was refused"
             )
 
-    def _check_choice(
-        self, request: Request, claim: Claim, asked: Mapping[str, int], by_candidates: list[list[int]]
-    ) -> None:
-        """No set that fits, of the first candidate nodes with one, crosses fewer, is narrower or nearer."""
-        slacks = {resource: self._slack(resource) for resource in asked}
+    def _check_choice(self, request: Request, claim: Claim, tried: list[Choice]) -> None:
+        """No set that fits, of the first choice with one, crosses fewer, is narrower or nearer; or takes more
+        devices or huge pages away from others, where all sets are looked at."""
+        resources = {resource for choice in tried for resource in choice.amounts}
+        slacks = {resource: self._slack(resource) for resource in resources}
         rooms = {resource: rooms_by_subset(slack, self.ids) for resource, slack in slacks.items()}
         claimed = {mask for resource in (MEMORY, PAGES) for mask, _ in self._claims(resource)}
         fitting = [
             [
                 mask
-                for mask in masks
-                if self._has_cpus(request, mask)
-                and all(rooms[resource][mask] >= amount for resource, amount in asked.items())
-                and (request.even_hugepages is None or _has_room(request, mask, slacks))
+                for mask in choice.masks
+                if self._has_cpus(choice.cpus, mask)
+                and is_close(request, self.policy.topology, mask)
+                and all(rooms[resource][mask] >= amount for resource, amount in choice.amounts.items())
+                and (request.even_hugepages is None or _has_room(request, choice.amounts, mask, slacks))
             ]
-            for masks in by_candidates
+            for choice in tried
         ]
         first = next((masks for masks in fitting if masks), None)
         if first is None:
-            return  # promised twice, which is found next
-        best = min(self._rank(mask, claimed) for mask in first)
-        if self._rank(claim.nodes.mask, claimed) > best:
-            raise BrokenPromiseError(
-                WRONG_CHOICE, f"{claim.nodes} with {self._rank(claim.nodes.mask, claimed)}, best is {best}"
-            )
+            return  # promised twice, which is found next, or second best
+        best = min(self._rank(request, mask, claimed) for mask in first)
+        found = self._rank(request, claim.nodes.mask, claimed)
+        if found > best:
+            raise BrokenPromiseError(WRONG_CHOICE, f"{claim.nodes} with {found}, best is {best}")
         self.counts["choices"] += 1
+        self.counts["scarce choices"] += bool(self.every_criterion and found[-1])
 
-    def _rank(self, mask: int, claimed: set[int]) -> tuple[int, int, int]:
-        """How many of *claimed* the set crosses, its width, and its total distance."""
+    def _rank(self, request: Request, mask: int, claimed: set[int]) -> tuple[int, ...]:
+        """How many of *claimed* the set crosses, its width, and its total distance; and where all sets are
+        looked at, its nodes without CPUs, devices elsewhere, and what it takes away from others."""
         crossed = sum(1 for other in claimed if mask & other not in (0, mask, other))
         nodes = NodeSet.of_mask(mask)
-        return crossed, len(nodes), self.machine.total_distance(nodes)
+        rank = crossed, len(nodes), self.machine.total_distance(nodes)
+        if not self.every_criterion:
+            return rank
+        without_cpus = sum(1 for node in nodes if not self.machine.node_by_id[node].cpus)
+        elsewhere = sum(1 for hint in request.hints if not hint.nodes.mask & mask)
+        return *rank, without_cpus, elsewhere, self._scarce(request, nodes)
+
+    def _scarce(self, request: Request, nodes: NodeSet) -> int:
+        """What *nodes* have more of than the ordinary node with the least, of what is not asked for: in
+        eighths of what the ordinary node with the most has, rounded."""
+        total = 0
+        for resource in (PAGES, "devices"):
+            if resource in request.hugepages_bytes or (resource == "devices" and request.hints):
+                continue
+            has = {
+                node.id: node.devices if resource == "devices" else node.hugepages_bytes[2 * MIB]
+                for node in self.machine.nodes
+                if node.id in self.machine.ordinary_nodes
+            }
+            most = max(has.values())
+            if most:
+                eighths = {node: int(8 * amount / most + 0.5) for node, amount in has.items()}
+                total += sum(
+                    eighths.get(node, 0) - min(eighths.values()) for node in nodes if node in eighths
+                )
+        return total
+
+    def _check_device_shares(self, request: Request, decision: Decision, claim: Claim) -> None:
+        """CPUs are where the devices are, as many as these are there; and so is the memory of a container
+        that stays there, if there is room for it."""
+        near = Counter(next(iter(one)) for hint in request.hints if len(one := hint.nodes & claim.nodes) == 1)
+        if len(near) < 2:
+            return
+        self.cpus.check_shares(decision, near, self.ledger)
+        wanted = bool(claim.shares)
+        if not claim.flexible and len(near) == len(claim.nodes) and request.even_hugepages is None:
+            wanted = all(
+                fit_together(self._slack(resource), _by_shares(resource, amount, near))
+                for resource, amount in amounts_of(request).items()
+            )
+        if wanted != (dict(claim.shares) == dict(near)):
+            raise BrokenPromiseError(WRONG_CHOICE, f"{claim} for devices {dict(near)}")
+        self.counts["by devices"] += wanted
 
     def _check_shortfall(self, claim: Claim, asked: Mapping[str, int]) -> None:
         """What is promised in part fits in full nowhere, and is as much as fits."""
@@ -355,6 +417,9 @@ class Trial:
             if claim.even_hugepages and resource == PAGES:
                 found += _even(claim.nodes.mask, claim.amounts_bytes[resource])
                 continue
+            if set(claim.shares) == set(claim.nodes):
+                found += _by_shares(resource, claim.amounts_bytes[resource], claim.shares)
+                continue
             wide = self.machine.ordinary_nodes if widened and claim.flexible else NodeSet()
             found.append(((claim.nodes | wide).mask, claim.amounts_bytes[resource]))
         return found
@@ -366,8 +431,24 @@ def _even(mask: int, amount: int) -> Claims:
     return [(1 << node, amount // len(nodes)) for node in nodes]
 
 
-def _has_room(request: Request, mask: int, slacks: Mapping[str, Mapping[int, int]]) -> bool:
-    """Whether *slacks*, of each resource by subset, leave room for *request* on the nodes of *mask*."""
+def _by_shares(resource: str, amount: int, shares: Mapping[int, int]) -> Claims:
+    """*amount* on the nodes of *shares*, in whole pages of huge pages; what does not divide is at those that
+    lack most of their part."""
+    unit, whole = 2 * MIB if resource == PAGES else 1, sum(shares.values())
+    units = amount // unit
+    parts = {node: units * share // whole for node, share in shares.items()}
+    lacking = sorted(shares, key=lambda node: (parts[node] - Fraction(units * shares[node], whole), node))
+    for node in lacking[: units - sum(parts.values())]:
+        parts[node] += 1
+    claims = {node: part * unit for node, part in parts.items()}
+    claims[min(claims)] += amount % unit
+    return [(1 << node, part) for node, part in claims.items() if part]
+
+
+def _has_room(
+    request: Request, amounts: Mapping[str, int], mask: int, slacks: Mapping[str, Mapping[int, int]]
+) -> bool:
+    """Whether *slacks*, of each resource by subset, leave room for *amounts* on the nodes of *mask*."""
     wish = request.even_hugepages
     if wish is not None and mask.bit_count() != wish.node_count:
         return False
@@ -375,5 +456,5 @@ def _has_room(request: Request, mask: int, slacks: Mapping[str, Mapping[int, int
         room(slacks[resource], mask) >= amount
         if wish is None or resource == MEMORY
         else fit_together(slacks[resource], _even(mask, amount))
-        for resource, amount in amounts_of(request).items()
+        for resource, amount in amounts.items()
     )

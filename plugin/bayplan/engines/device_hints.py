@@ -4,6 +4,7 @@ Pure: `bayplan.host` looks at devices, engines use the hints. A hint never inven
 node that is not online is no hint.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -75,6 +76,12 @@ def effective_hints(
     if ignored:
         notes.append(Reason(IGNORED, f"ignored by annotation: {hints_text(ignored)}"))
     return (*kept, *wishes.added_hints), tuple(notes)
+
+
+def device_shares(hints: Iterable[DeviceHint], nodes: NodeSet) -> dict[int, int]:
+    """How many devices are close to each of *nodes*, of those that are close to one of them only."""
+    near = [hint.nodes & nodes for hint in hints]
+    return dict(sorted(Counter(next(iter(one)) for one in near if len(one) == 1).items()))
 
 
 def device_reasons(decision: Decision) -> tuple[Reason, ...]:

@@ -48,6 +48,9 @@ _RECORDED: Final = (
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/size",
     f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/shared_cpu_list",
     "sys/devices/virtual/memory_tiering/memory_tier[0-9]*/nodelist",
+    "sys/bus/pci/devices/*/class",
+    "sys/bus/pci/devices/*/numa_node",
+    "sys/bus/pci/devices/*/sriov_numvfs",
     "proc/driver/nvidia/gpus/*/numa_status",
 )
 _POOLS_WITHOUT_NUMA: Final = (

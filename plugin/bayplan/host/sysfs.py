@@ -7,6 +7,7 @@ names the file: a machine that is half understood is never returned.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,10 @@ have no topology directory."""
 
 L3: Final = 3
 _ATTEMPTS: Final = 3
+_FOR_CONTAINERS: Final = ("0x0302", "0x0380", "0x1200", "0x0207")
+"""The beginnings of PCI classes: 3D controllers (GPUs without a display), other display controllers,
+processing accelerators, InfiniBand. 0x0300 is the display of a server's management controller."""
+_NETWORK: Final = "0x02"
 _CPU: Final = re.compile(r"cpu([0-9]{1,5})")
 _NODE: Final = re.compile(r"node([0-9]{1,5})")
 _CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
@@ -106,6 +111,7 @@ def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
     if not online_nodes:
         raise garbage(path, "", "at least one node")
     cpus_of = _cpus_of_nodes(base, online_nodes, online_cpus)
+    devices = _devices(root / "sys/bus/pci/devices")
     cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
     owners = read_owners(str(root), cpu_nodes)
     tiers = read_tiers(str(root), NodeSet(owners))
@@ -123,6 +129,7 @@ def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
                 tier=tiers.get(node_id),
                 initiators=reach.initiators & online_nodes,
                 owner=owners.get(node_id, ""),
+                devices=devices[node_id],
                 performance=reach.performance,
             )
         )
@@ -179,6 +186,21 @@ def _distances(path: str, online_nodes: NodeSet) -> Mapping[int, int]:
         node: parse_file(path, parse_number, column)
         for node, column in zip(online_nodes, columns, strict=True)
     }
+
+
+def _devices(directory: Path) -> Counter[int]:
+    """How many PCI devices that containers are made for are attached to each node."""
+    found: Counter[int] = Counter()
+    if not directory.is_dir():
+        return found
+    for device in map(str, directory.iterdir()):
+        kind = (read_optional(f"{device}/class") or "").strip()
+        functions = kind.startswith(_NETWORK) and read_optional(f"{device}/sriov_numvfs")
+        if kind.startswith(_FOR_CONTAINERS) or (functions and functions.strip() != "0"):
+            node = (read_optional(f"{device}/numa_node") or "").strip()
+            if node.isdecimal():
+                found[int(node)] += 1
+    return found
 
 
 def _cpus(base: str, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:

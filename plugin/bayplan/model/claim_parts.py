@@ -1,5 +1,5 @@
-"""What one claim promises on which nodes: everything on its set as a whole, or huge pages evenly, on each of
-its nodes by itself.
+"""What one claim promises on which nodes: everything on its set as a whole, or on each of its nodes by
+itself, huge pages evenly, or all of it in proportion to the devices there.
 
 Invariant: the parts of a claim sum to it, to the byte. Everybody who counts claims counts parts.
 """
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bayplan.model.machine import MEMORY
+from bayplan.quantity import parse_page_size
 from bayplan.sets import NodeSet
 
 Amounts = Mapping[str, int]
@@ -44,3 +45,29 @@ def divided(nodes: NodeSet, amounts_bytes: Amounts, even_bytes: Amounts = _NOTHI
     rest = {resource: amount - even_bytes.get(resource, 0) for resource, amount in amounts_bytes.items()}
     rest = {resource: amount for resource, amount in rest.items() if amount}
     return (*each, (nodes, rest)) if rest else each
+
+
+def in_proportion(amounts_bytes: Amounts, shares: Mapping[int, int]) -> Parts:
+    """*amounts_bytes* on nodes by themselves, by their *shares*: whole huge pages, memory to the byte."""
+    rows: dict[int, dict[str, int]] = {node: {} for node in sorted(shares)}
+    for resource, amount in amounts_bytes.items():
+        unit = 1 if resource == MEMORY else parse_page_size(resource.partition("-")[2])
+        for node, units in proportional(amount // unit, shares).items():
+            rows[node][resource] = units * unit
+        lowest = rows[min(rows)]
+        lowest[resource] += amount % unit
+    return tuple(
+        (NodeSet([node]), {resource: amount for resource, amount in row.items() if amount})
+        for node, row in rows.items()
+    )
+
+
+def proportional(count: int, shares: Mapping[int, int]) -> dict[int, int]:
+    """*count* divided by *shares*, as near to them as whole numbers are: what is left of the division goes to
+    those who lack most, of equal ones to the lowest."""
+    whole = sum(shares.values())
+    found = {node: count * part // whole for node, part in shares.items()}
+    left = count - sum(found.values())
+    for node in sorted(shares, key=lambda one: (-(count * shares[one] % whole), one))[:left]:
+        found[node] += 1
+    return found

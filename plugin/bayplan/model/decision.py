@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from bayplan.model.claim_parts import Parts, divided, hugepages_of
+from bayplan.model.claim_parts import Parts, divided, hugepages_of, in_proportion
 from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
@@ -64,11 +64,13 @@ class Interval(Struct, frozen=True):
 
 class PodTotals(Struct, frozen=True):
     """What the pod of a container asks for as a whole, its containers together. ``memory_bytes`` and
-    ``hugepages_bytes`` are limits."""
+    ``hugepages_bytes`` are limits. ``exclusive_cpus`` is how many CPUs its containers have to themselves at
+    most at a time, None where nobody says so."""
 
     memory_bytes: int
     cpu_milli: int = 0
     hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
+    exclusive_cpus: int | None = None
 
 
 class DeviceHint(Struct, frozen=True):
@@ -198,7 +200,8 @@ class Claim(Struct, frozen=True):
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
 
     Which node keeps how much is settled by a flow over all claims, not here; only of ``even_hugepages`` each
-    node keeps the same. A ``flexible`` claim may be given other nodes for the sake of a later request.
+    node keeps the same, and with ``shares`` of these very nodes each keeps its part of everything. A
+    ``flexible`` claim may be given other nodes for the sake of a later request.
     ``short_bytes`` is what was asked for beyond that and could not be promised, ``explained_bytes`` the
     memory that is claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
     """
@@ -209,10 +212,13 @@ class Claim(Struct, frozen=True):
     short_bytes: Mapping[str, int] = field(default_factory=dict)
     explained_bytes: int = 0
     even_hugepages: bool = False
+    shares: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> Parts:
         """What is promised on each set by itself."""
+        if self.shares and self.shares.keys() == set(self.nodes):
+            return in_proportion(self.amounts_bytes, self.shares)
         even_bytes = hugepages_of(self.amounts_bytes) if self.even_hugepages else {}
         return divided(self.nodes, self.amounts_bytes, even_bytes)
 

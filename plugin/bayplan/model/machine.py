@@ -56,7 +56,9 @@ class Node(Struct, frozen=True):
 
     ``tier`` is the rank of the kernel's memory tier that holds it, 0 for the fastest of this machine, None
     where the kernel says nothing. ``initiators`` are the nodes that reach its memory best (HMAT ``access0``).
-    ``owner`` names the device whose memory the node is, empty for memory of the machine itself.
+    ``owner`` names the device whose memory the node is, empty for memory of the machine itself. ``devices``
+    counts the devices close to it that containers are made for: accelerators, InfiniBand, adapters with
+    virtual functions.
     """
 
     id: int
@@ -67,6 +69,7 @@ class Node(Struct, frozen=True):
     tier: int | None = None
     initiators: NodeSet = NodeSet()
     owner: str = ""
+    devices: int = 0
     performance: Performance = Performance()
 
     def capacity_bytes(self) -> dict[str, int]:
@@ -127,11 +130,16 @@ class Machine(Struct, frozen=True, dict=True):
     @cached_property
     def ordinary_nodes(self) -> NodeSet:
         """Those whose memory containers get without asking: not a device's, and in a tier that has CPUs. A
-        node of unknown tier has to have CPUs itself; if that leaves no memory at all (all nodes with CPUs
-        lack memory), it is every node that is not a device's."""
+        node of unknown tier has to have CPUs itself, which may be offline; if that leaves no memory at all
+        (all nodes with CPUs lack memory), it is every node that is not a device's."""
         unowned = [node for node in self.nodes if node.memory_bytes > 0 and not node.owner]
         cpu_tiers = {node.tier for node in unowned if node.cpus and node.tier is not None}
-        ordinary = [node.id for node in unowned if node.cpus or node.tier in cpu_tiers]
+        of_cpus = {cpu.node_id for cpu in self.cpus}
+        ordinary = [
+            node.id
+            for node in unowned
+            if node.cpus or node.tier in cpu_tiers or (node.tier is None and node.id in of_cpus)
+        ]
         return NodeSet(ordinary or (node.id for node in unowned))
 
     def distance(self, source: int, target: int) -> int:

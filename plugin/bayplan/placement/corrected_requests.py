@@ -52,7 +52,7 @@ def _up_to(claim: Claim, wanted: Claim) -> Claim:
         if amount > amounts[resource]
     }
     kept = {resource: amount for resource, amount in amounts.items() if amount}
-    return replace(claim, amounts_bytes=kept, short_bytes=short, explained_bytes=0)
+    return replace(claim, amounts_bytes=kept, short_bytes=short, explained_bytes=0, shares={})
 
 
 def _marked(ledger: Ledger, container_id: str) -> Ledger:

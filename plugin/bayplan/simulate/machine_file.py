@@ -28,12 +28,23 @@ from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import read_text, unreadable
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
 from bayplan.quantity import parse_bytes, parse_page_size, whole_number
 from bayplan.sets import CpuSet
 
 _TOP: Final = ("threadsPerCore", "nodes")
-_NODE: Final = ("id", "count", "cpus", "memory", "hugepages", "distances", "socket", "tier", "owner")
+_NODE: Final = (
+    "id",
+    "count",
+    "cpus",
+    "memory",
+    "hugepages",
+    "distances",
+    "socket",
+    "tier",
+    "owner",
+    "devices",
+)
 _MAX_NODES: Final = 1024
 """The kernel's MAX_NUMNODES on x86 and arm64."""
 
@@ -166,6 +177,7 @@ def _nodes(path: str, value: object, before: list[Node]) -> Iterator[tuple[Node,
                 _distances(f"{path}.distances", entry.get("distances", {})),
                 tier=None if "tier" not in entry else _whole(f"{path}.tier", entry["tier"], 0, 1023),
                 owner=str(entry.get("owner", "")),
+                devices=_whole(f"{path}.devices", entry.get("devices", 0), 0, _MAX_NODES),
             ),
             socket,
         )
@@ -183,11 +195,13 @@ def _distances(path: str, value: object) -> dict[int, int]:
 
 
 def _by_id(node: Node, ids: list[int]) -> Mapping[int, int]:
-    """The distances with node ids for positions, where the description had a list."""
-    return {
+    """The distances with node ids for positions, where the description had a list; those that it leaves out
+    are the kernel's own defaults, as a kernel shows a distance for every node."""
+    given = {
         (ids[-1 - key] if key < 0 and -1 - key < len(ids) else key): distance
         for key, distance in node.distances.items()
     }
+    return {other: LOCAL_DISTANCE if other == node.id else REMOTE_DISTANCE for other in ids} | given
 
 
 def _with_tiers(nodes: list[Node]) -> list[Node]:

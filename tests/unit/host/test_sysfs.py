@@ -426,3 +426,24 @@ def test_whatever_lies_in_a_recorded_tree_holds_up_nobody(tmp_path, lead):
         path.unlink()
         path.write_text(tree.files[name])
     assert read_machine(tmp_path)
+
+
+def test_devices_that_containers_are_made_for_count_on_their_node(tmp_path):
+    tree = SysfsTree(machine(2))
+    kinds = {
+        "0000:01:00.0": ("0x030200", 0, ""),  # a GPU without a display
+        "0000:02:00.0": ("0x030000", 0, ""),  # the display of a management controller
+        "0000:03:00.0": ("0x120000", 1, ""),  # an accelerator
+        "0000:04:00.0": ("0x020700", 1, ""),  # InfiniBand
+        "0000:05:00.0": ("0x020000", 1, "8"),  # an adapter with virtual functions
+        "0000:06:00.0": ("0x020000", 0, "0"),
+        "0000:07:00.0": ("0x020000", 0, ""),
+        "0000:08:00.0": ("0x030200", -1, ""),  # nobody knows where
+    }
+    for address, (kind, node, functions) in kinds.items():
+        tree.add_device(f"pci0000:00/{address}", node=node, bus="pci")
+        tree.files[f"sys/devices/pci0000:00/{address}/class"] = f"{kind}\n"
+        if functions:
+            tree.files[f"sys/devices/pci0000:00/{address}/sriov_numvfs"] = f"{functions}\n"
+    root = tree.write(tmp_path)
+    assert [node.devices for node in read_machine(root).nodes] == [1, 3]

@@ -1,6 +1,6 @@
 """Which memory is everybody's: tiers with CPUs, never a device's."""
 
-from bayplan.model.machine import Machine, Node
+from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 
@@ -28,6 +28,14 @@ def test_a_cpu_less_node_in_the_tier_of_the_cpus_is_ordinary():
 def test_a_cpu_less_node_of_unknown_tier_is_not_ordinary():
     assert ordinary(node(0, CPUS), node(1)) == NodeSet([0])
     assert ordinary(node(0, CPUS, tier=0), node(1)) == NodeSet([0])
+
+
+def test_a_node_whose_cpus_are_all_offline_is_ordinary():
+    offline = Cpu(4, 4, -1, 1, None, online=False)
+    nodes = (node(0, CPUS), node(1), node(2))
+    assert Machine(nodes, (offline,)).ordinary_nodes == NodeSet([0, 1])
+    below = (node(0, CPUS, tier=0), node(1, tier=1))
+    assert Machine(below, (offline,)).ordinary_nodes == NodeSet([0])
 
 
 def test_memory_of_a_device_is_never_ordinary():

@@ -55,6 +55,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return topology, trace
 
 
+def test_a_description_without_distances_has_those_that_a_kernel_shows_by_default(tmp_path: Path) -> None:
+    described = tmp_path / "machine.yaml"
+    described.write_text("nodes: [{count: 2, cpus: 4, memory: 4Gi}, {cpus: 4, memory: 4Gi, devices: 2}]")
+    found = read_topology(described)
+    assert [dict(node.distances) for node in found.nodes][1] == {0: 20, 1: 10, 2: 20}
+    assert [node.devices for node in found.nodes] == [0, 0, 2]
+
+
 def test_a_description_is_the_machine_that_it_says(files: tuple[Path, Path]) -> None:
     found = read_topology(files[0])
     assert found.node_ids == NodeSet([0, 1, 8])

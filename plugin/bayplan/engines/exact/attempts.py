@@ -4,7 +4,7 @@ An attempt has candidate nodes and the sets of them that the policy allows. Wher
 refusal says what could never fit, or else which smallest set of nodes is short (the minimum cut).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import nlargest
 from itertools import islice
@@ -17,7 +17,7 @@ from bayplan.engines.exact.branching import Branching
 from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import (
     CandidateNodes,
-    claimed_amounts,
+    fewest_near,
     most_on_empty,
     unreserved_cpus,
     widest_allowed,
@@ -28,7 +28,15 @@ from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
 from bayplan.engines.interface import WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts
-from bayplan.model.decision import Decision, EvenHugepagesWish, Outcome, Placement, Reason, Request
+from bayplan.model.decision import (
+    Decision,
+    DeviceHint,
+    EvenHugepagesWish,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+)
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import verb_after
@@ -49,11 +57,13 @@ _MAX_SETS_OF_A_REFUSAL: Final = 1000
 
 
 class Attempt(Struct, frozen=True):
-    """Candidate nodes with the sets of them that the policy allows, and what they are wanted for."""
+    """Candidate nodes with the sets of them that the policy allows, and what they are wanted for: by the
+    container, or ``of_whole_pod``, with what the rest of its pod asks for."""
 
     candidates: CandidateNodes
     area: Area
     question: Question
+    of_whole_pod: bool = False
 
     def targets(self, *, widest_first: bool = False) -> Iterator[int]:
         """The sets that it may end on, whether or not there is room: the narrowest first, or the widest, and
@@ -97,7 +107,13 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
     were named or chosen for the pod; as many as are wished for to have even huge pages on them."""
     nodes, narrowest = candidates.nodes, 1 if wish is None else wish.node_count
     widest = widest_allowed(
-        question.topology, question.flows, nodes, question.amounts, question.cpus, narrowest
+        question.topology,
+        question.flows,
+        nodes,
+        question.amounts,
+        question.cpus,
+        question.required_hints,
+        narrowest,
     )
     if wish is not None:
         widest = narrowest if candidates.of_pod else min(widest, narrowest)
@@ -110,7 +126,7 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     """The refusal of *request* after its last *attempt*: what could never fit, else the minimum cut of the
     set that lacks least, among the widest ones, within which all the others are."""
     candidates, question, lacking = attempt.candidates, attempt.question, None
-    reasons = [Reason("no-room", _what_and_where(attempt, request))]
+    reasons = [Reason("no-room", _what_and_where(attempt))]
     most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed.sets))))
     many = islice(attempt.targets(widest_first=True), _MAX_SETS_OF_A_REFUSAL)
     targets = nlargest(most, many, key=partial(_likelihood, question))
@@ -120,7 +136,7 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     elif never:
         reasons.append(Reason("too-large", never))
     elif not targets:
-        reasons.append(_cpus_or_devices(question, attempt.area))
+        reasons.append(_cpus_or_devices(question, attempt.area, request.hints))
     else:
         cut = _least_short(question, targets)
         lacking = None if cut is None else shortage(question.flows, ledger, cut)
@@ -173,20 +189,25 @@ def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     return Reason(WISH_NOT_GRANTED, f"{why}: {text}")
 
 
-def _what_and_where(attempt: Attempt, request: Request) -> str:
+def _what_and_where(attempt: Attempt) -> str:
     amounts = attempt.question.amounts
     asked = amounts_text(amounts, attempt.question.cpus)
-    if amounts and amounts != claimed_amounts(request):
+    if attempt.of_whole_pod:
         asked += " with the rest of its pod"
     if attempt.question.even:
         asked += ", its huge pages evenly,"
     width, policy = attempt.area.widest, attempt.question.flows.policy.topology.value
-    allowed = f" on {'one node' if width == 1 else f'{width} nodes'} under {policy}"
+    allowed = f" on {node_count_text(width)} under {policy}"
     if not attempt.candidates.why:
         return f"asks for {asked}{allowed}"
     if attempt.area.exactly or width >= len(attempt.candidates.nodes):
         allowed = ""
     return f"asks for {asked}{allowed} and {attempt.candidates.why}"
+
+
+def node_count_text(count: int) -> str:
+    """``one node``, ``3 nodes``."""
+    return "one node" if count == 1 else f"{count} nodes"
 
 
 def chosen(nodes: NodeSet) -> Reason:
@@ -262,11 +283,18 @@ def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
     return f"{largest} that large: {names} {verb} the most, {held}"
 
 
-def _cpus_or_devices(question: Question, area: Area) -> Reason:
-    """Why no set of *area* will do, whatever the memory."""
-    if not question.cpus:
-        return Reason("devices-apart", "its devices are not together on so few nodes")
+def _cpus_or_devices(question: Question, area: Area, hints: Sequence[DeviceHint]) -> Reason:
+    """Why no set of *area* will do, whatever the memory: its devices are not close to one, else there are not
+    enough CPUs on one, or not on one that is close to the devices."""
+    widest = min(area.widest, area.allowed.bit_count())
+    where = " or ".join(sorted({nodes_text(hint.nodes) for hint in hints}))
+    near = question.required_hints
+    if near and fewest_near(area.allowed, near) > widest:
+        needed = nodes_text(NodeSet.of_mask(area.allowed)) if area.exactly else node_count_text(widest)
+        return Reason("devices-apart", f"its devices are not all close to {needed}")
     free = ", ".join(
         f"{question.cpus_on(node)} on node {node.bit_length() - 1}" for node in bits(area.allowed)
     )
-    return Reason("cpus-taken", f"free CPUs: {free}")
+    enough = sum(sorted([question.cpus_on(node) for node in bits(area.allowed)])[-widest:])
+    beside = f"; its devices are close to {where}" if near and enough >= question.cpus else ""
+    return Reason("cpus-taken", f"free CPUs: {free}{beside}")

@@ -5,7 +5,9 @@ it asked for that set: an unlimited container on one node would be killed there 
 All others claim on every ordinary node. Nothing here looks for room.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import comb
 from typing import Final
 
 from msgspec import Struct
@@ -25,6 +27,9 @@ from bayplan.model.request import NO_SIGNAL
 from bayplan.sets import NodeSet, nodes_text
 
 STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE})
+
+_MAX_LOOKED_AT: Final = 1000
+"""Sets of one width that an empty machine is asked about: all of them on up to 12 nodes."""
 
 
 class CandidateNodes(Struct, frozen=True):
@@ -134,25 +139,89 @@ def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str
 
 
 def widest_allowed(
-    topology: NodeTopology, flows: ResourceFlows, nodes: NodeSet, amounts: Amounts, cpus: int, least: int = 1
+    topology: NodeTopology,
+    flows: ResourceFlows,
+    nodes: NodeSet,
+    amounts: Amounts,
+    cpus: int,
+    devices: Sequence[int] = (),
+    least: int = 1,
 ) -> int:
-    """How many of *nodes* a set for *amounts* and *cpus* may have under the topology policy, as kubelet does
-    it: `restricted` allows as many as an empty machine would need, which is at least *least*,
-    `single-numa-node` one. All of them where even an empty machine would not do, so that the minimum cut can
-    say so."""
+    """How many of *nodes* a set for *amounts* and *cpus* near all *devices* may have under the topology
+    policy: `restricted` allows as many as an empty machine would need, which is at least *least*,
+    `single-numa-node` one. *devices* are the nodes that each device is close to, as masks. All of them where
+    even an empty machine would not do, so that the minimum cut can say so.
+
+    kubelet asks each resource for the fewest nodes by itself, so that its `restricted` never admits a
+    container whose devices are on more nodes than its CPUs need. Here the empty machine is asked for all.
+    """
     policy = flows.policy.topology
     if policy is TopologyPolicy.SINGLE_NUMA_NODE:
         return 1
     if policy is not TopologyPolicy.RESTRICTED:
         return len(nodes)
-    for resource, amount_bytes in amounts.items():
-        capacity = flows.capacity.get(resource, {})
-        haves = [capacity.get(node, 0) for node in bits(nodes.mask)]
-        least = max(least, fewest(haves, amount_bytes))
+    needs = [(flows.capacity.get(resource, {}), amount) for resource, amount in amounts.items()]
     if cpus:
-        by_node = unreserved_cpus(topology, flows)
-        least = max(least, fewest([by_node.get(node, 0) for node in bits(nodes.mask)], cpus))
-    return min(least, max(1, len(nodes)))
+        needs.append((unreserved_cpus(topology, flows), cpus))
+    return min(_fewest_for_all(nodes.mask, needs, devices, least), max(1, len(nodes)))
+
+
+Need = tuple[Mapping[int, int], int]
+"""What each node could give of something, and how much of it is asked for."""
+
+
+def _fewest_for_all(allowed: int, needs: Sequence[Need], devices: Sequence[int], least: int) -> int:
+    """The fewest of the *allowed* nodes that together meet all *needs*, and are close to all *devices*; one
+    more than there are if all do not.
+
+    No fewer than what one of them takes alone, and no more than a greedy choice. Between the two every set
+    is looked at, as long as a width has no more than `_MAX_LOOKED_AT`; else the greedy one counts.
+    """
+    every = list(bits(allowed))
+    for by_node, needed in needs:
+        least = max(least, fewest([by_node.get(node, 0) for node in every], needed))
+    greedy = _greedy(every, needs, devices)
+    most = greedy.bit_count() if greedy else len(every) + 1
+    for width in range(least, most):
+        if comb(len(every), width) > _MAX_LOOKED_AT:
+            return most
+        if any(_meets(sum(some), needs, devices) for some in combinations(every, width)):
+            return width
+    return max(least, most)
+
+
+def fewest_near(allowed: int, devices: Sequence[int]) -> int:
+    """The fewest of the *allowed* nodes that are close to all *devices*; one more than there are if all
+    together are not."""
+    return _fewest_for_all(allowed, (), devices, 1)
+
+
+def _greedy(every: Sequence[int], needs: Sequence[Need], devices: Sequence[int]) -> int:
+    """A set that meets all *needs*, of nodes that each bring most of what is lacking; 0 if all do not."""
+    chosen, rest = 0, list(every)
+    while not _meets(chosen, needs, devices):
+        if not rest:
+            return 0
+        lacking = [(by_node, needed - _together(by_node, chosen)) for by_node, needed in needs]
+        far = [near for near in devices if not near & chosen]
+
+        def brings(node: int, far: Sequence[int] = far, lacking: Sequence[Need] = lacking) -> float:
+            parts = [min(1.0, have.get(node, 0) / lack) for have, lack in lacking if lack > 0]
+            return sum(parts) + len(lacking) * sum([bool(near & node) for near in far])
+
+        best = max(rest, key=brings)
+        chosen |= best
+        rest.remove(best)
+    return chosen
+
+
+def _meets(nodes: int, needs: Sequence[Need], devices: Sequence[int]) -> bool:
+    close = all(near & nodes for near in devices)
+    return close and all(_together(by_node, nodes) >= needed for by_node, needed in needs)
+
+
+def _together(by_node: Mapping[int, int], nodes: int) -> int:
+    return sum([by_node.get(node, 0) for node in bits(nodes)])
 
 
 def unreserved_cpus(topology: NodeTopology, flows: ResourceFlows) -> dict[int, int]:

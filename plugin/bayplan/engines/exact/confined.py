@@ -9,9 +9,11 @@ decision says why.
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.attempts import (
     MAX_TARGETS,
     Attempt,
@@ -42,7 +44,7 @@ from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_t
 from bayplan.engines.exact.resources import ResourceFlows, parts_of
 from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.shares import Shares
-from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.exact.topology import DEVICES, NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
 from bayplan.engines.interface import WISH_NOT_GRANTED
@@ -62,7 +64,15 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet, NodeSet, nodes_text
+
+
+class Asked(NamedTuple):
+    """What a set of nodes is to have: bytes by resource, and a number of CPUs."""
+
+    amounts: Amounts
+    cpus: int
 
 
 class Confinement:
@@ -86,11 +96,11 @@ class Confinement:
         # Where somebody else chose the CPUs, memory goes where it is wished, and is not confined otherwise.
         self.bounded = is_bounded(request) and request.pinned_cpus is None
         self.strict = self.policy.topology in STRICT
-        aligned = self.policy.topology is not TopologyPolicy.NONE
+        self.aligned = self.policy.topology is not TopologyPolicy.NONE
         self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
         # How many CPUs the set must have.
-        self.cpus = self.exclusive.count if aligned else 0
-        self.by_pod = scope is TopologyScope.POD and aligned
+        self.cpus = self.exclusive.count
+        self.by_pod = scope is TopologyScope.POD and self.aligned
         for_moves = int(max_steps * SHARE_OF_MOVES)
         self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
         self.counted = CountedFlows(flows)
@@ -106,18 +116,13 @@ class Confinement:
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
         of_pod = nodes_of_pod(self.ledger, self.request, required=self.strict) if self.by_pod else None
         options = [candidates for candidates in (of_pod, wished) if candidates is not None]
-        anywhere = self.bounded or bool(self.even)
+        anywhere = (self.bounded and (self.aligned or self.cpus > 0)) or bool(self.even)
         if anywhere and not any(candidates.required for candidates in options):
             required = self.strict or bool(self.even)
             options.append(CandidateNodes(self.machine.ordinary_nodes, required=required))
         passed_over: list[Attempt] = []
         for candidates in options:
-            attempt = self._attempt(candidates, self.cpus, self._asked_together(candidates))
-            decision = self._best_set(attempt)
-            if decision is None and not self.strict and attempt.question.amounts != self.amounts:
-                self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
-                attempt = self._attempt(candidates, self.cpus, self.amounts)
-                decision = self._best_set(attempt)
+            attempt, decision = self._on(candidates)
             if decision is None and candidates.required:
                 decision = (
                     self._with_moves(attempt)
@@ -134,6 +139,28 @@ class Confinement:
             return self._second_best()
         return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
 
+    def _on(self, candidates: CandidateNodes) -> tuple[Attempt, Decision | None]:
+        """The last attempt on *candidates*, and the decision if there is one: for the whole pod, else for the
+        container, where nothing is refused."""
+        for asked in self._asked_together(candidates):
+            attempt = self._attempt(candidates, asked)
+            decision = self._best_set(attempt)
+            if decision is not None:
+                return attempt, decision
+        if attempt.of_whole_pod and not self.strict:
+            self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
+            attempt = self._attempt(candidates, self._own)
+            decision = self._best_set(attempt)
+        if decision is None and candidates.required and self.cpus and not self.aligned:
+            # The policy none refuses nothing for CPUs: they are elsewhere, and the decision says so.
+            decision = self._with_moves(attempt)
+            if decision is None:
+                cpus, where = amounts_text({}, self.cpus), nodes_text(candidates.nodes)
+                self.notes.append(Reason("apart", f"no {cpus} are free on {where}: they are elsewhere"))
+                attempt = self._attempt(candidates, Asked(self.amounts, 0))
+                decision = self._best_set(attempt)
+        return attempt, decision
+
     def _kept(self, *, cpus_elsewhere: bool = False) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
         was promised (its nodes may have lost memory since, as long as there is some).
@@ -149,7 +176,7 @@ class Confinement:
             not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
         )
         evenly = current.claim.even_hugepages
-        claim = Claim(nodes, self.amounts, is_flexible(self.policy, self.request), even_hugepages=evenly)
+        claim = self._claim_on(nodes, evenly=evenly)
         if not no_more and (cpus_elsewhere or not self.flows.fits(parts_of(claim))):
             return None
         taken = self._kept_cpus(nodes, elsewhere=cpus_elsewhere)
@@ -186,19 +213,32 @@ class Confinement:
         more = len(cpus) > len(self.exclusive.own)
         return None if away != elsewhere or (elsewhere and more) else (cpus, lacking)
 
-    def _asked_together(self, candidates: CandidateNodes) -> Amounts:
+    @property
+    def _own(self) -> Asked:
+        return Asked(self.amounts, self.cpus)
+
+    def _asked_together(self, candidates: CandidateNodes) -> list[Asked]:
         """What a set of nodes must have room for: under the scope pod, and for the first container of the
-        pod, all that the pod asks for."""
+        pod, all that the pod asks for.
+
+        The sums of a pod do not say how many of its CPUs its containers have to themselves. Where nobody
+        does, a set that has as many as the rest can be is better, and one that has not is good enough.
+        """
         totals = self.request.pod_totals
         if not self.by_pod or totals is None or candidates.of_pod:
-            return self.amounts
+            return [self._own]
         whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
-        return {
+        amounts = {
             resource: max(amount, self.amounts.get(resource, 0))
             for resource, amount in {**self.amounts, **whole}.items()
         }
+        if totals.exclusive_cpus is not None:
+            return [Asked(amounts, max(self.cpus, totals.exclusive_cpus))]
+        rest = max(0, totals.cpu_milli - self.request.cpu_milli) // MILLI_PER_CPU
+        return [Asked(amounts, self.cpus + rest), *([Asked(amounts, self.cpus)] if rest else [])]
 
-    def _attempt(self, candidates: CandidateNodes, cpus: int, amounts: Amounts) -> Attempt:
+    def _attempt(self, candidates: CandidateNodes, asked: Asked) -> Attempt:
+        amounts, cpus = asked.amounts, asked.cpus
         self.budget = self.budget.rest()
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
@@ -214,8 +254,10 @@ class Confinement:
             self.budget,
             self._shares(amounts),
             self.even,
+            self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
         )
-        return Attempt(candidates, area_of(question, candidates, self.request.even_hugepages), question)
+        area = area_of(question, candidates, self.request.even_hugepages)
+        return Attempt(candidates, area, question, of_whole_pod=asked != self._own)
 
     def _shares(self, amounts: Amounts) -> Shares | None:
         """What is taken of the nodes, if the container goes where the least is."""
@@ -271,15 +313,21 @@ class Confinement:
             mems=nodes | device_nodes(self.machine, self.request),
             exclusive_cpus=cpus,
             affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
-            claim=Claim(
-                nodes,
-                self.amounts,
-                is_flexible(self.policy, self.request),
-                even_hugepages=bool(self.even),
-            ),
+            claim=self._claim_on(nodes, evenly=bool(self.even)),
             booked_bytes=_on_one(nodes, self.amounts),
             overlapping=overlapping,
         )
+
+    def _claim_on(self, nodes: NodeSet, *, evenly: bool) -> Claim:
+        """What is claimed on *nodes*: by the devices of a container that stays there, if there is room for it
+        on each of them; else on all of them as a whole."""
+        flexible = is_flexible(self.policy, self.request)
+        claim = Claim(nodes, self.amounts, flexible, even_hugepages=evenly)
+        shares = device_shares(self.request.hints, nodes)
+        if evenly or flexible or len(nodes) == 1 or len(shares) < len(nodes):
+            return claim
+        divided = replace(claim, shares=shares)
+        return divided if self.flows.fits(parts_of(divided)) else claim
 
     def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
         """*placement* with what it has on each node, and the main node as memory policy where its set crosses
@@ -335,7 +383,7 @@ class Confinement:
         if self.current is None or self.current.claim is None:
             return []
         candidates = CandidateNodes(self.current.claim.nodes, exactly=True, of_pod=True)
-        return [self._attempt(candidates, self.cpus, self.amounts)]
+        return [self._attempt(candidates, self._own)]
 
     def _with_moves_elsewhere(self, passed_over: Iterable[Attempt]) -> Decision | None:
         """On nodes that were only preferred, or where the container is already, if others become wider:
@@ -353,11 +401,14 @@ class Confinement:
     def _second_best(self) -> Decision:
         """A place for what fits nowhere as asked, under a policy that refuses nothing: CPUs elsewhere,
         devices elsewhere, or as much memory as there is."""
-        ordinary = CandidateNodes(self.machine.ordinary_nodes)
-        attempt = self._attempt(ordinary, 0, self.amounts)
-        relaxed = replace(attempt, question=replace(attempt.question, required_hints=()))
         asked = amounts_text(self.amounts, self.cpus)
-        note = Reason("apart", f"no set of nodes has {asked} and its devices; memory alone fits")
+        devices = " and its devices" if self.request.hints else ""
+        note = Reason("apart", f"no set of nodes has {asked}{devices}; memory alone fits")
+        if not self.aligned:
+            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
+        ordinary = CandidateNodes(self.machine.ordinary_nodes)
+        attempt = self._attempt(ordinary, Asked(self.amounts, 0))
+        relaxed = replace(attempt, question=replace(attempt.question, required_hints=()))
         self.notes.append(note)
         decision = self._best_set(relaxed)
         if decision is not None:
@@ -376,15 +427,16 @@ class Confinement:
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
-        found = None
-        if self.cpus and len(self.exclusive.own) != self.cpus:
-            attempt = self._attempt(
-                CandidateNodes(self.machine.ordinary_nodes, required=self.strict), self.cpus, {}
-            )
+        found, own = None, self.exclusive.own
+        if self.cpus and len(own) != self.cpus and (self.strict or not own):
+            candidates = CandidateNodes(self.machine.ordinary_nodes, required=self.strict)
+            attempt = self._attempt(candidates, Asked({}, self.cpus))
             found = search(attempt.question, attempt.area)
             if found is None and self.strict:
                 return refused(attempt, self.ledger, self.request, self.current)
-        near = NodeSet() if found is None else NodeSet.of_mask(found.nodes)
+        near = self.topology.nodes_near(own)
+        if not own and found is not None:
+            near = NodeSet.of_mask(found.nodes)
         cpus, lacking = self.exclusive.take(near)
         placement = replace(decision.placement, exclusive_cpus=cpus)
         notes = [*self.notes, *([lacking] if lacking is not None else [])]

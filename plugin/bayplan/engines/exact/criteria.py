@@ -34,7 +34,8 @@ class Question(Struct, frozen=True):
     are close to; the set must touch all ``required_hints``.
     ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
     ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
-    ``even`` are those of the amounts that are to lie evenly on the nodes of the set.
+    ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
+    node has more than others of what is not asked for, see `Scarcity`.
     """
 
     topology: NodeTopology
@@ -48,6 +49,7 @@ class Question(Struct, frozen=True):
     budget: StepBudget
     shares: Shares | None = None
     even: Amounts = MappingProxyType({})
+    scarce: Mapping[int, int] = MappingProxyType({})
 
     @property
     def flows(self) -> ResourceFlows:
@@ -119,6 +121,12 @@ def devices_elsewhere(question: Question, nodes: int) -> int:
     return sum([not hint & nodes for hint in question.hints]) if question.hints else 0
 
 
+def scarce_resources(question: Question, nodes: int) -> int:
+    """What *nodes* have, and others have less of or lack, of huge pages and devices that are not asked for:
+    others cannot do without them."""
+    return sum([question.scarce.get(node, 0) for node in bits(nodes)]) if question.scarce else 0
+
+
 def room_taken(question: Question, nodes: int) -> int:
     """Bytes on *nodes* that are not promised to containers of single nodes: the less, the more stays in one
     piece elsewhere for a large request.
@@ -155,6 +163,7 @@ _COMMON: Final[Criteria] = {
     "distance": distance,
     "remote initiators": remote_initiators,
     "devices elsewhere": devices_elsewhere,
+    "scarce resources": scarce_resources,
 }
 _PACK: Final[Criteria] = {**_COMMON, ROOM_TAKEN: room_taken}
 _SPREAD: Final[Criteria] = {**_COMMON, SHARE_TAKEN: share_taken}

@@ -28,7 +28,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import PlacementPolicy, TopologyScope
 from bayplan.sets import NodeSet
 
 
@@ -76,8 +76,7 @@ class ExactEngine:
             ).decide()
             decision = beside_pinned_cpus(topology, decision)
             if current is not None and is_bounded(request):
-                cpus_apart = policy.topology is TopologyPolicy.NONE
-                decision = _with_original_nodes(topology, decision, current, cpus_apart=cpus_apart)
+                decision = _with_original_nodes(topology, decision, current)
         else:
             decision = place_unconfined(flows, ledger, request)
         claim = decision.placement.claim
@@ -154,18 +153,16 @@ class ExactEngine:
         return self._topology
 
 
-def _with_original_nodes(
-    topology: NodeTopology, decision: Decision, current: Placement, *, cpus_apart: bool
-) -> Decision:
+def _with_original_nodes(topology: NodeTopology, decision: Decision, current: Placement) -> Decision:
     """*decision* with the nodes that a container which became wider goes back to when there is room again:
-    none if its CPUs would be left behind, unless they may be elsewhere anyway."""
+    none if its CPUs would be left behind."""
     placement = decision.placement
     claim, before = placement.claim, current.claim
     if claim is None or before is None:
         return decision
     original_nodes = current.original_nodes or before.nodes
     returns_later = original_nodes <= claim.nodes and original_nodes != claim.nodes
-    if not cpus_apart and not placement.exclusive_cpus <= topology.cpus_near(original_nodes):
+    if not placement.exclusive_cpus <= topology.cpus_near(original_nodes):
         returns_later = False
     placement = replace(
         placement,

@@ -1,9 +1,12 @@
 """Which CPUs a container gets to itself: near its nodes, those that it has already, whole cores first."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
+from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import exclusive_candidates
+from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine
@@ -25,11 +28,15 @@ class ExclusiveCpus:
     ) -> None:
         self._topology, self._machine = topology, topology.machine
         self.count = 0 if request.pinned_cpus is not None else request.exclusive_cpus
+        self._hints = request.hints
         self.own = CpuSet() if current is None else current.exclusive_cpus
-        self.free = CpuSet()
-        if self.count:
-            online = self.own & self._machine.online_cpus
-            self.free = exclusive_candidates(self._machine, policy, ledger) | online
+        self._policy, self._ledger = policy, ledger
+
+    @cached_property
+    def free(self) -> CpuSet:
+        """See the class."""
+        online = self.own & self._machine.online_cpus
+        return exclusive_candidates(self._machine, self._policy, self._ledger) | online
 
     def free_by_node(self) -> dict[int, int]:
         """How many free ones each node has."""
@@ -38,22 +45,39 @@ class ExclusiveCpus:
     def take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
         """The exclusive CPUs, or the shared pool and the reason for it.
 
-        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has.
+        On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has; where
+        the container's devices are on several of them, as many on each as it has of the devices.
         """
         if self.count == 0:
             return CpuSet(), None
         free, taken = self.free | self.own, CpuSet()
         if self.count > len(free):
-            text = f"{self.count} exclusive CPUs asked for, {len(free)} left; runs on the shared CPUs"
+            cpus = "1 exclusive CPU" if self.count == 1 else f"{self.count} exclusive CPUs"
+            text = f"{cpus} asked for, {len(free)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
         there = self._topology.cpus_near(nodes) if nodes else free
+        parts = self._parts(nodes)
         for part in (self.own & there, free & there, self.own, free):
+            for near, most in parts.items():
+                count = min(self.count - len(taken), most - len(taken & near))
+                if count > 0 and (available := (part & near) - taken):
+                    taken |= _best_cpus(self._machine, available, count, self._machine.node_ids)
             count = self.count - len(taken)
             if not count:
                 break
             if available := part - taken:
                 taken |= _best_cpus(self._machine, available, count, _by_distance(self._machine, nodes))
         return taken, None
+
+    def _parts(self, nodes: NodeSet) -> Mapping[CpuSet, int]:
+        """The CPUs near each of *nodes* with devices of the container, where there are several such, and how
+        many of them belong to these devices: whole cores, as far as they divide."""
+        shares = device_shares(self._hints, nodes)
+        if not shares or len(shares) == 1:
+            return {}
+        size = max(self._machine.core_sizes.values(), default=1)
+        cores = proportional(self.count // size, shares)
+        return {self._topology.cpus_near(NodeSet([node])): size * count for node, count in cores.items()}
 
     def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
         """Those of *cpus* that are online and not on *nodes*."""

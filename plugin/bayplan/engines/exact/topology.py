@@ -4,7 +4,7 @@ Worked out once for a machine and kept, because a machine changes with hotplug o
 """
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import combinations
 from math import comb
 from operator import add
@@ -12,13 +12,17 @@ from typing import Final
 
 from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
 from bayplan.engines.exact.flow import bits
-from bayplan.model.machine import Machine, union
+from bayplan.model.machine import MEMORY, Machine, union
 from bayplan.sets import CpuSet, NodeSet
 
 MAX_COMBINATIONS: Final = 1000
 """Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
 node by adding the nearest ones, the roomiest nodes, and what `branching` finds."""
 
+DEVICES: Final = "devices"
+"""What devices count as beside memory and huge pages."""
+
+_EIGHTHS: Final = 8
 _MAX_REMEMBERED: Final = 1 << 16
 """Distances of so many sets are kept."""
 _FEW_PAIRS: Final = 4
@@ -46,6 +50,7 @@ class NodeTopology:
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
         }
         self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
+        self._more = _more_than_others(machine)
 
     def distance(self, nodes: int) -> int:
         """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""
@@ -77,6 +82,17 @@ class NodeTopology:
         if not best:
             return 0
         return sum(1 for node in bits(nodes) if node in best and not best[node] & nodes)
+
+    def scarce(self, asked: Collection[str]) -> Mapping[int, int]:
+        """What each node has more of than the ordinary node with the least, of huge pages of each size and of
+        devices, without what is *asked* for: in eighths of what the node with the most has of it. Empty
+        where all have the same."""
+        found: dict[int, int] = {}
+        for resource, by_node in self._more.items():
+            if resource not in asked:
+                for node, more in by_node.items():
+                    found[node] = found.get(node, 0) + more
+        return found
 
     def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
         """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
@@ -158,6 +174,28 @@ class _Growing:
             added = sum(map(pairs[node].__getitem__, self._order[:count]))
             self.sets.append(self.sets[-1] | node)
             self.distances.append(self.distances[-1] + added)
+
+
+def _more_than_others(machine: Machine) -> dict[str, dict[int, int]]:
+    """See `NodeTopology.scarce`, by resource; nodes are masks. Nodes differ by what their kernel took at
+    boot, so that everything is rounded."""
+    has: dict[str, dict[int, int]] = {DEVICES: {}}
+    for node in machine.nodes:
+        if node.id in machine.ordinary_nodes:
+            for resource, amount in {**node.capacity_bytes(), DEVICES: node.devices}.items():
+                has.setdefault(resource, {})[1 << node.id] = amount
+    found = {}
+    for resource, by_node in has.items():
+        most = max(by_node.values(), default=0)
+        if resource == MEMORY or not most:
+            continue
+        parts = {1 << node: 0 for node in machine.ordinary_nodes}
+        parts |= {node: (2 * _EIGHTHS * amount + most) // (2 * most) for node, amount in by_node.items()}
+        least = min(parts.values())
+        more = {node: part - least for node, part in parts.items() if part > least}
+        if more:
+            found[resource] = more
+    return found
 
 
 def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:

@@ -62,7 +62,7 @@ def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[s
             resource: claim.amounts_bytes.get(resource, 0) + more.get(resource, 0) for resource in resources
         }
         rest = without(claim.short_bytes, more)
-        found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest)
+        found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest, shares={})
     return found
 
 

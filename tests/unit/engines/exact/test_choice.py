@@ -66,6 +66,78 @@ def test_devices_are_near() -> None:
     assert codes(refused) == ["no-room", "devices-apart"]
 
 
+RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+
+
+def gpus(*nodes: int) -> tuple[DeviceHint, ...]:
+    return tuple(DeviceHint(f"gpu{number}", NodeSet([node])) for number, node in enumerate(nodes))
+
+
+def test_restricted_allows_as_many_nodes_as_the_devices_need() -> None:
+    wide = replace(asking(GIB), hints=gpus(0, 0, 0, 2), exclusive_cpus=4)
+    decision = decide(machine(4, cpus_per_node=8, memory_bytes=GIB), wide, policy=RESTRICTED)
+    assert (str(decision.placement.mems), str(decision.placement.exclusive_cpus)) == ("0,2", "1-3,16")
+    assert decision.placement.claim is not None
+    assert decision.placement.claim.parts == (
+        (NodeSet([0]), {"memory": GIB * 3 // 4}),
+        (NodeSet([2]), {"memory": GIB // 4}),
+    )
+
+
+def test_memory_that_has_no_room_beside_its_devices_is_promised_on_their_nodes_as_a_whole() -> None:
+    hardware = machine(2, memory_bytes=GIB)
+    there = decide(hardware, asking(900 * MIB, "there"), policy=RESTRICTED)
+    wide = replace(asking(GIB), hints=gpus(0, 1))
+    decision = decide(hardware, wide, Ledger().with_entry(Entry(there)), RESTRICTED)
+    assert decision.placement.claim is not None
+    assert (str(decision.placement.mems), decision.placement.claim.shares) == ("0-1", {})
+
+
+def test_what_one_node_has_alone_of_an_empty_machine_is_not_enough_for_restricted() -> None:
+    cpus, memory = machine(2, memory_bytes=GIB).nodes
+    hardware = Machine((cpus, replace(memory, cpus=CpuSet(), memory_bytes=8 * GIB, tier=0)), machine(1).cpus)
+    hardware = replace(hardware, nodes=(replace(cpus, tier=0), hardware.nodes[1]))
+    both = replace(asking(4 * GIB), exclusive_cpus=2)
+    assert str(decide(hardware, both, policy=RESTRICTED).placement.mems) == "0-1"
+
+
+def test_a_refusal_names_cpus_only_where_they_lack() -> None:
+    hardware = machine(2, cpus_per_node=4, memory_bytes=GIB)
+    strict = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    apart = replace(asking(MIB), hints=gpus(0, 1), exclusive_cpus=2)
+    assert codes(decide(hardware, apart, policy=strict)) == ["no-room", "devices-apart"]
+    owner = decide(hardware, replace(asking(MIB, "a"), hints=gpus(1), exclusive_cpus=3), policy=strict)
+    ledger = Ledger().with_entry(Entry(owner))
+    beside = decide(hardware, replace(asking(MIB), hints=gpus(1), exclusive_cpus=2), ledger, strict)
+    assert codes(beside) == ["no-room", "cpus-taken"]
+
+
+def test_what_others_cannot_do_without_is_taken_last() -> None:
+    plain = machine(3, memory_bytes=GIB)
+    with_pages, with_gpus, bare = plain.nodes
+    pools = {2 * MIB: 64 * MIB}
+    hardware = Machine(
+        (replace(with_pages, hugepages_bytes=pools), replace(with_gpus, devices=8), bare), plain.cpus
+    )
+    for strategy in PlacementStrategy:
+        policy = PlacementPolicy(strategy=strategy)
+        decision = decide(hardware, asking(MIB), policy=policy)
+        assert (str(decision.placement.mems), won(decision)) == ("2", "scarce resources")
+        paged = replace(asking(MIB), hugepages_bytes={"hugepages-2Mi": 2 * MIB})
+        assert str(decide(hardware, paged, policy=policy).placement.mems) == "0"
+        assert str(decide(hardware, replace(asking(MIB), hints=gpus(1)), policy=policy).placement.mems) == "1"
+
+
+def test_as_much_as_every_node_has_is_not_scarce() -> None:
+    plain = machine(2, memory_bytes=GIB)
+    pages = [
+        replace(node, hugepages_bytes={2 * MIB: size * MIB})
+        for node, size in zip(plain.nodes, (512, 510), strict=True)
+    ]
+    decision = decide(Machine(tuple(pages), plain.cpus), asking(MIB))
+    assert str(decision.placement.mems) == "0"
+
+
 def test_full_nodes_are_filled_first_so_that_large_requests_fit_later() -> None:
     hardware = machine(3, memory_bytes=8 * GIB)
     ledger = Ledger()

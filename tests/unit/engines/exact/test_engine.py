@@ -150,11 +150,29 @@ def test_cpus_and_memory_come_from_the_same_node() -> None:
     assert str(node.ledger.shared_cpus(node.machine)) == "0,6-7"
 
 
-def test_policy_none_places_memory_and_cpus_each_for_itself() -> None:
+def test_under_policy_none_memory_is_confined_only_where_the_cpus_are() -> None:
     node = Node(machine(2, cpus_per_node=4), PlacementPolicy(topology=TopologyPolicy.NONE))
     node.place("a", 100 * MIB, 3000)
-    second = node.place("b", 100 * MIB, 2000)
-    assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("0", "4-5")
+    second = node.place("b", 100 * MIB, 3000)
+    assert (str(second.placement.mems), str(second.placement.exclusive_cpus)) == ("1", "4-6")
+    shared = node.place("c", 100 * MIB, 500)
+    assert (shared.outcome, shared.placement.mems) == (Outcome.PLACED, None)
+
+
+def test_what_no_node_has_alone_is_confined_to_wider_sets_under_policy_none() -> None:
+    node = Node(machine(2, cpus_per_node=4, memory_bytes=GIB), PlacementPolicy(topology=TopologyPolicy.NONE))
+    node.place("a", GIB - MIB, 1000)
+    node.place("b", 100 * MIB, 4000)
+    wide = node.place("c", 200 * MIB, 2000)
+    assert (wide.outcome, str(wide.placement.mems)) == (Outcome.PLACED, "0-1")
+    assert str(wide.placement.exclusive_cpus) == "2-3"
+
+
+def test_required_nodes_keep_the_memory_under_policy_none_and_say_that_the_cpus_are_elsewhere() -> None:
+    node = Node(machine(2, cpus_per_node=4), PlacementPolicy(topology=TopologyPolicy.NONE))
+    decision = node.decide(replace(wish("a", MIB, "0"), exclusive_cpus=4, cpu_milli=4000))
+    assert (decision.outcome, decision.placement.mems) == (Outcome.DEGRADED, NodeSet([0]))
+    assert "apart" in codes(decision)
 
 
 def test_too_many_cpus_run_on_the_shared_pool_or_are_refused() -> None:
@@ -360,6 +378,35 @@ def test_the_pod_scope_keeps_a_pod_together() -> None:
     assert cut(refused.shortage) == ("0", GIB, 300 * MIB, 900 * MIB, ["other"])
     loose = engine.decide(hardware, PlacementPolicy(), ledger, third)
     assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
+
+
+def in_pod(
+    container_id: str, cpus: int, memory_bytes: int, whole_cpus: int, exclusive_cpus: int | None = None
+) -> Request:
+    """A container of a pod with so many CPUs in all."""
+    totals = PodTotals(1000 * MIB, 1000 * whole_cpus, exclusive_cpus=exclusive_cpus)
+    base = request(container_id, memory_bytes)
+    return replace(base, pod_id="p", exclusive_cpus=cpus, cpu_milli=1000 * cpus, pod_totals=totals)
+
+
+def test_under_the_pod_scope_the_cpus_of_the_rest_of_the_pod_count_too() -> None:
+    engine, hardware = ExactEngine(TopologyScope.POD), machine(2, cpus_per_node=8, memory_bytes=2 * GIB)
+    for policy in (SINGLE, RESTRICTED, PlacementPolicy()):
+        ledger = Ledger()
+        for name, expected in (("a", "8-11"), ("b", "12-15")):
+            decision = engine.decide(hardware, policy, ledger, in_pod(name, 4, 500 * MIB, 8))
+            assert (decision.outcome, str(decision.placement.exclusive_cpus)) == (Outcome.PLACED, expected)
+            ledger = ledger.with_entry(Entry(decision))
+
+
+def test_cpus_of_the_rest_that_may_be_shared_ones_are_no_reason_to_refuse() -> None:
+    engine, hardware = ExactEngine(TopologyScope.POD), machine(2, cpus_per_node=8, memory_bytes=2 * GIB)
+    unknown = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9))
+    assert (unknown.outcome, str(unknown.placement.mems)) == (Outcome.PLACED, "1")
+    known = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9, 9))
+    assert (known.outcome, codes(known)) == (Outcome.REFUSED, ["no-room", "too-large"])
+    known = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9, 8))
+    assert known.outcome is Outcome.PLACED
 
 
 def test_a_resize_is_answered_as_a_new_container_would_be() -> None:
