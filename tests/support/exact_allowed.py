@@ -62,7 +62,7 @@ def choices(
     together = nodes_of_pod(ledger, request) if by_pod and confined else None
     if together is not None:
         yield Choice(*own, (together,))
-        if topology in STRICT:
+        if topology in STRICT and request.qos is QosClass.GUARANTEED:
             return
     demands = _whole_pod(request, topology) if by_pod and confined else [own]
     for candidates in _candidates(request, machine):

@@ -375,7 +375,8 @@ class Trial:
         """CPUs are where the devices are, as many as these are there; and so is the memory of a container
         that stays there, if there is room for it."""
         near = Counter(next(iter(one)) for hint in request.hints if len(one := hint.nodes & claim.nodes) == 1)
-        if len(near) < 2:
+        confined = any(reason.code == "best-set" for reason in decision.reasons)
+        if not confined or len(near) < 2:
             return
         self.cpus.check_shares(decision, near, self.ledger)
         wanted = bool(claim.shares)

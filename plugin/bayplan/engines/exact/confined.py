@@ -114,7 +114,11 @@ class Confinement:
         wished = wished_nodes(self.machine, self.request)
         if not is_confined(self.request):
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
-        of_pod = nodes_of_pod(self.ledger, self.request, required=self.strict) if self.by_pod else None
+        of_pod = (
+            nodes_of_pod(self.ledger, self.request, required=self.strict and self.bounded)
+            if self.by_pod
+            else None
+        )
         options = [candidates for candidates in (of_pod, wished) if candidates is not None]
         anywhere = (self.bounded and (self.aligned or self.cpus > 0)) or bool(self.even)
         if anywhere and not any(candidates.required for candidates in options):
