@@ -49,11 +49,11 @@ complete -c bayplan -n '__fish_seen_subcommand_from what-if' -l qos -x -a 'guara
 complete -c bayplan -n '__fish_seen_subcommand_from what-if' -l annotation -x -d 'an annotation of the pod; repeatable'
 complete -c bayplan -n '__fish_seen_subcommand_from what-if' -l count -x -d 'so many, one after the other'
 complete -c bayplan -n '__fish_seen_subcommand_from what-if' -F
-complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l topology -r -F -d 'a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it'
-complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l trace -r -F -d 'pods that come, go and change: JSON lines or YAML'
+complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l topology -r -F -d 'a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it; - is stdin'
+complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l trace -r -F -d 'pods that come, go and change: JSON lines or YAML; - is stdin'
 complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l engine -x -d 'an engine; several are compared'
 complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l config -r -F -d 'a file that baypland would read'
-complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l set -x -d 'a key as baypland'\''s flags have it, like topologyManagerPolicy=restricted'
+complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l set -x -d 'a key as baypland'\''s flags have it, like topologyManagerPolicy=restricted; with ENGINE it is for that engine only'
 complete -c bayplan -n '__fish_seen_subcommand_from simulate' -l steps -d 'show every decision, not only the refused ones'
 complete -c bayplan -n '__fish_seen_subcommand_from record-topology' -l root -r -F -d 'its root directory (default: /)'
 complete -c bayplan -n '__fish_seen_subcommand_from replay' -F

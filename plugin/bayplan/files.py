@@ -1,13 +1,15 @@
 """Reads whole files that other programs wrote; nothing else opens such files.
 
-Only a regular file of a bounded size is read. A FIFO, a terminal or a device may block the reader,
-have side effects when it is opened, or never end. What is not read is an OSError that says
-so in its ``strerror``, so that callers name it like any other file that cannot be read.
+Only a regular file of a bounded size is read, and the standard input where a command line names it. A FIFO, a
+terminal or a device may block the reader, have side effects when it is opened, or never end. What is not
+read is an OSError that says so in its ``strerror``, so that callers name it like any other file that cannot
+be read.
 """
 
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +18,9 @@ from bayplan.errors import ConfigError, Problem
 MIB: Final = 1 << 20
 MAX_FILE_BYTES: Final = 16 * MIB
 """Of one file, unless the caller knows better. OCI specs and CDI specs have some 100 kB at most."""
+
+STANDARD_INPUT: Final = "-"
+"""The path on a command line that stands for it."""
 
 _CHUNK_BYTES: Final = MIB
 _SMALL_BYTES: Final = 1 << 16
@@ -101,6 +106,23 @@ def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = 
         UnicodeDecodeError: it is not UTF-8, and *errors* is "strict".
     """
     return read_file(path, most_bytes).content.decode("utf-8-sig", errors)
+
+
+def read_named(path: str | Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of *path* as it was given on a command line: of the standard input for ``-``, which is read to
+    its end, else of that file.
+
+    Raises:
+        OSError, UnicodeDecodeError: as `read_text`.
+    """
+    if str(path) != STANDARD_INPUT:
+        return read_text(path, most_bytes)
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    content = sys.stdin.buffer.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _too_long(path, most_bytes)
+    return content.decode("utf-8-sig")
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:

@@ -105,6 +105,15 @@ def format_page_size(page_size_bytes: int) -> str:
     return f"{page_size_bytes}{_BINARY_UNITS[unit]}"
 
 
+def counted(number: int, what: str, plural: str = "") -> str:
+    """So many of *what*, whose plural has an s behind it unless it is given.
+
+    >>> counted(1, "exclusive CPU"), counted(0, "pod"), counted(2, "other set", "other sets")
+    ('1 exclusive CPU', '0 pods', '2 other sets')
+    """
+    return f"{number} {what if number == 1 else plural or f'{what}s'}"
+
+
 def format_count(number: int) -> str:
     """A number of things, such as inodes, as Kubernetes writes it: exact, with a decimal suffix if that is.
 

@@ -139,6 +139,11 @@ class CpuSet(IdSet):
     """The kernel's NR_CPUS tops out at 8192."""
 
 
+def cpus_text(cpus: CpuSet) -> str:
+    """``CPU 3`` or ``CPUs 3-5``, as it stands in sentences."""
+    return f"CPU{'' if len(cpus) == 1 else 's'} {cpus}"
+
+
 def nodes_text(nodes: NodeSet) -> str:
     """``node 0`` or ``nodes 0-1``, as it stands in sentences."""
     return f"node{'' if len(nodes) == 1 else 's'} {nodes}"

@@ -23,7 +23,7 @@ from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
-from bayplan.simulate.manifest import describes_pods, plan_manifest
+from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
 from bayplan.views.node_room import node_rooms
@@ -208,11 +208,12 @@ def what_if_view(
         ConfigError: a manifest is wrong, or none has pods.
     """
     rehearsal = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
+    names = GeneratedNames()
     planned = [
         pod
         for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
         for pod in plan_manifest(
-            manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:", most_replicas=MAX_PODS
+            manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:", most_replicas=MAX_PODS, names=names
         )
     ]
     if manifests and not planned:

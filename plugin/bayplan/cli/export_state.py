@@ -11,6 +11,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block
 from bayplan.errors import ConfigError, HostError, Problem
 from bayplan.files import check_kind, kind_of, read_text
+from bayplan.quantity import counted
 
 VERB: Final = "export-state"
 HELP: Final = (
@@ -57,7 +58,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
     """What was written, for people."""
     count, files = len(view["containers"]), " and ".join(view["files"])
     return [
-        f"{view['directory']}: {files}, with {count} container{'s' if count != 1 else ''}.",
+        f"{view['directory']}: {files}, with {counted(count, 'container')}.",
         "Stop bayplan before kubelet is started with static managers: docs/kubelet-state.md.",
     ]
 

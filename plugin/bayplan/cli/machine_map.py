@@ -9,6 +9,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block
 from bayplan.errors import HostError
 from bayplan.files import check_kind
+from bayplan.quantity import counted
 
 VERB: Final = "map"
 HELP: Final = "draw the machine as a picture: sockets, nodes, CPUs, who holds what"
@@ -47,4 +48,4 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def blocks(view: dict[str, Any]) -> list[Block]:
     """That it was written."""
-    return [f"{view['file']}: {view['nodes']} NUMA node{'s' if view['nodes'] != 1 else ''}"]
+    return [f"{view['file']}: {counted(view['nodes'], 'NUMA node')}"]

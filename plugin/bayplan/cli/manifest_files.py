@@ -1,17 +1,15 @@
 """Files of pod manifests: YAML (several documents, a List) or JSON, which is YAML too."""
 
-import errno
 import json
-import sys
 from typing import Any
 
 import yaml
 
 from bayplan.config.yaml_text import YAML_ERRORS, LocatingLoader, yaml_problem
 from bayplan.errors import ConfigError, Problem
-from bayplan.files import MAX_FILE_BYTES, MIB, read_text, unreadable
+from bayplan.files import read_named, unreadable
 
-_KEPT = ("kind", "metadata", "spec", "status", "items")
+_KEPT = ("kind", "metadata", "spec", "status", "items", "template")
 _METADATA = ("name", "generateName", "namespace", "uid", "annotations")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
@@ -32,7 +30,7 @@ def read_manifests(path: str) -> list[Any]:
         ConfigError: the file cannot be read, is not YAML, or holds what JSON cannot express.
     """
     try:
-        content = _read_stdin() if path == "-" else read_text(path)
+        content = read_named(path)
         documents = [_slim(document) for document in yaml.load_all(content, _Loader) if document is not None]
         json.dumps(documents, allow_nan=False)
     except (OSError, UnicodeDecodeError) as error:
@@ -44,13 +42,6 @@ def read_manifests(path: str) -> list[Any]:
 
 def _no_manifests(path: str, found: str) -> ConfigError:
     return ConfigError(path, (Problem("the file", found, "pod manifests in YAML or JSON"),))
-
-
-def _read_stdin() -> str:
-    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"more than {MAX_FILE_BYTES // MIB} MiB")
-    return content.decode("utf-8-sig")
 
 
 def _slim(document: Any) -> Any:

@@ -10,7 +10,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.refused import add_since
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import optional_bytes
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 
 VERB: Final = "report"
 HELP: Final = "say what each container got, who was refused and who was moved; in shadow mode: would have"
@@ -73,12 +73,16 @@ def blocks(view: dict[str, Any]) -> list[Block]:
 
 
 def _summary(view: dict[str, Any]) -> str:
-    verb, outcomes = "would have been" if view["shadow"] else "were", view["outcomes"]
+    def did(count: int, what: str) -> str:
+        verb = "would have been" if view["shadow"] else "was" if count == 1 else "were"
+        return f"{counted(count, what)} {verb}"
+
+    outcomes, moves = view["outcomes"], len(view["moves"]) + len(view["pageMoves"])
     return (
-        f"Since {view['since']}: {outcomes['placed']} containers {verb} placed as they asked, "
+        f"Since {view['since']}: {did(outcomes['placed'], 'container')} placed as asked, "
         f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
-        f"{len(view['moves']) + len(view['pageMoves'])} times memory of others {verb} moved; "
-        f"{len(view['evictions'])} containers {verb} evicted."
+        f"{did(moves, 'piece')} of others' memory moved; "
+        f"{did(len(view['evictions']), 'container')} evicted."
     )
 
 

@@ -1,7 +1,7 @@
 """`bayplan simulate`: what engines and policies would make of a machine and a trace. Needs no daemon."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ _STEPS: Final = (
     Column("WHO"),
     Column("DECISION"),
 )
+_CPUS: Final = (Column("CPUS"), Column("WHO RUNS THERE"))
+_MOST_NAMES: Final = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it",
+        help="a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it; - is stdin",
     )
     parser.add_argument(
         "--trace",
         type=Path,
         required=True,
         metavar="FILE",
-        help="pods that come, go and change: JSON lines or YAML",
+        help="pods that come, go and change: JSON lines or YAML; - is stdin",
     )
     parser.add_argument(
         "--engine", action="append", default=[], metavar="NAME", help="an engine; several are compared"
@@ -64,8 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set",
         action="append",
         default=[],
-        metavar="KEY=VALUE",
-        help="a key as baypland's flags have it, like topologyManagerPolicy=restricted",
+        metavar="[ENGINE:]KEY=VALUE",
+        help="a key as baypland's flags have it, like topologyManagerPolicy=restricted; with ENGINE it is "
+        "for that engine only",
     )
     parser.add_argument("--steps", action="store_true", help="show every decision, not only the refused ones")
 
@@ -76,21 +79,33 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a file or a key is wrong.
     """
-    from bayplan.config.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
-    from bayplan.config.values import unknown_key  # noqa: PLC0415 - as above
     from bayplan.simulate.comparison import simulate  # noqa: PLC0415 - other verbs need no engines
 
-    keys: dict[str, list[str]] = {}
-    for text in arguments.set:
-        key, equals, value = text.partition("=")
+    keys_of = _keys(arguments.set, arguments.engine)
+    keys = keys_of.pop("", {})
+    view = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys, keys_of)
+    return view if arguments.steps or arguments.output == "json" else _only_refused(view)
+
+
+def _keys(texts: Sequence[str], engines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """The texts of flags by key, for each of *engines* and, under no name, for all of them."""
+    from bayplan.config.keys import KEYS  # noqa: PLC0415 - only this verb reads configuration
+    from bayplan.config.values import unknown_key  # noqa: PLC0415 - as above
+
+    found: dict[str, dict[str, list[str]]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        engine, colon, key = name.rpartition(":")
         if not equals:
-            problem = Problem("--set", repr(text), "KEY=VALUE with a key of docs/configuration.md")
+            problem = Problem("--set", repr(text), "[ENGINE:]KEY=VALUE with a key of docs/configuration.md")
             raise ConfigError("command line", (problem,))
         if key not in KEYS:
             raise ConfigError("command line", (unknown_key("--set", key, KEYS),))
-        keys.setdefault(key, []).append(value)
-    view = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys)
-    return view if arguments.steps or arguments.output == "json" else _only_refused(view)
+        if colon and engine not in engines:
+            expected = f"one of those in --engine: {', '.join(engines) or 'none'}"
+            raise ConfigError("command line", (Problem(f"--set {key}", repr(engine), expected),))
+        found.setdefault(engine, {}).setdefault(key, []).append(value)
+    return found
 
 
 def blocks(view: dict[str, Any]) -> list[Block]:
@@ -99,12 +114,22 @@ def blocks(view: dict[str, Any]) -> list[Block]:
     columns = (Column(""), *(Column(_heading(run), number=True) for run in runs))
     results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)
     shown: list[Block] = [Table(columns, results)]
-    for run in view["runs"]:
+    for run in runs:
+        heading = _heading(run)
+        shown += [f"{heading}: {remark}." for remark in run["remarks"]]
         rows = tuple(row for step in run["steps"] for row in _step_rows(step))
         if rows:
-            shown.append(f"{_heading(run)}:")
-            shown.append(Table(_STEPS, rows))
+            shown += [f"{heading}:", Table(_STEPS, rows)]
+        cpus = tuple(_cpus_row(group) for group in run["atEnd"]["cpus"])
+        if cpus:
+            shown += [f"{heading}, CPUs at the end:", Table(_CPUS, cpus)]
     return shown
+
+
+def _cpus_row(group: dict[str, Any]) -> tuple[str, ...]:
+    names, more = group["containers"][:_MOST_NAMES], len(group["containers"]) - _MOST_NAMES
+    whose = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return group["cpus"], whose
 
 
 def _heading(run: dict[str, Any]) -> str:
@@ -114,7 +139,11 @@ def _heading(run: dict[str, Any]) -> str:
 
 def _only_refused(view: dict[str, Any]) -> dict[str, Any]:
     runs = [
-        {**run, "steps": [step for step in run["steps"] if step["outcome"] == "refused"]}
+        {
+            **run,
+            "steps": [step for step in run["steps"] if step["outcome"] == "refused"],
+            "atEnd": {**run["atEnd"], "cpus": []},
+        }
         for run in view["runs"]
     ]
     return {**view, "runs": runs}

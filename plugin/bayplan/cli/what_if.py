@@ -11,6 +11,7 @@ from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amount_to_type
 from bayplan.errors import ConfigError, Problem
+from bayplan.quantity import counted
 
 VERB: Final = "what-if"
 HELP: Final = "say what would become of a pod if it came now; nothing is changed"
@@ -68,7 +69,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         admitted = sum(pod["admitted"] for pod in pods)
         shown = [
             Table(_PODS, tuple(_reasons_once([_pod_row(pod) for pod in pods]))),
-            f"{admitted} of {len(pods)} pods would be placed.",
+            f"{admitted} of {counted(len(pods), 'pod')} would be placed.",
             *_first_refusal(pods),
         ]
     fitting = Table(_LARGEST, tuple(map(_largest_row, view["nodesBefore"], view["nodes"])))

@@ -3,18 +3,19 @@
 Source of the rules: cmd/kubelet/app/server.go of v1.36.3, loadConfigFile and mergeKubeletConfigurations. A
 drop-in is a JSON merge patch (RFC 7386) on what stands before it: tables are merged, null takes a key away,
 anything else replaces. The default of evictionHard is filled in before the first drop-in, and never again.
+What kubelet's documents leave out has kubelet's default, unless another file or a flag says something of it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from bayplan.config.keys import FEATURE_GATES, KEYS
-from bayplan.config.sources import KUBELETS_KIND, Document, Source
+from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
+from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import show
 from bayplan.errors import Problem
 from bayplan.placement.foreign_cpusets import PinningManager
 
-_API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 _HARD: Final = "evictionHard"
 _MERGES_DEFAULTS: Final = "mergeDefaultEvictionSettings"
 DEFAULT_EVICTION_HARD: Final[Mapping[str, object]] = {
@@ -25,6 +26,16 @@ DEFAULT_EVICTION_HARD: Final[Mapping[str, object]] = {
     "imagefs.inodesFree": "5%",
 }
 """pkg/kubelet/eviction/defaults_linux.go."""
+
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "topologyManagerPolicy": "none",
+    "topologyManagerScope": "container",
+    "cpuManagerPolicy": "none",
+    "memoryManagerPolicy": "None",
+}
+"""kubelet's, where bayplan has others: pkg/kubelet/apis/config/v1beta1/defaults.go, the same from v1.32 to
+v1.37. That of evictionHard is apart, because kubelet fills it in for its file only, not for drop-ins alone;
+what is not the same in all versions is in `bayplan.model.kubelet_version`."""
 
 _PINNING: Final[Mapping[tuple[str, str], PinningManager]] = {
     ("cpuManagerPolicy", "static"): PinningManager.CPU,
@@ -49,6 +60,18 @@ def kubelet_sources(documents: Sequence[Document]) -> list[Source]:
     ]
 
 
+def kubelet_defaults(documents: Sequence[Document]) -> list[Source]:
+    """What *documents*, all of kubelet's, leave to kubelet, as the first of all sources; nothing without
+    any."""
+    if not documents:
+        return []
+    values = dict(_DEFAULTS)
+    if not documents[0].file.drop_in:
+        values[_HARD] = DEFAULT_EVICTION_HARD
+    taken, managers = _taken(values)
+    return [Source("kubelet's defaults", taken, of_managers=managers)]
+
+
 def _merged(documents: Sequence[Document]) -> tuple[dict[str, object], dict[str, int]]:
     """The configuration that *documents* come to, and which of them was the last to set each key.
 
@@ -59,6 +82,8 @@ def _merged(documents: Sequence[Document]) -> tuple[dict[str, object], dict[str,
     for number, document in enumerate(documents):
         if number == 0 and not document.file.drop_in:
             values = dict(document.values)
+            if values.get(_HARD) is not None:
+                values[_HARD] = _with_default_eviction(values)
         else:
             if number == 1 and not documents[0].file.drop_in:
                 values[_HARD] = _with_default_eviction(values)
@@ -102,18 +127,30 @@ def _with_default_eviction(values: Mapping[str, object]) -> object:
 def _source(document: Document, values: Mapping[str, object], problems: Collection[Problem]) -> Source:
     """What of the keys that *document* sets means the same here; how kubelet's managers work only for their
     engine."""
-    taken = {key: (key, value) for key, value in values.items() if key in KEYS and KEYS[key].of_kubelet}
-    managers = {key: (key, value) for key, value in values.items() if key in KEYS and KEYS[key].of_managers}
+    taken, managers = _taken(values)
     gates = values.get("featureGates")
+    others: Mapping[str, object] = {}
     if isinstance(gates, Mapping):
         ours = {gate: value for gate, value in gates.items() if gate in FEATURE_GATES}
+        others = {gate: value for gate, value in gates.items() if gate not in FEATURE_GATES}
         taken["featureGates"] = ("featureGates", ours)
     return Source(
-        str(document.file.path),
+        document.name,
         taken,
         problems=(*_wrong_kind(document), *problems),
         of_managers=managers,
+        of_kubelet=True,
+        not_taken={**{key: value for key, value in values.items() if key not in KEYS}, **others},
         pinning=tuple(manager for (key, value), manager in _PINNING.items() if values.get(key) == value),
+    )
+
+
+def _taken(values: Mapping[str, object]) -> tuple[dict[str, tuple[str, object]], Values]:
+    """The keys that mean the same here, and those of kubelet's managers."""
+    known = [(KEYS[key], value) for key, value in values.items() if key in KEYS]
+    return (
+        {key.name: (key.name, value) for key, value in known if key.of_kubelet},
+        {key.name: (key.name, value) for key, value in known if key.of_managers},
     )
 
 
@@ -123,7 +160,7 @@ def _wrong_kind(document: Document) -> tuple[Problem, ...]:
         return ()
     return tuple(
         Problem(key, show(document.values.get(key)), f"{expected!r}; kubelet takes no other drop-in")
-        for key, expected in (("apiVersion", _API_VERSION), ("kind", KUBELETS_KIND))
+        for key, expected in (("apiVersion", KUBELETS_API), ("kind", KUBELETS_KIND))
         if document.values.get(key) != expected
     )
 

@@ -5,10 +5,11 @@ reserved CPUs, options must fit each other and the machine. A problem has kubele
 sentence about the rule in it, because people search for that.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.sources import Source
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
@@ -71,6 +72,14 @@ _CPUS_OF: Final = {
     _CPU_OPTIONS,
 }
 """The keys on which the checks against a machine depend."""
+
+_ENGINE_GATES: Final = {
+    "PodLevelResources": False,
+    "PodLevelResourceManagers": True,
+    "InPlacePodVerticalScalingExclusiveCPUs": True,
+    "InPlacePodVerticalScalingExclusiveMemory": True,
+}
+"""kubelet's feature gates with the values that change answers of its managers and none of the engine's."""
 
 _NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
 _NO_SPREAD: Final = (
@@ -136,6 +145,72 @@ def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]
             yield _wrong_cpus(settings, sentence)
     except CpuManagerError as error:
         yield _wrong_cpus(settings, str(error))
+
+
+def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[str]:
+    """What *sources* say that nothing goes by under *settings*, each once, with what to do about it."""
+    said_by = {key: source.name for source in sources for key in source.values}
+    yield from _switched_off(settings, sources)
+    if settings.engine != KUBELET:
+        yield from _left_to_kubelet(sources)
+        if not settings.reserved_cpus:
+            amounts = {"kubeReserved": settings.kube_reserved, "systemReserved": settings.system_reserved}
+            keys = [key for key, kept in amounts.items() if CPU in kept]
+            yield from _remark(said_by, keys, ".cpu", "name the CPUs in reservedSystemCPUs")
+    else:
+        yield from _unknown_to_the_engine(sources)
+    factor = settings.memory_throttling_factor
+    if factor is not None and not settings.memory_qos:
+        yield from _remark(
+            said_by, ["memoryThrottlingFactor"], "", "it takes featureGates with MemoryQoS true"
+        )
+
+
+def _switched_off(settings: Settings, sources: Sequence[Source]) -> Iterator[str]:
+    """What kubelet's files have off, by their words or by kubelet's default, and nobody else switches on."""
+    theirs = [source.name for source in sources if source.of_kubelet]
+    others = {key for source in sources if not source.of_kubelet for key in source.values}
+    if not theirs:
+        return
+    where = "to have it otherwise set it in bayplan's own configuration"
+    if settings.engine != KUBELET:
+        if settings.topology is TopologyPolicy.NONE and "topologyManagerPolicy" not in others:
+            what = "topologyManagerPolicy none: what cannot be aligned is neither refused nor reported"
+            yield f"{theirs[-1]}: {what}; {where}"
+    elif settings.cpu_manager == NONE and settings.memory_manager is MemoryManagerPolicy.NONE:
+        what = "cpuManagerPolicy none and memoryManagerPolicy None: nothing is placed"
+        yield f"{theirs[-1]}: {what}; {where}"
+
+
+def _unknown_to_the_engine(sources: Sequence[Source]) -> Iterator[str]:
+    """The feature gates of kubelet's managers that the engine `kubelet` does not have."""
+    for source in sources:
+        gates = [gate for gate, on in _ENGINE_GATES.items() if source.not_taken.get(gate) is on]
+        if gates:
+            advice = "the engine kubelet answers as by default"
+            yield f"{source.name}: featureGates {', '.join(gates)}: without effect; {advice}"
+
+
+def _left_to_kubelet(sources: Sequence[Source]) -> Iterator[str]:
+    """The options of kubelet's managers in kubelet's files, which only the engine `kubelet` has."""
+    for source in sources:
+        tables = [
+            value
+            for key, (_, value) in source.of_managers.items()
+            if key in (_CPU_OPTIONS, _TOPOLOGY_OPTIONS)
+        ]
+        options = [option for table in tables if isinstance(table, Mapping) for option in table]
+        if options:
+            what = ", ".join(map(str, options))
+            advice = "options of kubelet's managers take the engine kubelet"
+            yield f"{source.name}: {what}: without effect; {advice}"
+
+
+def _remark(said_by: Mapping[str, str], keys: Iterable[str], part: str, advice: str) -> Iterator[str]:
+    said = [key for key in keys if key in said_by]
+    if said:
+        what = " and ".join(f"{key}{part}" for key in said)
+        yield f"{said_by[said[0]]}: {what}: without effect; {advice}"
 
 
 def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Configuration files and flags, merged and checked: later files win over earlier ones, flags over files.
 
 A later source replaces the whole value of a key. Every problem of every source is reported at once. kubelet's
-own files can be among the files: the keys that mean the same here are taken from them, others are not ours.
+own files can be among the files: the keys that mean the same here are taken from them, with kubelet's
+defaults below all that is said; what has no effect is remarked on.
 """
 
 import enum
@@ -13,25 +14,28 @@ from msgspec.structs import replace
 
 from bayplan.config.eviction import missing_grace_periods
 from bayplan.config.keys import KEYS
-from bayplan.config.kubelet_files import kubelet_sources
-from bayplan.config.kubelet_rules import wrong_options
+from bayplan.config.kubelet_documents import KUBELETS_KIND
+from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources
+from bayplan.config.kubelet_rules import without_effect, wrong_options
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.config.sources import (
     Document,
     File,
     NothingToReadError,
     Source,
+    Values,
     default_paths,
     files_of,
     read_document,
 )
-from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, show, unknown_key
+from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, show, unknown_keys
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.model.policy import MemoryReservationPolicy
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _FLAGS: Final = "command line"
 _HERE: Final = "on this machine"
+_KUBELETS_HAS_A_KIND: Final = f"kubelet's own file has kind: {KUBELETS_KIND}"
 
 MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem]]
 """Checks settings against more than themselves; leaves out what depends on the keys that could not be
@@ -45,13 +49,15 @@ def load_settings(
     flags: Mapping[str, Sequence[str]] | None = None,
     default_directory: Path = DEFAULT_DIRECTORY,
     more_problems: MoreProblems | None = None,
+    *,
+    for_several_engines: bool = False,
 ) -> Settings:
     """The settings from the files at *paths*, in that order, and the *flags* (key -> texts of the flag).
 
     A directory stands for its .toml, .yaml and .yml files in lexical order, or for kubelet's drop-ins.
     Without *paths*: bayplan.toml (or .yaml) of *default_directory* and then its conf.d, as far as they exist.
     If something is wrong, *more_problems* is asked about all that could be read, unless a whole file could
-    not.
+    not. *for_several_engines*: keys of kubelet's managers are for those engines that have them, no mistake.
 
     Raises:
         ConfigError: everything that is wrong, in all of them.
@@ -59,10 +65,14 @@ def load_settings(
     problems: list[tuple[str, Problem]] = []
     documents, notices = _read_all(paths, default_directory, problems)
     damaged = bool(problems)
-    sources = [*_sources_of(documents), _of_flags(flags or {})]
+    theirs = [document for document in documents if document.of_kubelet]
+    said = [*_sources_of(documents, theirs), _of_flags(flags or {})]
+    sources = [*kubelet_defaults(theirs), *said]
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
     if engines and engines[-1] == KUBELET:
         sources = [replace(source, values={**source.values, **source.of_managers}) for source in sources]
+    elif for_several_engines:
+        sources = [replace(source, values=_without_managers(source.values)) for source in sources]
     typed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     unread: set[str] = set()
@@ -75,10 +85,11 @@ def load_settings(
     settings = replace(
         Settings(),
         **typed,
-        sources=tuple(source.name for source in sources if source.name != _FLAGS),
-        notices=tuple(notices),
+        sources=tuple(document.name for document in documents),
+        of_kubelets_file=bool(theirs),
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
+    settings = replace(settings, notices=(*notices, *without_effect(settings, said)))
     for name, problem in _contradictions(settings, origin, unread):
         problems.append((name, problem))
         unread.add(problem.path)
@@ -87,6 +98,11 @@ def load_settings(
             problems += [(_HERE, problem) for problem in more_problems(settings, unread)]
         raise _config_error(problems)
     return settings
+
+
+def _without_managers(values: Values) -> Values:
+    names = {key.name for key in _MANAGER_KEYS}
+    return {key: value for key, value in values.items() if key not in names}
 
 
 def _read_all(
@@ -107,20 +123,23 @@ def _read_all(
                 problems += [(str(path), problem) for problem in wrong.problems]
     for file in files:
         try:
-            documents.append(read_document(file))
+            document = read_document(file)
         except InvalidValueError as wrong:
             problems += [(str(file.path), problem) for problem in wrong.problems]
+        else:
+            documents.append(document)
+            notices += [f"{document.file.path}: {remark}" for remark in document.remarks]
     return documents, notices
 
 
-def _sources_of(documents: Sequence[Document]) -> list[Source]:
-    """One source for each document, in their order. kubelet's are one configuration, also if others stand
-    between them."""
-    theirs = iter(kubelet_sources([document for document in documents if document.of_kubelet]))
+def _sources_of(documents: Sequence[Document], theirs: Sequence[Document]) -> list[Source]:
+    """One source for each document, in their order. kubelet's, *theirs*, are one configuration, also if
+    others stand between them."""
+    merged = iter(kubelet_sources(theirs))
     return [
-        next(theirs)
+        next(merged)
         if document.of_kubelet
-        else Source(str(document.file.path), {key: (key, value) for key, value in document.values.items()})
+        else Source(document.name, {key: (key, value) for key, value in document.values.items()})
         for document in documents
     ]
 
@@ -128,12 +147,16 @@ def _sources_of(documents: Sequence[Document]) -> list[Source]:
 def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
     """The fields that *source* sets, the keys whose values can't be read, and everything that is wrong."""
     collector = ProblemCollector()
+    for problem in unknown_keys("", [key for key in source.values if key not in KEYS], KEYS):
+        guessed = problem.found == "an unknown key"
+        expected = problem.expected if guessed else f"{problem.expected}; {_KUBELETS_HAS_A_KIND}"
+        collector.problems.append(problem._replace(expected=expected))
     typed: dict[str, Any] = {}
     unread = set(source.unread)
     for key, (path, value) in source.values.items():
+        if key not in KEYS:
+            continue
         with collector:
-            if key not in KEYS:
-                raise InvalidValueError(unknown_key("", key, KEYS))
             try:
                 typed[KEYS[key].field] = KEYS[key].read(path, value)
             except InvalidValueError as wrong:

@@ -66,7 +66,8 @@ class Settings(Struct, frozen=True):
     are by signal; only memory.available of ``eviction_hard`` counts as reserved. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
     ``notices`` are messages for the operator about what is not wrong.
-    ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name.
+    ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name;
+    ``of_kubelets_file``: such a file is among the sources.
     """
 
     engine: str = EXACT
@@ -119,6 +120,7 @@ class Settings(Struct, frozen=True):
     sources: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     kubelet_managers: Mapping[PinningManager, str] = field(default_factory=dict)
+    of_kubelets_file: bool = False
 
     @property
     def record_directory(self) -> Path:

@@ -1,6 +1,6 @@
 """Where configuration comes from: the files that a path stands for, and what each holds as plain values.
 
-The meaning of keys is not known here, except the one by which kubelet's own files are recognized.
+The meaning of keys is not known here, except those by which kubelet's own files are recognized.
 """
 
 import os
@@ -11,13 +11,18 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from bayplan.config.kubelet_documents import (
+    KUBELETS_KIND,
+    Configuration,
+    kubelet_configuration,
+    refuse_foreign,
+)
 from bayplan.config.values import InvalidValueError, invalid, items, show
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text, unreadable
 from bayplan.placement.foreign_cpusets import PinningManager
 
 MAX_CONFIG_BYTES: Final = MIB
-KUBELETS_KIND: Final = "KubeletConfiguration"
 
 _SUFFIXES: Final = (".toml", ".yaml", ".yml")
 _DROP_IN: Final = ".conf"
@@ -25,6 +30,10 @@ _KUBELETS: Final = (".json", _DROP_IN)
 """How kubelet's own file and its drop-ins may end, too."""
 _MAX_WALKED: Final = 10_000
 """Entries of a directory that is searched for kubelet's drop-ins. Nobody means so many."""
+
+
+Values = Mapping[str, tuple[str, object]]
+"""By key: the path of a value, and the value."""
 
 
 class NothingToReadError(InvalidValueError):
@@ -39,10 +48,18 @@ class File(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True):
-    """What a file holds."""
+    """What of a file is read. ``where`` in it the values are, if they are not all of it. ``remarks`` are for
+    the operator."""
 
     file: File
     values: Mapping[str, object]
+    where: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """How problems and sources name it."""
+        return f"{self.file.path}: {self.where}" if self.where else str(self.file.path)
 
     @property
     def of_kubelet(self) -> bool:
@@ -54,13 +71,16 @@ class Source(Struct, frozen=True):
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
     ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for
-    the engine `kubelet` only. ``pinning`` are the managers of kubelet that the file switches on."""
+    the engine `kubelet` only, ``not_taken`` kubelet's keys and feature gates that are not read. ``pinning``
+    are the managers of kubelet that the file switches on."""
 
     name: str
-    values: Mapping[str, tuple[str, object]]
+    values: Values
     problems: tuple[Problem, ...] = ()
     unread: frozenset[str] = frozenset()
-    of_managers: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    of_managers: Values = field(default_factory=dict)
+    not_taken: Mapping[str, object] = field(default_factory=dict)
+    of_kubelet: bool = False
     pinning: tuple[PinningManager, ...] = ()
 
 
@@ -111,10 +131,10 @@ def default_paths(directory: Path) -> list[Path]:
 
 
 def read_document(file: File) -> Document:
-    """What *file* holds.
+    """What *file* holds: kubelet's configuration, also in what others wrap around it, or one of ours.
 
     Raises:
-        InvalidValueError: it can't be read, or is not in the language that its name says.
+        InvalidValueError: it can't be read, is not in the language that its name says, or is neither.
     """
     try:
         content = read_text(file.path, MAX_CONFIG_BYTES)
@@ -122,20 +142,48 @@ def read_document(file: File) -> Document:
         expected = "a file that can be read" if isinstance(error, OSError) else "text in UTF-8"
         raise invalid("the file", unreadable(error), expected) from error
     suffix = _DROP_IN if file.drop_in else file.path.suffix
+    named = suffix in (*_SUFFIXES, *_KUBELETS)
+    try:
+        documents = _parsed(content, suffix)
+        if file.drop_in:
+            # kubelet takes the first document of a drop-in, and nothing that is wrapped.
+            return Document(file, dict(items("the file", documents[0] if documents else {})))
+        theirs = kubelet_configuration(documents)
+    except InvalidValueError:
+        if named:
+            raise
+        theirs = None
+    if theirs is not None:
+        remarks = _remarks(len(documents), theirs)
+        return Document(file, dict(items(theirs.where, theirs.values)), theirs.where, remarks)
+    if not named:
+        endings = ", ".join((*_SUFFIXES, *_KUBELETS))
+        expected = f"one that ends in {endings}, or a file of kind {KUBELETS_KIND}"
+        raise invalid("the file name", show(file.path.name), expected)
+    refuse_foreign(documents)
+    return Document(file, dict(items("the file", documents[0] if documents else {})))
+
+
+def _remarks(count: int, theirs: Configuration) -> tuple[str, ...]:
+    found = []
+    if count > 1:
+        found.append(f"of its {count} documents only that of kind {KUBELETS_KIND} is read")
+    if theirs.whole_file:
+        found.append(f"a part of kubelet's file only; the whole is on the node, in {theirs.whole_file}")
+    return tuple(found)
+
+
+def _parsed(content: str, suffix: str) -> list[object]:
+    """The documents in *content*. What has no suffix of its own may be kubelet's, in YAML or JSON."""
     if suffix == ".toml":
         try:
-            values: object = tomllib.loads(content)
+            return [tomllib.loads(content)]
         except (ValueError, RecursionError) as error:
             # ValueError: also a number of thousands of digits, which is no TOMLDecodeError.
             raise invalid("the file", str(error), "TOML") from error
-    elif suffix in (*_SUFFIXES, *_KUBELETS):
-        from bayplan.config.yaml_text import parse_json, parse_yaml  # noqa: PLC0415 - most nodes have none
+    from bayplan.config.yaml_text import parse_documents, parse_json  # noqa: PLC0415 - most nodes have none
 
-        values = parse_json(content) if suffix == ".json" else parse_yaml(content)
-    else:
-        endings = ", ".join((*_SUFFIXES, *_KUBELETS))
-        raise invalid("the file name", show(file.path.name), f"one that ends in {endings}")
-    return Document(file, dict(items("the file", values)))
+    return [parse_json(content)] if suffix == ".json" else parse_documents(content)
 
 
 def _drop_ins(directory: Path) -> Iterable[Path]:

@@ -6,7 +6,7 @@ problems at and below that path. Readers of tables are made of readers of their 
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
@@ -97,10 +97,25 @@ def join(path: str, key: str) -> str:
 
 def unknown_key(path: str, key: str, known: Collection[str]) -> Problem:
     """The problem that *key* is, with the key that was probably meant."""
+    return unknown_keys(path, [key], known)[0]
+
+
+def unknown_keys(path: str, keys: Iterable[str], known: Collection[str]) -> list[Problem]:
+    """The problems that *keys* are: one for each whose meaning can be guessed, and one for all the others,
+    which has the known keys once."""
     plain = {_plain(name): name for name in known}
-    near = difflib.get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
-    guess = f"{plain[near[0]]}, perhaps" if near else f"one of {', '.join(sorted(known))}"
-    return Problem(join(path, key), "an unknown key", guess)
+    guessed: list[Problem] = []
+    others: list[str] = []
+    for key in keys:
+        near = difflib.get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
+        if near:
+            guessed.append(Problem(join(path, key), "an unknown key", f"{plain[near[0]]}, perhaps"))
+        else:
+            others.append(join(path, key))
+    if others:
+        found = "an unknown key" if len(others) == 1 else f"{len(others)} unknown keys"
+        guessed.append(Problem(excerpt(", ".join(others)), found, f"one of {', '.join(sorted(known))}"))
+    return guessed
 
 
 def one_of(choices: Mapping[str, T]) -> Reader[T]:

@@ -4,6 +4,7 @@ A module of its own because importing PyYAML takes time that nodes with a TOML f
 """
 
 import json
+import re
 from collections.abc import Hashable
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ import yaml
 
 from bayplan.config.values import invalid
 from bayplan.errors import excerpt
+
+_EXPECTED_BUT_FOUND: Final = re.compile(r"(?:did not find |expected )(.*), but found (.*)")
+"""How PyYAML says most of what is wrong."""
 
 YAML_ERRORS: Final = (yaml.YAMLError, ValueError, RecursionError)
 """What loading with a `LocatingLoader` raises; RecursionError where tables have no end."""
@@ -22,11 +26,23 @@ def parse_yaml(content: str) -> object:
     Raises:
         InvalidValueError: not YAML, several documents, or a key twice in one table.
     """
+    documents = parse_documents(content)
+    if len(documents) > 1:
+        raise invalid("the file", f"{len(documents)} documents", "one")
+    return documents[0] if documents else {}
+
+
+def parse_documents(content: str) -> list[object]:
+    """The plain values of all documents in *content* but the empty ones.
+
+    Raises:
+        InvalidValueError: not YAML, or a key twice in one table.
+    """
     try:
-        value = yaml.load(content, _StrictLoader)  # noqa: S506 - a SafeLoader
+        values = list(yaml.load_all(content, _StrictLoader))
     except YAML_ERRORS as error:
         raise invalid("the file", yaml_problem(error), "YAML") from error
-    return {} if value is None else value
+    return [value for value in values if value is not None]
 
 
 def parse_json(content: str) -> object:
@@ -85,6 +101,9 @@ class _StrictLoader(LocatingLoader):
 def yaml_problem(error: Exception) -> str:
     """One of `YAML_ERRORS` in one line."""
     mark = getattr(error, "problem_mark", None)
-    problem = excerpt(" ".join((getattr(error, "problem", None) or str(error)).split()))
+    problem = " ".join((getattr(error, "problem", None) or str(error)).split())
+    # It stands behind the word found.
+    problem = _EXPECTED_BUT_FOUND.sub(r"\2 where \1 is due", problem).removeprefix("found ")
+    problem = excerpt(problem.replace("could not find expected", "no"))
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     return f"{problem}{where}"

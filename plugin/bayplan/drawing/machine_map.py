@@ -13,6 +13,7 @@ from bayplan.drawing.node_card import Card, NodeView
 from bayplan.drawing.socket_layout import GAP, Row, Socket, rows_of
 from bayplan.drawing.style import STYLE, colors_of
 from bayplan.drawing.svg import box, element, plain, text
+from bayplan.quantity import counted
 
 WIDTH: Final = 1180.0
 NARROWEST: Final = 320.0
@@ -52,7 +53,7 @@ def machine_map(nodes: Sequence[NodeView], width: float = WIDTH, *, embedded: bo
     y += margin
     return element(
         "svg",
-        element("title", plain(f"{len(nodes)} NUMA node{'s' if len(nodes) != 1 else ''}")),
+        element("title", plain(counted(len(nodes), "NUMA node"))),
         "" if embedded else element("style", STYLE),
         box(0, 0, width, y, "ground"),
         *drawn,

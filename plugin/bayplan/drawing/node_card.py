@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from bayplan.drawing.bars import bar, promised_parts, used_parts
 from bayplan.drawing.cpus import cores
 from bayplan.drawing.svg import box, element, fitting, text
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet
 
 NodeView: TypeAlias = Mapping[str, Any]
@@ -145,7 +145,7 @@ def _amounts(container: Mapping[str, Any]) -> str:
         parts.append(f"holds {format_bytes(held_bytes)}")
     count = len(CpuSet.parse(container["exclusiveCpus"]))
     if count:
-        parts.append(f"{count} CPU{'s' if count > 1 else ''}")
+        parts.append(counted(count, "CPU"))
     return ", ".join(parts)
 
 

@@ -19,6 +19,9 @@ from bayplan.standard_streams import CommandLineParser
 
 COMMENT: Final = "#"
 COLON: Final = "%3A"
+RECORDED_BELOW: Final = ("proc/", "sys/")
+"""Every path in a listing begins so."""
+
 _SYSTEM: Final = "sys/devices/system"
 _RECORDED: Final = (
     "proc/meminfo",

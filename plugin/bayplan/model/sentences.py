@@ -25,8 +25,8 @@ from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
-from bayplan.quantity import format_bytes
-from bayplan.sets import NodeSet, nodes_text
+from bayplan.quantity import counted, format_bytes
+from bayplan.sets import NodeSet, cpus_text, nodes_text
 
 _PLURALS = {"is": "are", "has": "have", "holds": "hold", "crosses": "cross"}
 _FLAG_WORDS = {name: word for word, name in MEMORY_POLICY_FLAGS.items()}
@@ -83,8 +83,8 @@ def wishes(request: Request) -> list[str]:
     if request.memory_policy is not None:
         found.append(f"memory policy {policy_text(request.memory_policy)}")
     if request.even_hugepages is not None:
-        count = request.even_hugepages.node_count
-        found.append(f"huge pages evenly on {count} node{'' if count == 1 else 's'} (required)")
+        nodes = counted(request.even_hugepages.node_count, "node")
+        found.append(f"huge pages evenly on {nodes} (required)")
     if request.strategy is not None:
         found.append(f"placement strategy {request.strategy.value}")
     return found + [_hint(hint) for hint in request.hints]
@@ -164,7 +164,7 @@ def summary(decision: Decision) -> str:
     if decision.outcome is Outcome.REFUSED:
         return f"refused: {decision.explanation()}"
     mems = decision.request.pinned_mems if placement.mems is None else placement.mems
-    cpus = f", CPUs {placement.exclusive_cpus}" if placement.exclusive_cpus else ""
+    cpus = f", {cpus_text(placement.exclusive_cpus)}" if placement.exclusive_cpus else ""
     return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
 
 

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator
 
 from bayplan.model.decision import QosClass, QosSource, Request
+from bayplan.quantity import counted
 
 
 class PinningManager(enum.Enum):
@@ -69,7 +70,8 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[PinningMan
             how = " and ".join(way.value for way in DetectedBy if way in seen)
             yield kubelet_sentence(manager, f"{how}; containers: {len(its)}" if its else how)
     if others:
-        yield f"{others} containers are pinned by somebody else; that stays as it is"
+        pinned_ones = counted(others, "container is", "containers are")
+        yield f"{pinned_ones} pinned by somebody else; that stays as it is"
 
 
 def kubelet_sentence(manager: PinningManager, seen: str) -> str:

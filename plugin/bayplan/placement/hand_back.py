@@ -30,7 +30,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.take_over import Names
-from bayplan.sets import NodeSet
+from bayplan.quantity import counted
+from bayplan.sets import NodeSet, cpus_text, nodes_text
 
 Value = TypeVar("Value")
 
@@ -97,7 +98,7 @@ def _wrong(entry: Entry, names: Names) -> Iterator[Problem]:
     have, wanted = len(placement.exclusive_cpus), request.exclusive_cpus
     if have != wanted:
         expected = f"{wanted}, which kubelet would give it from others"
-        yield Problem(request.name, f"{have} CPUs of its own", expected)
+        yield Problem(request.name, f"{counted(have, 'CPU')} of its own", expected)
     if memory_need(request) and placement.mems is None:
         yield Problem(
             request.name, "memory on any node", "nodes that it is bound to; kubelet would choose some"
@@ -111,7 +112,7 @@ def _not_of_kubelet(ledger: Ledger, kubelets: list[Entry]) -> Iterator[Problem]:
         cpus = entry.decision.placement.exclusive_cpus
         if cpus and entry.container_id not in known:
             expected = "none, as it is not kubelet's, which would give them to others"
-            yield Problem(entry.decision.request.name, f"CPUs {cpus} of its own", expected)
+            yield Problem(entry.decision.request.name, f"{cpus_text(cpus)} of its own", expected)
 
 
 def _overlapping(kubelets: list[Entry]) -> Iterator[Problem]:
@@ -122,8 +123,8 @@ def _overlapping(kubelets: list[Entry]) -> Iterator[Problem]:
             users.setdefault(entry.decision.placement.mems, entry.decision.request.name)
     for (one, name), (other, beside) in combinations(users.items(), 2):
         if not one.isdisjoint(other):
-            expected = f"the same as or none of the nodes {other} of {beside}, as kubelet groups nodes"
-            yield Problem(name, f"nodes {one}", expected)
+            expected = f"the same as or none of {nodes_text(other)} of {beside}, as kubelet groups nodes"
+            yield Problem(name, nodes_text(one), expected)
 
 
 def _short(booked: Ledger) -> Iterator[Problem]:

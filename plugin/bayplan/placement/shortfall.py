@@ -17,7 +17,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 NOTHING_HELD: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -56,7 +56,7 @@ class LostCpus(Struct, frozen=True):
 
     def __str__(self) -> str:
         rest = f"it runs on {self.left}" if self.left else "it runs on the shared CPUs"
-        return f"{self.name} lost its exclusive CPUs {self.lost}, which are offline; {rest}"
+        return f"{self.name} lost {cpus_text(self.lost)}, offline now, of its own; {rest}"
 
 
 def overclaims(

@@ -20,7 +20,7 @@ from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 TAKEN_OVER: Final = "taken-over"
 """Code of the reason why a container is where kubelet's managers have put it."""
@@ -129,7 +129,7 @@ def _taken(
     placement = engine.adopt(machine, policy, base, request, mems or request.pinned_mems)
     claim = None if placement.claim is None else replace(placement.claim, flexible=False)
     placement = replace(placement, mems=mems, exclusive_cpus=cpus, claim=claim)
-    what = [f"CPUs {one.cpus}"] if one.cpus else []
+    what = [cpus_text(one.cpus)] if one.cpus else []
     what += [f"memory on {nodes_text(one.nodes)}"] if one.nodes else []
     reason = Reason(TAKEN_OVER, f"kubelet had given it {' and '.join(what)}; taken over from its state files")
     return replace(
@@ -144,11 +144,11 @@ def _differences(found: list[_Found], entries: list[Entry]) -> Iterator[Problem]
         name = f"{request.name}, in a file"
         cpus = placement.exclusive_cpus or request.pinned_cpus
         if one.cpus is not None and cpus != one.cpus:
-            yield Problem(name, f"CPUs {one.cpus}", f"the CPUs it has: {'all' if cpus is None else cpus}")
+            yield Problem(name, cpus_text(one.cpus), f"the CPUs it has: {'all' if cpus is None else cpus}")
         nodes = placement.mems or request.pinned_mems
         if one.nodes is not None and nodes != one.nodes:
             yield Problem(
-                name, f"nodes {one.nodes}", f"the nodes it has: {'all' if nodes is None else nodes}"
+                name, nodes_text(one.nodes), f"the nodes it has: {'all' if nodes is None else nodes}"
             )
         if any(block.nodes != one.nodes for block in one.blocks or ()):
             yield Problem(name, "memory of several sets of nodes", "one set for all of it")
@@ -186,9 +186,9 @@ def _contended(
         reserved = cpus & reserved_cpus(machine, policy)
         if reserved:
             expected = "none that is reserved here; reservedSystemCPUs as kubelet has them"
-            yield Problem(f"{name}, in a file", f"CPUs {reserved}", expected)
+            yield Problem(f"{name}, in a file", cpus_text(reserved), expected)
         for other in sorted({owners[cpu] for cpu in cpus if cpu in owners}):
-            yield Problem(f"{name}, in a file", f"CPUs {cpus}", f"none of those that {other} has to itself")
+            yield Problem(f"{name}, in a file", cpus_text(cpus), f"none of those that {other} has to itself")
         owners |= dict.fromkeys(cpus, name)
 
 

@@ -6,13 +6,17 @@ and the rules for reading settings are those of the daemon.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from bayplan.admin_protocol import API_VERSION
+from bayplan.config.eviction import remarks_here
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import reserved_bytes, resolve_policy
 from bayplan.config.settings import KUBELET, Settings
+from bayplan.errors import ConfigError, Problem
+from bayplan.files import STANDARD_INPUT
 from bayplan.model.decision import Move
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import with_owners
@@ -33,20 +37,26 @@ def simulate(
     engines: Sequence[str] = (),
     configs: Sequence[Path] = (),
     keys: Mapping[str, Sequence[str]] | None = None,
+    keys_of: Mapping[str, Mapping[str, Sequence[str]]] = MappingProxyType({}),
 ) -> View:
     """Play *trace* on the machine of *topology*, once for each of *engines* (none: the configured one).
 
-    *configs* and *keys* (texts of flags by key) are read as baypland reads them.
+    *configs* and *keys* (texts of flags by key) are read as baypland reads them; *keys_of* has further keys
+    for single engines. Where several engines are compared, the keys of kubelet's managers are for the engine
+    `kubelet` alone.
 
     Raises:
         ConfigError: a file or a key is wrong, or the machine does not have what they name.
     """
+    if str(topology) == str(trace) == STANDARD_INPUT:
+        expected = "the standard input for one of them"
+        raise ConfigError("command line", (Problem("--topology and --trace", "- for both", expected),))
     machine = read_topology(topology)
     events = read_trace(trace, machine)
     runs = []
     for engine in engines or ("",):
-        flags = {**(keys or {}), **({"engine": [engine]} if engine else {})}
-        settings = _settings(machine, configs, flags)
+        flags = {**(keys or {}), **keys_of.get(engine, {}), **({"engine": [engine]} if engine else {})}
+        settings = _settings(machine, configs, flags, several=len(engines) > 1)
         runs.append(_run(machine, settings, events))
     return {
         "apiVersion": API_VERSION,
@@ -61,11 +71,14 @@ def simulate(
     }
 
 
-def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]]) -> Settings:
+def _settings(
+    machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]], *, several: bool
+) -> Settings:
     """The settings. For kubelet's managers, which start with nothing unsaid, what is not given is what
-    bayplan does by itself: the reservation spread over the nodes, and the lowest CPU reserved."""
-    settings = load_settings(configs, flags, _NOWHERE)
-    if settings.engine != KUBELET:
+    bayplan does by itself: the reservation spread over the nodes, and the lowest CPU reserved. With kubelet's
+    own file that kubelet is meant, which has nothing but what it says."""
+    settings = load_settings(configs, flags, _NOWHERE, for_several_engines=several)
+    if settings.engine != KUBELET or settings.of_kubelets_file:
         return settings
     complete = dict(flags)
     if settings.reserved_memory is None:
@@ -77,7 +90,7 @@ def _settings(machine: Machine, configs: Sequence[Path], flags: Mapping[str, Seq
         complete["reservedMemory"] = [";".join(rows)]
     if not settings.reserved_cpus and "cpu" not in {**settings.kube_reserved, **settings.system_reserved}:
         complete["reservedSystemCPUs"] = [str(next(iter(machine.online_cpus), 0))]
-    return load_settings(configs, complete, _NOWHERE)
+    return load_settings(configs, complete, _NOWHERE, for_several_engines=several)
 
 
 def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> View:
@@ -90,6 +103,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "engine": settings.engine,
         "policy": policy.topology.value,
         "strategy": policy.strategy.value,
+        "remarks": [*settings.notices, *remarks_here(settings, machine)],
         "accepted": quality.accepted,
         "refused": quality.refused,
         "degraded": quality.degraded,
@@ -103,12 +117,15 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "totalDistance": quality.distance,
         "peakPromisedBytes": quality.peak_promised_bytes,
         "atEnd": {
-            "containers": len(simulation.rehearsal.ledger.entries),
+            "containers": simulation.running,
             "allocatableBytes": room.allocatable_bytes,
             "promisedBytes": room.promised_bytes,
             "freeBytes": room.free_bytes,
             "largestOnOneNodeBytes": room.largest_bytes,
             "fragmentation": round(room.fragmentation, 3),
+            "cpus": [
+                {"cpus": str(cpus), "containers": names} for cpus, names in simulation.sharing().items()
+            ],
         },
         "steps": steps,
     }

@@ -25,8 +25,8 @@ from bayplan.config.values import (
 )
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.files import read_text, unreadable
-from bayplan.host.record import record, unpack
+from bayplan.files import STANDARD_INPUT, read_named, unreadable
+from bayplan.host.record import COMMENT, RECORDED_BELOW, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
 from bayplan.quantity import parse_bytes, parse_page_size, whole_number
@@ -51,7 +51,8 @@ _MAX_NODES: Final = 1024
 
 def read_topology(path: Path) -> Machine:
     """The machine that *path* describes: a directory is a sysfs tree (as ``/``), a file ending in .toml,
-    .yaml, .yml or .json a description, any other a recording of `bayplan record-topology`.
+    .yaml, .yml or .json a description, any other a recording of `bayplan record-topology`. ``-`` is the
+    standard input, where a recording is told from a description by its lines.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
@@ -60,16 +61,29 @@ def read_topology(path: Path) -> Machine:
     if path.is_dir():
         return read_machine(path)
     try:
-        content = read_text(path)
+        content = read_named(path)
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("the file", unreadable(error), "a topology, or a directory with a sysfs tree")
         raise ConfigError(str(path), (problem,)) from error
-    if path.suffix not in (".toml", ".yaml", ".yml", ".json"):
+    suffix = _language(content) if str(path) == STANDARD_INPUT else path.suffix
+    if suffix not in (".toml", ".yaml", ".yml", ".json"):
         return _recorded(path, content)
     try:
-        return described_machine(parse_document(content, path.suffix))
+        return described_machine(parse_document(content, suffix))
     except InvalidValueError as wrong:
         raise ConfigError(str(path), wrong.problems) from wrong
+
+
+def _language(content: str) -> str:
+    """The suffix that a file with *content* should have; none for a recording."""
+    lines = (line for line in content.splitlines() if line.strip() and not line.startswith(COMMENT))
+    if next(lines, "").startswith(RECORDED_BELOW):
+        return ""
+    try:
+        tomllib.loads(content)
+    except (ValueError, RecursionError):
+        return ".yaml"
+    return ".toml"
 
 
 def recorded_topology(root: Path = Path("/")) -> dict[str, Any]:

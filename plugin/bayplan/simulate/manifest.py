@@ -1,12 +1,14 @@
 """A pod manifest as pods and containers: with the values that kubelet would give to a runtime.
 
 Read are names, annotations, ``resources``, init containers and sidecars, ``overhead``, ``priorityClassName``
-and ``status.qosClass``; the rest of a manifest does not matter for placement. The values are kubelet's own
-(`bayplan.engines.kubelet.qos.cgroup_values`), so that what kubelet loses on the way (the exact memory request
-of a Burstable container) is lost here too.
+and ``status.qosClass``; the rest of a manifest does not matter for placement. Pods are found in objects of
+any kind: a pod template is what has ``spec.containers`` below a key ``template`` or ``...Template``. The
+values are kubelet's own (`bayplan.engines.kubelet.qos.cgroup_values`), so that what kubelet loses on the way
+(the exact memory request of a Burstable container) is lost here too.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,7 +38,19 @@ _TREES: Final = {
     QosClass.BURSTABLE: "/kubepods/burstable",
     QosClass.BEST_EFFORT: "/kubepods/besteffort",
 }
-_OF_PODS: Final = frozenset({"containers", "template", "jobTemplate"})
+_WORKLOADS: Final = frozenset(
+    {
+        "CronJob",
+        "DaemonSet",
+        "Deployment",
+        "Job",
+        "PodTemplate",
+        "ReplicaSet",
+        "ReplicationController",
+        "StatefulSet",
+    }
+)
+"""Kubernetes' own kinds with a pod template; one without containers is a mistake."""
 _UNSAFE: Final = re.compile(r"[^0-9A-Za-z_-]")
 
 
@@ -48,10 +62,12 @@ class PlannedContainer(Struct, frozen=True):
 
 
 class PlannedPod(Struct, frozen=True):
-    """A pod of a manifest, and its containers in the order in which kubelet creates them."""
+    """A pod of a manifest, as a runtime sees it, with its containers in the order in which kubelet creates
+    them; ``spec`` is what kubelet knows of it."""
 
     pod: Pod
     containers: tuple[PlannedContainer, ...]
+    spec: PodSpec
 
     @property
     def name(self) -> str:
@@ -59,37 +75,70 @@ class PlannedPod(Struct, frozen=True):
         return f"{self.pod.namespace}/{self.pod.name}"
 
 
+class GeneratedNames:
+    """Names for objects with ``generateName``: numbers behind it, where the API server has random letters."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def name(self, metadata: Mapping[Any, Any]) -> object:
+        """The name that an object has by its *metadata*; whatever stands there, if it is none."""
+        name, prefix = metadata.get("name"), metadata.get("generateName")
+        if name or not isinstance(prefix, str) or not prefix:
+            return name
+        self._counts[prefix] += 1
+        return f"{prefix}{self._counts[prefix]}"
+
+
+class _Template(Struct, frozen=True):
+    """A pod within an object. ``path`` is where it is, ``label`` tells it from others in the same object, and
+    ``counts`` are the numbers that are to be multiplied for how many there are, by their paths."""
+
+    path: str
+    pod: Mapping[Any, Any]
+    label: str = ""
+    counts: Mapping[str, object] = MappingProxyType({})
+
+
 def plan_manifest(
-    manifest: object, machine: Machine, id_prefix: str = "", *, most_replicas: int | None = None
+    manifest: object,
+    machine: Machine,
+    id_prefix: str = "",
+    *,
+    most_replicas: int | None = None,
+    names: GeneratedNames | None = None,
 ) -> list[PlannedPod]:
-    """The pods of *manifest* on *machine*: a Pod, anything with a pod template, or a List with such among its
+    """The pods of *manifest* on *machine*: a Pod, anything with pod templates, or a List with such among its
     items. Ids are the names after *id_prefix*. A Deployment is planned as one of its pods, unless
-    *most_replicas* allows as many as it wants.
+    *most_replicas* allows as many as it wants. *names* are to be those of all manifests that come together.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
+    names = names or GeneratedNames()
     if isinstance(manifest, Mapping) and isinstance(manifest.get("items"), list):
-        items = [item for item in manifest["items"] if describes_pods(item)]
         return [
             pod
-            for item in items
-            for pod in plan_manifest(item, machine, id_prefix, most_replicas=most_replicas)
+            for item in manifest["items"]
+            if describes_pods(item)
+            for pod in plan_manifest(item, machine, id_prefix, most_replicas=most_replicas, names=names)
         ]
     if isinstance(manifest, Mapping) and not describes_pods(manifest):
         problem = Problem("kind", repr(manifest["kind"]), "Pod, or a kind with a pod template")
         raise ConfigError("manifest", (problem,))
     reader = _Reader()
-    spec = reader.pod(manifest)
-    replicas = None if most_replicas is None else reader.replicas(manifest, most_replicas)
+    pods = reader.pods(manifest, names, most_replicas)
     if reader.problems:
-        raise ConfigError(f"pod {spec.name or 'without a name'}", tuple(reader.problems))
-    if replicas is None:
-        return [_planned(spec, machine, id_prefix)]
-    return [
-        _planned(replace(spec, name=f"{spec.name}-{number}", uid=f"{spec.uid}-{number}"), machine, id_prefix)
-        for number in range(1, replicas + 1)
-    ]
+        raise ConfigError(f"pod {reader.name or 'without a name'}", tuple(reader.problems))
+    return [_planned(spec, machine, id_prefix) for pod in pods for spec in _replicas(*pod)]
+
+
+def _replicas(spec: PodSpec, count: int | None) -> Iterator[PodSpec]:
+    """So many pods like *spec*, numbered; None: it is the pod."""
+    if count is None:
+        yield spec
+    for number in range(1, (count or 0) + 1):
+        yield replace(spec, name=f"{spec.name}-{number}", uid=f"{spec.uid}-{number}")
 
 
 def describes_pods(manifest: object) -> bool:
@@ -97,9 +146,43 @@ def describes_pods(manifest: object) -> bool:
     if not isinstance(manifest, Mapping) or isinstance(manifest.get("items"), list):
         return True
     kind, spec = manifest.get("kind"), manifest.get("spec")
-    if not isinstance(kind, str) or kind == "Pod":
+    if not isinstance(kind, str) or kind == "Pod" or kind in _WORKLOADS:
         return True
-    return isinstance(spec, Mapping) and not _OF_PODS.isdisjoint(spec)
+    has_containers = isinstance(spec, Mapping) and "containers" in spec
+    return has_containers or bool(_templates(manifest))
+
+
+def _templates(manifest: Mapping[Any, Any]) -> list[_Template]:
+    """The pod templates in *manifest*."""
+    found = [*_templates_below("", manifest, "", {})]
+    if not found and manifest.get("kind") in _WORKLOADS:
+        inner = manifest.get("spec")
+        template = inner.get("template") if isinstance(inner, Mapping) else None
+        return [_Template("spec.template", template if isinstance(template, Mapping) else {})]
+    return found
+
+
+def _templates_below(
+    path: str, value: object, label: str, counts: Mapping[str, object]
+) -> Iterator[_Template]:
+    """Those in *value*, which is at *path*; *label* and *counts* are those of what is around it."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _templates_below(f"{path}[{number}]", item, label, counts)
+    if not isinstance(value, Mapping):
+        return
+    own = next((value[key] for key in ("name", "groupName") if isinstance(value.get(key), str)), label)
+    counts = {
+        **counts,
+        **{f"{path}.{key}": value[key] for key in ("replicas", "parallelism") if value.get(key) is not None},
+    }
+    for key, item in value.items():
+        here = f"{path}.{key}" if path else str(key)
+        spec = item.get("spec") if isinstance(item, Mapping) else None
+        if str(key).lower().endswith("template") and isinstance(spec, Mapping) and "containers" in spec:
+            yield _Template(here, item, own or path.rpartition(".")[2].lower(), counts)
+        elif key not in ("metadata", "status"):
+            yield from _templates_below(here, item, own, counts)
 
 
 def sizes_manifest(
@@ -156,6 +239,7 @@ def _planned(spec: PodSpec, machine: Machine, id_prefix: str) -> PlannedPod:
             PlannedContainer(_container(spec, one, pod, node), spec.is_regular_init(one.name))
             for one in spec.all_containers
         ),
+        spec,
     )
 
 
@@ -187,56 +271,70 @@ class _Reader:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.name = ""
 
-    def pod(self, manifest: object) -> PodSpec:
+    def pods(
+        self, manifest: object, names: GeneratedNames, most_replicas: int | None
+    ) -> list[tuple[PodSpec, int | None]]:
+        """The pods of an object, each with how many of it there are; None where that is not asked or said."""
         top = self._table("manifest", manifest)
         metadata = self._table("metadata", top.get("metadata", {}))
-        spec, path = self._table("spec", top.get("spec")), "spec"
-        template = spec.get("template")
-        if "containers" not in spec and template is None and "jobTemplate" in spec:
-            job = self._table("spec.jobTemplate", spec["jobTemplate"])
-            path = "spec.jobTemplate.spec"
-            spec = self._table(path, job.get("spec"))
-            template = spec.get("template")
-        if "containers" not in spec and template is not None:
-            path = f"{path}.template"
-            inner = self._table(path, template)
-            inherited = self._table(f"{path}.metadata", inner.get("metadata", {}))
-            metadata = {"name": metadata.get("name"), "namespace": metadata.get("namespace"), **inherited}
-            path = f"{path}.spec"
-            spec = self._table(path, inner.get("spec"))
-        name = self._text("metadata.name", metadata.get("name") or metadata.get("generateName"))
+        spec = top.get("spec")
+        own = isinstance(spec, Mapping) and "containers" in spec
+        templates = [] if own else _templates(top)
+        if not templates:
+            self._table("spec", spec)
+            templates = [_Template("", top)]
+        self.name = self._text("metadata.name", names.name(metadata))
+        found = []
+        labels: Counter[str] = Counter()
+        for template in templates:
+            labels[template.label] += 1
+            again = f"-{labels[template.label]}" if labels[template.label] > 1 else ""
+            name = f"{self.name}-{template.label}{again}" if len(templates) > 1 else self.name
+            count = None if most_replicas is None else self._count(template.counts, most_replicas)
+            found.append((self._pod(name, metadata, template), count))
+        return found
+
+    def _pod(self, name: str, metadata: Mapping[Any, Any], template: _Template) -> PodSpec:
+        within = f"{template.path}." if template.path else ""
+        spec = self._table(f"{within}spec", template.pod.get("spec"))
+        inner = self._table(f"{within}metadata", template.pod.get("metadata"))
         namespace = self._text("metadata.namespace", metadata.get("namespace") or "default")
-        containers = tuple(self._containers(f"{path}.containers", spec.get("containers")))
+        containers = tuple(self._containers(f"{within}spec.containers", spec.get("containers")))
         if not containers:
-            self._wrong(f"{path}.containers", "none", "at least one container")
+            self._wrong(f"{within}spec.containers", "none", "at least one container")
         resources = spec.get("resources")
+        inits = self._containers(f"{within}spec.initContainers", spec.get("initContainers"))
+        annotations = self._table(f"{within}metadata.annotations", inner.get("annotations"))
         return PodSpec(
-            uid=self._text("metadata.uid", metadata.get("uid") or f"{namespace}-{name}"),
+            uid=self._text(f"{within}metadata.uid", inner.get("uid") or f"{namespace}-{name}"),
             containers=containers,
-            init_containers=tuple(self._containers(f"{path}.initContainers", spec.get("initContainers"))),
-            resources=None if resources is None else self._pod_level(f"{path}.resources", resources),
-            overhead=self._amounts(f"{path}.overhead", spec.get("overhead")),
+            init_containers=tuple(inits),
+            resources=None if resources is None else self._pod_level(f"{within}spec.resources", resources),
+            overhead=self._amounts(f"{within}spec.overhead", spec.get("overhead")),
             priority_class_name=str(spec.get("priorityClassName") or ""),
             annotations={
-                str(key): self._text(f"metadata.annotations.{key}", text, empty=True)
-                for key, text in self._table("metadata.annotations", metadata.get("annotations")).items()
+                str(key): self._text(f"{within}metadata.annotations.{key}", text, empty=True)
+                for key, text in annotations.items()
             },
-            qos=self._qos(self._table("status", top.get("status")).get("qosClass")),
+            qos=self._qos(self._table("status", template.pod.get("status")).get("qosClass")),
             name=name,
             namespace=namespace,
         )
 
-    def replicas(self, manifest: object, most: int) -> int | None:
-        """How many pods the controller of a template wants at once; None where it does not say."""
-        spec = self._table("spec", self._table("manifest", manifest).get("spec"))
-        for key in ("replicas", "parallelism") if "template" in spec else ():
-            wanted = spec.get(key)
-            if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= most:
-                return wanted
-            if wanted is not None:
-                self._wrong(f"spec.{key}", repr(wanted), f"a number from 0 to {most}")
-        return None
+    def _count(self, counts: Mapping[str, object], most: int) -> int | None:
+        """How many pods the controllers of a template want at once; None where none of them says."""
+        total = 1
+        for path, wanted in counts.items():
+            if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 <= wanted <= most:
+                self._wrong(path, repr(wanted), f"a number from 0 to {most}")
+                return None
+            total *= wanted
+        if total > most:
+            self._wrong(" * ".join(counts), str(total), f"a number from 0 to {most}")
+            return None
+        return total if counts else None
 
     def _containers(self, path: str, value: object) -> Iterator[ContainerSpec]:
         if value is not None and not isinstance(value, list):

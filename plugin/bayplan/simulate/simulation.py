@@ -14,8 +14,11 @@ from bayplan.engines.interface import Engine, allocatable_bytes
 from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
-from bayplan.simulate.rehearsal import Rehearsal
+from bayplan.sets import CpuSet
+from bayplan.simulate.manifest import PlannedPod
+from bayplan.simulate.rehearsal import rehearsal_of_pods
 from bayplan.simulate.trace_file import Arrival, Departure, Event, Resize
 
 
@@ -85,8 +88,8 @@ class Simulation:
     """One run of one engine; `play` is called once."""
 
     def __init__(self, machine: Machine, policy: PlacementPolicy, engine: Engine) -> None:
-        self.rehearsal = Rehearsal(machine, policy, engine)
-        self._pods: dict[str, list[str]] = {}
+        self.rehearsal = rehearsal_of_pods(machine, policy, engine)
+        self._pods: dict[str, PlannedPod] = {}
         self.quality = Quality()
 
     def play(self, trace: Iterable[Event]) -> Iterator[Step]:
@@ -95,8 +98,7 @@ class Simulation:
             if isinstance(event, Arrival):
                 step = Step(event, tuple(self._arrive(event)))
             elif isinstance(event, Departure):
-                for container_id in self._pods.pop(event.name, []):
-                    self.rehearsal.release(container_id)
+                self._depart(event.name)
                 step = Step(event)
             else:
                 step = Step(event, tuple(self._resize(event)))
@@ -120,13 +122,35 @@ class Simulation:
         promised = self._promised_bytes()
         return Room(whole, promised, self._largest(min(largest_node, max(0, whole - promised))), largest_node)
 
+    def sharing(self) -> dict[CpuSet, list[str]]:
+        """The names of the containers that run on the same CPUs now, by these, the lowest ones first: alone
+        on exclusive ones, or with others. Without those whose CPUs somebody else decides about."""
+        machine, policy = self.rehearsal.machine, self.rehearsal.policy
+        ledger = self.rehearsal.ledger
+        shared = ledger.shared_cpus(machine, policy.withheld_cpus)
+        names: dict[CpuSet, list[str]] = {}
+        for entry in ledger.entries.values():
+            cpus = cpus_for(entry.decision, shared)
+            if cpus is not None:
+                names.setdefault(cpus, []).append(entry.decision.request.name)
+        return {cpus: names[cpus] for cpus in sorted(names, key=tuple)}
+
+    @property
+    def running(self) -> int:
+        """How many containers there are now; init containers are over."""
+        return sum(not one.ends for pod in self._pods.values() for one in pod.containers)
+
     def _arrive(self, event: Arrival) -> list[Decision]:
-        for container_id in self._pods.pop(event.name, []):
-            self.rehearsal.release(container_id)
+        self._depart(event.name)
         decisions = self.rehearsal.admit(event.pod)
         if all(one.outcome is not Outcome.REFUSED for one in decisions):
-            self._pods[event.name] = [one.container.id for one in event.pod.containers]
+            self._pods[event.name] = event.pod
         return decisions
+
+    def _depart(self, name: str) -> None:
+        gone = self._pods.pop(name, None)
+        for one in () if gone is None else gone.containers:
+            self.rehearsal.release(one.container.id)
 
     def _resize(self, event: Resize) -> Iterator[Decision]:
         for container_id, entry in self.rehearsal.ledger.entries.items():

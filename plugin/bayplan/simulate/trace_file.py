@@ -18,13 +18,13 @@ from bayplan.config.values import (
 )
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
-from bayplan.files import MIB, read_text, unreadable
+from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
 from bayplan.model.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
 from bayplan.model.workload import Resources
 from bayplan.quantity import parse_bytes, parse_milli_cpus
-from bayplan.simulate.manifest import PlannedPod, plan_manifest, sizes_manifest
+from bayplan.simulate.manifest import GeneratedNames, PlannedPod, plan_manifest, sizes_manifest
 
 MAX_TRACE_BYTES: Final = 64 * MIB
 """About 300,000 pods."""
@@ -61,30 +61,39 @@ Event = Arrival | Departure | Resize
 
 
 def read_trace(path: Path, machine: Machine) -> list[Event]:
-    """The events of the file at *path*, for pods on *machine*; the format is in docs/simulate.md.
+    """The events of the file at *path* (``-`` is the standard input), for pods on *machine*; the format is in
+    docs/simulate.md.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
     try:
-        content = read_text(path, MAX_TRACE_BYTES)
+        content = read_named(path, MAX_TRACE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("the file", unreadable(error), "a trace of pods")
         raise ConfigError(str(path), (problem,)) from error
     collector = ProblemCollector()
     events: list[Event] = []
+    names = GeneratedNames()
+    in_yaml = path.suffix in (".yaml", ".yml") or (str(path) == STANDARD_INPUT and _is_list(content))
     with collector:
-        for where, value in _documents(content, path.suffix):
+        for where, value in _documents(content, in_yaml=in_yaml):
             with collector:
-                events += _events(where, value, machine)
+                events += _events(where, value, machine, names)
     if collector.problems:
         raise ConfigError(str(path), tuple(collector.problems))
     return events
 
 
-def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
+def _is_list(content: str) -> bool:
+    """Whether a text without a name is a list in YAML, of which JSON's are some, and no JSON lines."""
+    lines = (line for line in content.splitlines() if line.strip() and not line.startswith("#"))
+    return not next(lines, "{").lstrip().startswith("{")
+
+
+def _documents(content: str, *, in_yaml: bool) -> Iterator[tuple[str, object]]:
     """The objects of the file, each with where it is."""
-    if suffix in (".yaml", ".yml"):
+    if in_yaml:
         value = parse_yaml(content)
         if not isinstance(value, list):
             raise invalid("the file", show(value), "a list of events")
@@ -99,7 +108,7 @@ def _documents(content: str, suffix: str) -> Iterator[tuple[str, object]]:
             raise invalid(f"line {number}", str(error), "a JSON object") from error
 
 
-def _events(where: str, value: object, machine: Machine) -> list[Event]:
+def _events(where: str, value: object, machine: Machine, names: GeneratedNames) -> list[Event]:
     event = dict(items(where, value))
     kinds = [key for key in _KINDS if key in event]
     if len(kinds) != 1:
@@ -115,7 +124,7 @@ def _events(where: str, value: object, machine: Machine) -> list[Event]:
     _no_more(where, event, () if isinstance(subject, Mapping) else _SIZES)
     manifest = subject if isinstance(subject, Mapping) else _manifest(where, subject, event)
     try:
-        return [Arrival(pod) for pod in plan_manifest(manifest, machine)]
+        return [Arrival(pod) for pod in plan_manifest(manifest, machine, names=names)]
     except ConfigError as error:
         located = [Problem(f"{where}: {one.path}", one.found, one.expected) for one in error.problems]
         raise InvalidValueError(*located) from error

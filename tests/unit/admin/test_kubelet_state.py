@@ -275,7 +275,7 @@ async def test_every_change_of_the_machine_is_named(tmp_path: Path) -> None:
 async def test_containers_that_are_not_as_the_files_say_are_all_named(tmp_path: Path) -> None:
     said = await wrong(tmp_path, TEXTS, had={**HAD, A: ("2,4", "1"), C: (DEFAULT_CPUS, "1")})
     assert f"default/{A}/main, in a file: found CPUs 2-3, expected the CPUs it has: 2,4" in said
-    assert f"default/{C}/main, in a file: found nodes 3, expected the nodes it has: 1" in said
+    assert f"default/{C}/main, in a file: found node 3, expected the nodes it has: 1" in said
     assert "2 problems:" in said
 
 
@@ -291,7 +291,7 @@ async def test_cpus_that_are_reserved_here_cannot_be_taken_over(tmp_path: Path) 
     state = CpuState(CpuSet.parse("2-7"), {A: {"main": CpuSet([0, 1])}})
     text = format_checkpoint(state, "static")
     said = await wrong(tmp_path, {CPU_FILE: text}, had={A: ("0-1", "1")})
-    assert "found CPUs 0, expected none that is reserved here" in said
+    assert "found CPU 0, expected none that is reserved here" in said
 
 
 async def refused(directory: Path, settings: Settings = SETTINGS) -> str:

@@ -168,6 +168,7 @@ def test_every_field_of_the_settings_has_exactly_one_key() -> None:
         "sources",
         "notices",
         "kubelet_managers",
+        "of_kubelets_file",
     }
     assert sorted(key.field for key in KEYS.values()) == sorted(fields)
     assert sum(len(keys) for keys in GROUPS.values()) == len(KEYS)
@@ -240,4 +241,4 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         return
     path = tmp_path / "default.toml"
     path.write_text(f"{name} = {spelled.get(name, repr(KEYS[name].default))}")
-    assert msgspec.structs.replace(load_settings([path]), sources=()) == Settings()
+    assert msgspec.structs.replace(load_settings([path]), sources=(), notices=()) == Settings()

@@ -114,9 +114,9 @@ def test_tables_are_merged_lists_and_texts_replaced(files: Files) -> None:
     assert [Path(source).name for source in settings.sources] == ["config.yaml", "a.conf", "b.conf", "c.conf"]
 
 
-def test_an_empty_text_in_a_drop_in_is_the_default_again(files: Files) -> None:
+def test_an_empty_text_in_a_drop_in_is_kubelets_default_again(files: Files) -> None:
     settings = load(files("topologyManagerPolicy: restricted", a="topologyManagerPolicy: ''"))
-    assert settings.topology is Settings().topology
+    assert settings.topology is TopologyPolicy.NONE
 
 
 def test_the_order_is_that_of_kubelets_walk(files: Files) -> None:

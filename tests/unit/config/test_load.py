@@ -11,10 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.keys import KEYS
+from bayplan.config.kubelet_files import DEFAULT_EVICTION_HARD
 from bayplan.config.kubelet_rules import eviction_bytes
 from bayplan.config.load import load_settings
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
-from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
+from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError, Problem
 from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
@@ -535,6 +536,17 @@ logging: {format: json}
 """
 
 
+KUBELETS_DEFAULTS = Settings(
+    engine="kubelet",
+    topology=TopologyPolicy.NONE,
+    cpu_manager="none",
+    memory_manager=MemoryManagerPolicy.NONE,
+    eviction_hard={name: read_threshold(name, text) for name, text in DEFAULT_EVICTION_HARD.items()},
+    of_kubelets_file=True,
+)
+"""What kubelet makes of an empty file of its own."""
+
+
 def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     ours = write('logLevel = "debug"\nreservedSystemCPUs = "4"')
     settings = load_settings([write(KUBELET, "config.yaml"), ours])
@@ -546,10 +558,11 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.memory_qos
     assert settings.reserved_cpus == CpuSet([4])
     assert settings.log_level == "debug"
-    assert settings.notices == ()
     file = settings.sources[0]
     assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
-    assert [file in remark for remark in settings.remarks] == [True, True]
+    assert [file in remark for remark in settings.remarks] == [True, True, True]
+    (unused,) = settings.notices
+    assert "full-pcpus-only" in unused
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
@@ -573,7 +586,7 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
         settings = load_settings(
             [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
         )
-        assert replace(settings, sources=()) == Settings(engine="kubelet")
+        assert replace(settings, sources=(), notices=()) == KUBELETS_DEFAULTS
 
 
 def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
@@ -654,8 +667,8 @@ def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:
 def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
     path = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none\n", "c.yaml")
     settings = load_settings([path])
-    assert settings.remarks == ()
-    assert _without_sources(settings) == Settings()
+    assert not settings.kubelet_managers
+    assert (settings.cpu_manager, settings.memory_manager) == ("static", MemoryManagerPolicy.STATIC)
 
 
 def test_the_word_off_is_false_in_yaml(write: Write) -> None:

@@ -66,6 +66,8 @@ def test_what_files_and_machine_say_is_reported_together(machine_root: Path, tmp
     path.write_text(
         """
 kind: KubeletConfiguration
+cpuManagerPolicy: static
+memoryManagerPolicy: Static
 systemReserved: {memory: 924Mi}
 reservedMemory:
 - {numaNode: 0, limits: {memory: 1Gi, disk: 1Gi}}

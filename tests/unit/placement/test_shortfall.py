@@ -117,5 +117,5 @@ def test_exclusive_cpus_that_went_offline():
         LostCpus("a", "ns/p/a", CpuSet([2]), CpuSet([1])),
         LostCpus("b", "ns/p/b", CpuSet([5]), CpuSet()),
     )
-    assert str(found[0]) == "ns/p/a lost its exclusive CPUs 2, which are offline; it runs on 1"
+    assert str(found[0]) == "ns/p/a lost CPU 2, offline now, of its own; it runs on 1"
     assert str(found[1]).endswith("; it runs on the shared CPUs")

@@ -2,7 +2,9 @@
 
 # ruff: noqa: E501 - tables are as wide as they are
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,7 +171,7 @@ def test_a_wrong_trace_is_named_by_its_line(tmp_path: Path, line: str, path: str
 def test_engines_side_by_side(files: tuple[Path, Path], capsys: Capture) -> None:
     words = ["--engine", "kubelet", "--set", "topologyManagerPolicy=single-numa-node", "--steps"]
     assert main(["simulate", "--topology", str(files[0]), "--trace", str(files[1]), *words]) == 0
-    table, label, steps = capsys.readouterr().out.split("\n\n")
+    table, label, steps, *_ = capsys.readouterr().out.split("\n\n")
     assert label == "kubelet, single-numa-node:\n".rstrip("\n")
     heading, *results = table.splitlines()
     assert heading.split() == ["kubelet,", "single-numa-node"]
@@ -238,8 +240,8 @@ def test_steps_say_who_went_back_and_who_is_promised_more(tmp_path: Path, capsys
     assert steps[4]["returned"] == [{"name": "default/a/main", "before": "0-1", "after": "0"}]
     assert steps[4]["promised"] == ["default/c/main"]
     assert main(words) == 0
-    rows = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[-3:]]
-    assert rows == [
+    rows = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row and row[0] == "5"] == [
         ["5", "depart", "default/b", "done"],
         ["5", "return", "default/a/main", "back from node 0-1 to node 0"],
         ["5", "promise", "default/c/main", "is promised what it lacked"],
@@ -261,3 +263,106 @@ def test_a_strategy_is_played_as_configured(files: tuple[Path, Path]) -> None:
     assert runs["pack"]["accepted"] == runs["spread"]["accepted"]
     chosen = [[one["mems"] for step in run["steps"] for one in step["containers"]] for run in runs.values()]
     assert chosen[0] != chosen[1]
+
+
+# --- kubelet's file, options of one engine, standard input, CPUs ---
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def two_nodes(tmp_path: Path) -> Path:
+    return written(tmp_path / "two.yaml", "nodes: [{count: 2, cpus: 8, memory: 16Gi}]")
+
+
+def pods(tmp_path: Path, *sizes: tuple[str, str]) -> Path:
+    events = [{"arrive": name, "memory": memory, "cpus": 4} for name, memory in sizes]
+    return written(tmp_path / "pods.jsonl", "".join(f"{json.dumps(event)}\n" for event in events))
+
+
+def test_kubelets_file_is_the_kubelet_that_is_simulated(tmp_path: Path) -> None:
+    """Managers that it does not name are off, and nothing is added to what it says."""
+    trace = pods(tmp_path, ("a", "11Gi"), ("b", "11Gi"), ("c", "8Gi"))
+    head = "kind: KubeletConfiguration\nkubeReserved: {cpu: 70m, memory: 442Mi}\n"
+    config = written(tmp_path / "kubelet.yaml", head)
+    (run,) = simulate(two_nodes(tmp_path), trace, ["kubelet"], [config])["runs"]
+    assert (run["policy"], run["accepted"], run["refused"]) == ("none", 3, 0)
+    assert len(run["remarks"]) == 1
+    (run,) = simulate(two_nodes(tmp_path), trace, ["kubelet"])["runs"]
+    assert (run["accepted"], run["refused"]) == (2, 1)
+    config.write_text(head + "memoryManagerPolicy: Static\n")
+    with pytest.raises(ConfigError, match="reservedMemory"):
+        simulate(two_nodes(tmp_path), trace, ["kubelet"], [config])
+
+
+def test_options_of_one_engine_can_be_given_where_two_are_compared(tmp_path: Path, capsys: Capture) -> None:
+    trace = pods(tmp_path, ("a", "1Gi"))
+    config = written(tmp_path / "ours.yaml", "cpuManagerPolicyOptions: {strict-cpu-reservation: true}")
+    base = ["simulate", "--topology", str(two_nodes(tmp_path)), "--trace", str(trace), "--json"]
+    both = [*base, "--engine", "exact", "--engine", "kubelet", "--config", str(config)]
+    options = ["--set", "topologyManagerPolicyOptions=max-allowable-numa-nodes=9"]
+    assert main([*both, *options, "--set", "kubelet:topologyManagerPolicy=restricted"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["policy"] for run in runs] == ["best-effort", "restricted"]
+    (exclusive,) = [one for one in runs[1]["atEnd"]["cpus"] if one["containers"] == ["default/a/main"]]
+    assert exclusive["cpus"] == "1-4"
+    assert main([*base, "--engine", "exact", *options]) == 2
+    assert "topologyManagerPolicyOptions" in capsys.readouterr().err
+    assert main([*both, "--set", "best:engine=exact"]) == 2
+    assert "'best'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        '# a comment\n{"arrive": "a", "memory": "1Gi", "cpus": 1}\n{"depart": "a"}\n',
+        "- {arrive: a, memory: 1Gi, cpus: 1}\n- depart: a\n",
+        '[{"arrive": "a", "memory": "1Gi", "cpus": 1},\n {"depart": "a"}]',
+    ],
+)
+def test_a_trace_can_come_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(trace.encode())))
+    view = simulate(two_nodes(tmp_path), Path("-"))
+    assert [step["event"] for step in view["runs"][0]["steps"]] == ["arrive", "depart"]
+
+
+@pytest.mark.parametrize("named", ["machine.toml", "two.yaml", "two.json", "recorded.txt"])
+def test_a_machine_can_come_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    recorded = Path(__file__).parents[2] / "data" / "machines"
+    contents = {
+        "machine.toml": MACHINE,
+        "two.yaml": two_nodes(tmp_path).read_text(),
+        "two.json": '{"nodes": [{"count": 2, "cpus": 8, "memory": "16Gi"}]}',
+        "recorded.txt": min(recorded.glob("*.txt")).read_text(),
+    }
+    path = written(tmp_path / named, contents[named])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(contents[named].encode())))
+    assert read_topology(Path("-")) == read_topology(path)
+
+
+def test_standard_input_is_for_one_of_them(capsys: Capture) -> None:
+    assert main(["simulate", "--topology", "-", "--trace", "-"]) == 2
+    assert "--topology and --trace" in capsys.readouterr().err
+
+
+def test_who_runs_on_which_cpus_is_shown(tmp_path: Path, capsys: Capture) -> None:
+    trace = written(
+        tmp_path / "pods.yaml",
+        "- {arrive: own, memory: 1Gi, cpus: 2}\n- {arrive: a, qos: BestEffort}\n- {arrive: b, memory: 1Gi}\n",
+    )
+    words = ["simulate", "--topology", str(two_nodes(tmp_path)), "--trace", str(trace)]
+    (run,) = simulate(two_nodes(tmp_path), trace, ["exact"])["runs"]
+    assert run["atEnd"]["cpus"] == [
+        {"cpus": "0,3-15", "containers": ["default/a/main", "default/b/main"]},
+        {"cpus": "1-2", "containers": ["default/own/main"]},
+    ]
+    assert main(words) == 0
+    assert "0,3-15" not in capsys.readouterr().out
+    assert main([*words, "--steps"]) == 0
+    assert "0,3-15" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """Pod manifests as kubelet would hand them to a runtime."""
 
+from typing import Any
+
 import pytest
 
 from bayplan.errors import ConfigError
@@ -7,7 +9,7 @@ from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
-from bayplan.simulate.manifest import plan_manifest, sizes_manifest
+from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
 from support.machines import machine
 
 MACHINE = machine(4, memory_bytes=64 * GIB)
@@ -141,3 +143,107 @@ def test_the_class_of_sizes(sizes: dict[str, str], qos: QosClass) -> None:
     (planned,) = plan_manifest(sizes_manifest("p", **sizes), MACHINE)
     request = derive_request(planned.pod, planned.containers[0].container, MACHINE.memory_bytes)
     assert request.qos is qos
+
+
+# --- names that the API server would generate, and templates of any kind ---
+
+
+def template(*names: str, **metadata: object) -> dict[str, Any]:
+    containers = [{"name": name, "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}} for name in names]
+    return {"metadata": metadata, "spec": {"containers": containers or [{"name": "c"}]}}
+
+
+def names_of(manifest: object, most_replicas: int | None = None) -> list[str]:
+    return [pod.name for pod in plan_manifest(manifest, MACHINE, most_replicas=most_replicas)]
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Job", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"])
+def test_a_name_may_be_left_to_the_api_server(kind: str) -> None:
+    inner = template("c", labels={"a": "b"})
+    spec = inner["spec"] if kind == "Pod" else {"template": inner}
+    manifest = {"kind": kind, "metadata": {"generateName": "run-", "namespace": "ci"}, "spec": spec}
+    names = GeneratedNames()
+    planned = [pod for _ in range(2) for pod in plan_manifest(manifest, MACHINE, names=names)]
+    assert [pod.name for pod in planned] == ["ci/run-1", "ci/run-2"]
+    assert len({pod.pod.uid for pod in planned}) == 2
+    assert names_of({"kind": "List", "items": [manifest, manifest]}) == ["ci/run-1", "ci/run-2"]
+    with pytest.raises(ConfigError, match=r"metadata\.name"):
+        plan_manifest({**manifest, "metadata": {"generateName": ""}}, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "pods"),
+    [
+        ("ReplicationController", {"replicas": 2, "template": template()}, ["x-1", "x-2"]),
+        ("Job", {"parallelism": 3, "completions": 9, "template": template()}, ["x-1", "x-2", "x-3"]),
+        ("CronJob", {"jobTemplate": {"spec": {"parallelism": 2, "template": template()}}}, ["x-1", "x-2"]),
+        ("Rollout", {"replicas": 1, "template": template()}, ["x-1"]),
+        (
+            "JobSet",
+            {"replicatedJobs": [
+                {"name": "driver", "template": {"spec": {"template": template()}}},
+                {"name": "workers", "replicas": 2,
+                 "template": {"spec": {"parallelism": 2, "template": template()}}},
+            ]},
+            ["x-driver", "x-workers-1", "x-workers-2", "x-workers-3", "x-workers-4"],
+        ),
+        (
+            "MPIJob",
+            {"mpiReplicaSpecs": {"Launcher": {"replicas": 1, "template": template()},
+                                 "Worker": {"replicas": 2, "template": template()}}},
+            ["x-launcher-1", "x-worker-1", "x-worker-2"],
+        ),
+        (
+            "RayCluster",
+            {"headGroupSpec": {"template": template()},
+             "workerGroupSpecs": [{"groupName": "gpu", "replicas": 1, "template": template()},
+                                  {"groupName": "gpu", "replicas": 1, "template": template()}]},
+            ["x-headgroupspec", "x-gpu-1", "x-gpu-2-1"],
+        ),
+        ("LeaderWorkerSet",
+         {"leaderWorkerTemplate": {"leaderTemplate": template(), "workerTemplate": template()}},
+         ["x-leaderworkertemplate", "x-leaderworkertemplate-2"]),
+    ],
+)  # fmt: skip
+def test_pod_templates_are_found_in_objects_of_any_kind(kind: str, spec: object, pods: list[str]) -> None:
+    manifest = {"kind": kind, "metadata": {"name": "x"}, "spec": spec}
+    assert [name.removeprefix("default/") for name in names_of(manifest, 10)] == pods
+    assert describes_pods(manifest)
+
+
+def test_a_pod_template_and_lists_of_the_api_without_kinds() -> None:
+    assert names_of({"kind": "PodTemplate", "metadata": {"name": "t"}, "template": template()}) == [
+        "default/t"
+    ]
+    pod = {"metadata": {"name": "p"}, "spec": template()["spec"]}
+    assert names_of({"kind": "PodList", "items": [pod]}) == ["default/p"]
+    deployment = {"metadata": {"name": "d"}, "spec": {"template": template()}}
+    assert names_of({"kind": "DeploymentList", "items": [deployment]}) == ["default/d"]
+
+
+def test_the_annotations_of_a_template_are_those_of_its_pods() -> None:
+    spec = {"template": template("c", annotations={"bayplan.dev/opt-out": "true"}, name="ignored")}
+    (planned,) = plan_manifest({"kind": "Job", "metadata": {"name": "j"}, "spec": spec}, MACHINE)
+    assert planned.name == "default/j"
+    assert planned.pod.annotations == {"bayplan.dev/opt-out": "true"}
+
+
+def test_what_is_wrong_with_a_template_is_named_by_its_path() -> None:
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": {}}}}
+    jobs = [{"replicas": "two", "template": {"spec": {"template": {"spec": {"containers": [{}]}}}}}]
+    several = {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": jobs}}
+    for manifest, path in (
+        (job, "spec.template.spec.containers"),
+        (several, "spec.replicatedJobs[0].template.spec.template.spec.containers[0].name"),
+        (several, "spec.replicatedJobs[0].replicas"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            plan_manifest(manifest, MACHINE, most_replicas=10)
+        assert path in [problem.path for problem in caught.value.problems]
+
+
+def test_templates_without_containers_are_none() -> None:
+    secret = {"kind": "ExternalSecret", "spec": {"target": {"template": {"metadata": {}, "spec": {}}}}}
+    machine_set = {"kind": "MachineSet", "spec": {"template": {"spec": {"providerSpec": {}}}}}
+    assert not describes_pods(secret)
+    assert not describes_pods(machine_set)

@@ -80,7 +80,7 @@ def _sequence(case: Case, _: Folder) -> None:
 
 
 def _start(case: Case) -> _Run:
-    machine = _machine(case["machine"])
+    machine = recorded_machine(case["machine"])
     topology = TopologyManager.of(
         machine,
         TopologyPolicy(case["tm"]["policy"]),
@@ -140,7 +140,8 @@ def _operate(run: _Run, written: Written, what: str) -> None:
         expect(f"{what}: known operation", operation, None)
 
 
-def _machine(written: Written) -> Machine:
+def recorded_machine(written: Written) -> Machine:
+    """The machine of a sequence."""
     nodes = []
     cpus = []
     for node in written["nodes"]:

@@ -22,7 +22,8 @@ managers            cm/container_manager: all managers on one state
 ==================  ================================================================================
 
 What has no counterpart in kubelet: ``engine`` (the engine itself), ``trivial_decision``, ``creation`` and
-``resize`` (one decision each), ``ledger_state`` (the managers' state, made from the ledger),
+``resize`` (one decision each), ``pod_admission`` (a whole pod, for the simulator), ``ledger_state`` (the
+managers' state, made from the ledger),
 ``kept_for_pods`` (room for the rest of a pod), ``booking`` (amounts on nodes), ``state_files`` (kubelet's own
 two files, read to take them over), ``topology/refusals`` (why, for people), ``eviction/node_signals``
 (thresholds of single nodes).

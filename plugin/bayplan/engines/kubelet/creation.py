@@ -56,7 +56,7 @@ class Creation:
         """The refusal of a container that asks for no resources of its own, only has devices that are too far
         apart for the policy; None if it is admitted. kubelet aligns devices in all classes."""
         admission = self.kubelet.admit(self.state, self.pod)
-        return None if admission.admitted else self._refused(self.pod, admission)
+        return None if admission.admitted else self.refused(self.pod, admission)
 
     def decide(self) -> Decision:
         """The decision: where the container goes, or kubelet's refusal."""
@@ -66,15 +66,26 @@ class Creation:
         else:
             pod, admission = self.pod, kubelet.admit(self.state, self.pod)
         if not admission.admitted:
-            return self._refused(pod, admission)
+            return self.refused(pod, admission)
         hint = admission.hint(self.container.name)
-        affinity = self.affinity
-        if affinity is None and (self._by_pod() or self.options.memory is MemoryManagerPolicy.BEST_EFFORT):
-            affinity = Affinity(hint.nodes, hint.preferred)
+        affinity = self.affinity_of(hint)
         placed = placement_of(self.state, admission.state, self.pod.uid, self.container.name, affinity)
+        return self.admitted(hint, placed)
+
+    def affinity_of(self, hint: Hint) -> Affinity | None:
+        """What the record keeps of *hint*, by which the container is placed."""
+        if self.affinity is None and (
+            self._by_pod() or self.options.memory is MemoryManagerPolicy.BEST_EFFORT
+        ):
+            return Affinity(hint.nodes, hint.preferred)
+        return self.affinity
+
+    def admitted(self, hint: Hint, placed: Placement) -> Decision:
+        """The decision that the managers put the container at *placed*, by *hint*."""
         return Decision(self.request, self._outcome(hint, placed), placed, tuple(self._why(hint, placed)))
 
-    def _refused(self, pod: PodSpec, admission: Admission[ManagersState]) -> Decision:
+    def refused(self, pod: PodSpec, admission: Admission[ManagersState]) -> Decision:
+        """The refusal of *pod* in kubelet's words."""
         why = reasons(self.kubelet, pod, replace(admission, state=self.state))
         plain = tuple(_without_kind(reason, admission.reason) for reason in why)
         return Decision(self.request, Outcome.REFUSED, reasons=plain, refused_as=admission.reason)

@@ -21,6 +21,8 @@ from bayplan.engines.kubelet.managers import (
     ManagersState,
     PreparedManagers,
 )
+from bayplan.engines.kubelet.pod import PodSpec
+from bayplan.engines.kubelet.pod_admission import PodAdmission
 from bayplan.engines.kubelet.resize import Resize
 from bayplan.engines.kubelet.trivial_decision import trivial_decision
 from bayplan.model.decision import (
@@ -93,9 +95,7 @@ class KubeletEngine:
             return answer
         if request.pod_level:
             return answer or Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
-        prepared = self._prepared
-        if prepared is None or prepared.machine is not machine or prepared.policy is not policy:
-            prepared = self._prepared = PreparedManagers.of(machine, policy, self.managers)
+        prepared = self._managers_on(machine, policy)
         if answer is not None:
             return Creation(prepared, ledger, ManagersState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
@@ -108,6 +108,22 @@ class KubeletEngine:
             # A Guaranteed container without a visible limit: kubelet's Memory Manager knows no such thing.
             state = replace(state, memory=NO_MEMORY_MANAGER)
         return Creation(prepared, ledger, state, request).decide()
+
+    def admission(
+        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, pod: PodSpec
+    ) -> PodAdmission:
+        """What kubelet answers about *pod*, a new one, as a whole. Its uid is the id that requests have."""
+        prepared = self._managers_on(machine, policy)
+        state = managers_state(
+            self.managers.memory, prepared.empty, prepared.kubelet.cpus, ledger, blocks=False
+        )
+        return PodAdmission.of(prepared, state, pod)
+
+    def _managers_on(self, machine: Machine, policy: PlacementPolicy) -> PreparedManagers:
+        prepared = self._prepared
+        if prepared is None or prepared.machine is not machine or prepared.policy is not policy:
+            prepared = self._prepared = PreparedManagers.of(machine, policy, self.managers)
+        return prepared
 
     def adopt(
         self,

@@ -16,7 +16,7 @@ from bayplan.model.decision import Affinity, PodTotals, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MILLI_PER_CPU, format_bytes
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 REST_OF_POD: Final = "the rest of the pod"
 """The name of the rest among the pod's containers."""
@@ -36,7 +36,7 @@ class KeptForPod(Struct, frozen=True):
     def __str__(self) -> str:
         parts = [f"{format_bytes(amount)} {name}" for name, amount in sorted(self.need.items())]
         memory = [f"{', '.join(parts)} on {nodes_text(self.nodes)}"] if parts else []
-        return " and ".join(memory + ([f"CPUs {self.cpus}"] if self.cpus else []))
+        return " and ".join(memory + ([cpus_text(self.cpus)] if self.cpus else []))
 
 
 def kept_for_pods(entries: Iterable[Entry]) -> Iterator[KeptForPod]:

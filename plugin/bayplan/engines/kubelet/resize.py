@@ -22,6 +22,7 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
+from bayplan.quantity import counted
 from bayplan.sets import NodeSet, nodes_text
 
 INFEASIBLE: Final = "Infeasible"
@@ -44,7 +45,7 @@ class Resize:
         request, current = self.request, self.current
         wanted, own = request.exclusive_cpus, len(current.exclusive_cpus)
         if self.options.static_cpus and wanted != own:
-            why = f"it has {own} CPUs of its own and would need {wanted}"
+            why = f"it has {counted(own, 'CPU')} of its own and would need {wanted}"
             return self._refused('CPU Manager policy "static"', why)
         if self.options.memory is MemoryManagerPolicy.NONE:
             return self._granted(replace(current, booked_bytes={}), Outcome.PLACED)

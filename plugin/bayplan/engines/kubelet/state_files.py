@@ -24,7 +24,7 @@ from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.model.machine import MEMORY, Machine, hugepages
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, cpus_text
 
 CPU_FILE: Final = cpu_file.FILE_NAME
 MEMORY_FILE: Final = memory_file.FILE_NAME
@@ -91,15 +91,15 @@ def _wrong_cpus(state: CpuState, machine: Machine, reserved: CpuSet) -> Iterator
         assigned |= cpus
         if not cpus.isdisjoint(state.shared):
             where, expected = f"{CPU_FILE}, {pod_uid}/{name}", f"none of the defaultCpuSet {state.shared}"
-            yield Problem(where, f"CPUs {cpus}", expected)
+            yield Problem(where, cpus_text(cpus), expected)
     for pod_uid, cpus in sorted(state.budgets.items()):
         assigned |= cpus
-        yield Problem(f"{CPU_FILE}, podEntries, {pod_uid}", f"CPUs {cpus}", _WHOLE_PODS)
+        yield Problem(f"{CPU_FILE}, podEntries, {pod_uid}", cpus_text(cpus), _WHOLE_PODS)
     known, online = state.shared | assigned, machine.online_cpus
     if not known <= online:
-        yield _other_machine(CPU_FILE, f"CPUs {known - online}", f"CPUs of this machine: {online}")
+        yield _other_machine(CPU_FILE, cpus_text(known - online), f"CPUs of this machine: {online}")
     if not online - reserved <= known:
-        yield _other_machine(CPU_FILE, f"CPUs {known} only", f"all of this machine: {online}")
+        yield _other_machine(CPU_FILE, f"{cpus_text(known)} only", f"all of this machine: {online}")
 
 
 def _wrong_memory(content: Checkpoint, state: MemoryState, machine: Machine) -> Iterator[Problem]:

@@ -395,7 +395,7 @@ def test_another_number_of_exclusive_cpus_is_infeasible() -> None:
     node.place("a", 300 * MIB, 1000)
     refused = _resized(node, "a", cpu_quota_us=200_000)
     assert refused.refused_as == "Infeasible"
-    assert 'CPU Manager policy "static" (it has 1 CPUs of its own' in refused.explanation()
+    assert 'CPU Manager policy "static" (it has 1 CPU of its own' in refused.explanation()
 
 
 # --- the same as kubelet's managers with books of their own; the ledger loses nothing ---

@@ -83,7 +83,7 @@ def test_devices_too_far_apart_are_refused_by_the_strict_policies_and_named() ->
     for policy in (RESTRICTED, SINGLE):
         refused = decide(policy, DISK, NIC)
         assert (refused.outcome, refused.refused_as) == (Outcome.REFUSED, "TopologyAffinityError")
-        assert "/dev/vdb: preferred on nodes 2; net/eth0: preferred on nodes 3" in refused.explanation()
+        assert "/dev/vdb: preferred on node 2; net/eth0: preferred on node 3" in refused.explanation()
         assert "the exact engine would not" not in refused.explanation()
         wide = decide(RESTRICTED, DISK, NIC, memory_bytes=1500 * MIB)
         assert "nodes 2-3 have all of it free; only kubelet's rules refuse it" in wide.explanation()

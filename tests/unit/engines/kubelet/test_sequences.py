@@ -260,7 +260,7 @@ def test_the_explanation_says_that_there_was_room():
     assert not admission.admitted
     found = {reason.code: reason.text for reason in reasons(together, last, admission)}
     assert set(found) >= {REFUSED, ROOM}
-    assert found[ROOM].startswith("nodes 1 ")
+    assert found[ROOM].startswith("node 1 ")
 
 
 def test_the_explanation_does_not_promise_room_where_there_is_none():

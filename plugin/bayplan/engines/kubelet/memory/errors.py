@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from bayplan.errors import BayplanError
 from bayplan.quantity import format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 
 class MemoryManagerError(BayplanError):
@@ -62,7 +62,7 @@ class MemoryAllocationError(MemoryManagerError):
     def explanation(self) -> str:
         """The same with names and figures, for humans."""
         wanted = ", ".join(f"{format_bytes(size)} {name}" for name, size in self.requested_bytes.items())
-        where = "" if self.nodes is None else f" on nodes {self.nodes}"
+        where = "" if self.nodes is None else f" on {nodes_text(self.nodes)}"
         who = f"{self.pod}/{self.container}" if self.container else self.pod
         return f"{who} requests {wanted or 'nothing'}{where}: {self.refusal.value}"
 

@@ -6,6 +6,8 @@ name what each resource would have preferred, and the nodes on which everything 
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import comb
 from typing import Final
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
@@ -18,13 +20,18 @@ from bayplan.engines.kubelet.topology.manager import AFFINITY_ERROR, UNEXPECTED_
 from bayplan.engines.kubelet.topology.merge import best_hint, narrowest_size
 from bayplan.model.decision import Reason
 from bayplan.model.policy import TopologyPolicy
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.model.sentences import verb_after
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 REFUSED: Final = "kubelet-refuses"
 HINT: Final = "kubelet-hint"
 ROOM: Final = "room-elsewhere"
 CUT_SHORT: Final = "merge-cut-short"
 """Codes of the reasons."""
+
+_SETS_NAMED: Final = 3
+_SETS_LOOKED_AT: Final = 100
+"""All pairs of 14 nodes."""
 
 _Need = tuple[Demand, Demand]
 """What is asked of one resource, out of what is free now and out of all there could ever be."""
@@ -79,7 +86,8 @@ def _reasons(kubelet: KubeletManagers, pod: PodSpec, admission: Admission[Manage
     if where is not None:
         yield Reason(
             ROOM,
-            f"nodes {where} have all of it free; only kubelet's rules refuse it, the exact engine would not",
+            f"{nodes_text(where)} {verb_after(where, 'has')} all of it free; only kubelet's rules refuse it, "
+            "the exact engine would not",
         )
 
 
@@ -87,11 +95,28 @@ def _described(hints: HintSet | None) -> str:
     if hints is None:
         return "no preference"
     best = best_hint(hints)
-    if best is None:
+    if best is None or best.nodes is None:
         return "on no set of nodes"
-    if best.preferred:
-        return f"preferred on nodes {best.nodes}"
-    return f"possible on nodes {best.nodes}, but not preferred"
+    alike = _alike(hints, best.nodes, preferred=best.preferred)
+    where = nodes_text(best.nodes)
+    if len(alike) > 1 and len(best.nodes) == 1:
+        where = f"any of {nodes_text(NodeSet(node for nodes in alike for node in nodes))}"
+    elif len(alike) > 1:
+        more = f" or {len(alike) - _SETS_NAMED} more" if len(alike) > _SETS_NAMED else ""
+        where = f"nodes {' or '.join(map(str, alike[:_SETS_NAMED]))}{more}"
+    return f"preferred on {where}" if best.preferred else f"possible on {where}, but not preferred"
+
+
+def _alike(hints: HintSet, best: NodeSet, *, preferred: bool) -> list[NodeSet]:
+    """The sets that are as good as *best*: of its size, and preferred as it is. *best* alone where these are
+    too many to look at."""
+    found = {one.nodes for one in hints.hints if one.nodes is not None and one.preferred is preferred}
+    for region in hints.regions:
+        if comb(len(region.ground), len(best)) > _SETS_LOOKED_AT:
+            return [best]
+        sets = map(NodeSet, combinations(region.ground, len(best)))
+        found |= {one for one in sets if one in region and region.preferred.holds(one) is preferred}
+    return sorted((one for one in found if len(one) == len(best)), key=lambda one: one.mask)
 
 
 def _needs(

@@ -133,7 +133,7 @@ def test_a_refusal_can_be_explained():
     with pytest.raises(MemoryAllocationError) as raised:
         started(10).allocate(one, one.containers[0], Hint(NodeSet([0]), preferred=True))
     assert raised.value.explanation() == (
-        "p/c0 requests 40 memory on nodes 0: failed to find NUMA nodes to extend the current topology hint"
+        "p/c0 requests 40 memory on node 0: failed to find NUMA nodes to extend the current topology hint"
     )
 
 
