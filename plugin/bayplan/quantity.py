@@ -16,6 +16,9 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 MILLI_PER_CPU: Final = 1000
 US_PER_S: Final = 1_000_000
+UNLIMITED_BYTES: Final = 1 << 62
+"""What is written for "unlimited" lies above this: 2^63 less a page of the kernel's, 2^63-1, 2^64-1, and what
+became of these as floating point numbers. No machine has as much."""
 
 _SUFFIXES: Final[dict[str, Decimal]] = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -30,6 +33,9 @@ _QUANTITY: Final = re.compile(
 _DECIMAL_UNITS: Final = ("", "k", "M", "G", "T", "P", "E")
 _BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _INT64_MAX: Final = (1 << 63) - 1
+_MEMPARSE: Final = re.compile(
+    r"(?:0[xX]([0-9a-fA-F]{1,40})|(0[0-7]{0,40}|[1-9][0-9]{0,40}))([kKmMgGtTpPeE]?)"
+)
 _INT64_DIGITS: Final = 19
 
 
@@ -65,6 +71,24 @@ def whole_number(text: str) -> int | None:
         return None
     number = int(text)
     return number if number <= _INT64_MAX else None
+
+
+def parse_cgroup_bytes(text: str) -> int | None:
+    """An amount as the kernel reads it from a file of cgroup v2 (memparse()): bytes, decimal, octal or
+    hexadecimal, perhaps with a binary suffix; None for ``max``, and for what no counter of the kernel holds.
+
+    Raises:
+        ParseError: anything else.
+    """
+    stripped = text.strip()
+    if stripped == "max":
+        return None
+    match = _MEMPARSE.fullmatch(stripped)
+    if match is None:
+        raise ParseError("amount of memory", text, "bytes, perhaps with one of KMGTPE, or max")
+    base = 16 if match[1] else 8 if len(match[2]) > 1 and match[2].startswith("0") else 10
+    amount_bytes = int(match[1] or match[2], base) << (10 * " KMGTPE".index(match[3].upper() or " "))
+    return amount_bytes if amount_bytes < UNLIMITED_BYTES else None
 
 
 def parse_milli_cpus(text: str) -> int:

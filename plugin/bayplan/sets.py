@@ -6,6 +6,7 @@ cpuset.cpus, cpuset.mems and /sys/devices/system/node/online. Values are immutab
 iterate in ascending order, so that nothing which walks them depends on hashing.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final, Self, final
 
@@ -37,25 +38,53 @@ class IdSet:
         return self
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read the kernel's list format; the empty string is the empty set.
+    def parse(cls, text: str, last_id: int | None = None) -> Self:
+        """Read the kernel's list format (bitmap_parselist()): numbers and rising ranges ``a-b``, with commas
+        or white space between them, and of ranges perhaps ``a-b:used/group``, the first *used* of every
+        *group*; ``all``, and ``N`` for the last id, *last_id* on that machine. The empty string is the empty
+        set.
 
         Raises:
-            ParseError: a part is neither a number nor a rising range ``a-b``, or an id is above ``max_id``.
+            ParseError: a part is none of these, or an id is above ``max_id``.
         """
         mask = 0
-        stripped = text.strip()
-        if not stripped:
-            return cls.of_mask(0)
-        for part in stripped.split(","):
-            first, dash, last = part.strip().partition("-")
-            if not (_is_number(first) and (_is_number(last) or not dash)):
-                raise ParseError(cls.kind, text, "a list such as 0-3,8")
+        if not text.isascii():
+            raise ParseError(cls.kind, text, _EXPECTED)
+        # The kernel stops reading where a line ends that does not end in a separator.
+        line = text if "\n" not in text else _END_OF_LIST.split(text.strip(), 1)[0]
+        for part in line.replace(",", " ").split():
+            first, dash, last = part.partition("-")
+            if len(part) > _USUAL_LENGTH or not (first.isdigit() and (last.isdigit() or not dash)):
+                mask |= cls._unusual(text, part, cls.max_id if last_id is None else last_id)
+                continue
             low, high = int(first), int(last if dash else first)
             if not low <= high <= cls.max_id:
                 raise ParseError(cls.kind, text, f"rising ranges of ids up to {cls.max_id}")
             mask |= ((1 << (high - low + 1)) - 1) << low
         return cls.of_mask(mask)
+
+    @classmethod
+    def _unusual(cls, text: str, part: str, last_id: int) -> int:
+        """The mask of a *part* of the list *text*. After a ``:used/group`` the kernel needs no comma."""
+        mask = 0
+        while part:
+            found = _REGION.match(part)
+            if found is None or (found.end() < len(part) and found["group"] is None):
+                raise ParseError(cls.kind, text, _EXPECTED)
+            part = part[found.end() :]
+            first, last = ("0", _LAST) if found["all"] else (found["first"], found["last"])
+            low, high = (last_id if one == _LAST else int(one) for one in (first, last or first))
+            if not low <= high <= cls.max_id:
+                raise ParseError(cls.kind, text, f"rising ranges of ids up to {cls.max_id}")
+            used, group = (
+                last_id if one == _LAST else int(one)
+                for one in (found["used"] or str(high + 1), found["group"] or str(high + 1))
+            )
+            if not group or used > group:
+                raise ParseError(cls.kind, text, "after a range :USED/GROUP, with USED at most GROUP")
+            for start in range(low, high + 1, group):
+                mask |= ((1 << min(high - start + 1, used)) - 1) << start
+        return mask
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
@@ -149,12 +178,22 @@ def nodes_text(nodes: NodeSet) -> str:
     return f"node{'' if len(nodes) == 1 else 's'} {nodes}"
 
 
-_MAX_DIGITS: Final = 10
-"""More than any id has; int() refuses thousands of digits with an error of its own."""
+_LAST: Final = "N"
+_END_OF_LIST: Final = re.compile(r"(?<![,\s])\n")
+_USUAL_LENGTH: Final = 20
+_DIGITS: Final = "N|[0-9]{1,40}"
+"""int() refuses thousands of digits with an error of its own."""
+_REGION: Final = re.compile(
+    rf"(?:(?P<all>(?i:all))|(?P<first>{_DIGITS})(?:-(?P<last>{_DIGITS}))?)"
+    rf"(?:(?(last)|(?(all)|(?!))):(?P<used>{_DIGITS})/(?P<group>{_DIGITS}))?"
+)
+"""A region of bitmap_parselist(): only ``all`` and ranges have a pattern."""
+_EXPECTED: Final = "a list such as 0-3,8"
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+def is_open_ended(text: str) -> bool:
+    """Whether a list goes up to the last id of the machine, ``all`` or ``N``."""
+    return "N" in text or "all" in text.lower()
 
 
 def set_to_text(value: object) -> str:

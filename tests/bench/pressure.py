@@ -17,7 +17,7 @@ from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import LOOK_S, PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.model.decision import QosClass
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled, here
 from support.live_nodes import LiveNodes

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from bayplan.errors import PlacementError
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Event, Identity, Runtime, Session, Timeouts, UnixSocket
 from bayplan.sets import CpuSet, NodeSet
 from support.clock import ManualClock

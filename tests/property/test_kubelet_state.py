@@ -44,7 +44,7 @@ def placed(engine: str, draw: random.Random) -> tuple[Ledger, Pairs]:
         milli = draw.choice([500, 1000, 2000, 3000])
         memory_bytes = draw.choice([100, 300, 600, 1100]) * MIB
         one = container(f"c{number}", owner, memory_bytes=memory_bytes, milli_cpus=milli)
-        request = derive_request(owner, one, MACHINE.memory_bytes)
+        request = derive_request(owner, one, MACHINE)
         decision = ENGINES[engine].decide(MACHINE, POLICY, ledger, request)
         if decision.outcome is Outcome.PLACED:
             ledger = ledger.moved(decision.moves).with_entry(Entry(decision))

@@ -41,7 +41,7 @@ anything = st.recursive(
 )
 unknown = st.dictionaries(st.text(max_size=6).map(lambda key: f"x{key}"), anything, max_size=3)
 texts = st.dictionaries(
-    st.sampled_from(["memory.high", "memory.max", "cpu.idle", "io.max"]), st.text(max_size=4)
+    st.sampled_from(["memory.high", "memory.max", "cpu.idle", "io.max"]), st.sampled_from(["", "1", "0"])
 )
 
 

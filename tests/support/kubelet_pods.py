@@ -16,7 +16,8 @@ from bayplan.model.pod_facts import (
     PodFacts,
 )
 from bayplan.model.qos import oom_score_adj, shares_from_milli
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
 from support.machines import PERIOD_US, pod
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 

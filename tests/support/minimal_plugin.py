@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import DEFAULT_SOCKET, Event, Identity, Runtime, Session, UnixSocket, launched_by_runtime
 from bayplan.sets import NodeSet
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Clock, Endpoint, Event, Identity, Runtime, Session, Timeouts
 
 Creation = tuple[Adjustment, Sequence[Update]]

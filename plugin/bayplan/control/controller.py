@@ -21,8 +21,9 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
 from bayplan.placement.adjustment import wanted_for, wanted_oom_score_adj
 from bayplan.placement.reconcile import reconcile
@@ -326,7 +327,9 @@ class Controller:
             return
         if self.placements.runtime_sets_oom_score_adj or not self.policy.set_oom_score_adj:
             return
-        wanted = wanted_oom_score_adj(entry.decision.request, container, self.machine)
+        wanted = wanted_oom_score_adj(
+            entry.decision.request, container, self.machine, self.policy.outside_requests
+        )
         if wanted is not None:
             await self._write_oom_score_adj(pod, container, wanted)
             self.known.oom_score_adj[container.id] = wanted

@@ -30,9 +30,10 @@ from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Form, Origin
 from bayplan.model.qos import OOM_GROUP
+from bayplan.model.resources import Resources
 from bayplan.model.sentences import refusal
 from bayplan.model.wishes import Wishes
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Runtime
 from bayplan.placement.adjustment import (
     MOST_UPDATES,

@@ -10,7 +10,8 @@ from typing import Final
 
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Event, Handler, Runtime
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,9 @@ from bayplan.model.memory_kinds import tier_nodes, usable_nodes
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
+PINNED: Final = "pinned"
+"""Code of the reason that somebody else set the cpusets."""
+
 OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
 WISH_NOT_GRANTED: Final = "wish-not-granted"
@@ -128,7 +131,7 @@ def pinned_text(request: Request) -> str:
 
 def pinned_reason(request: Request) -> Reason:
     """That what somebody else set stays."""
-    return Reason("pinned", f"{pinned_text(request)}; left as it is")
+    return Reason(PINNED, f"{pinned_text(request)}; left as it is")
 
 
 def allocatable_bytes(machine: Machine, policy: PlacementPolicy) -> dict[int, dict[str, int]]:

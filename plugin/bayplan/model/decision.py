@@ -109,8 +109,10 @@ class EvenHugepagesWish(Struct, frozen=True):
 
 
 class MemoryPolicyMode(enum.Enum):
-    """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with."""
+    """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with. DEFAULT, which is
+    none, occurs only where a spec says so."""
 
+    DEFAULT = "default"
     PREFERRED = "preferred"
     PREFERRED_MANY = "preferred-many"
     BIND = "bind"
@@ -151,6 +153,7 @@ class Request(Struct, frozen=True):
     running container, not with its spec. ``strategy`` is None where the pod leaves it to the operator.
     ``spec_memory``: what the spec alone shows of the memory request, where ``memory`` is what kubelet says of
     it; else None.
+    ``given_policy`` is the memory policy that its spec has already.
     """
 
     container_id: str
@@ -178,6 +181,7 @@ class Request(Struct, frozen=True):
     strategy: PlacementStrategy | None = None
     even_hugepages: EvenHugepagesWish | None = None
     spec_memory: Interval | None = None
+    given_policy: MemoryPolicySetting | None = None
 
     @property
     def shown_memory(self) -> Interval:

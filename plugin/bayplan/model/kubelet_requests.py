@@ -27,8 +27,9 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Interval, QosClass, QosSource, Request
 from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
-from bayplan.model.qos import MEMORY_LOW, MEMORY_MIN, request_from_oom_score_adj, shares_from_milli
+from bayplan.model.qos import request_from_oom_score_adj, shares_from_milli
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL, up_to
+from bayplan.model.resources import MEMORY_LOW, MEMORY_MIN
 from bayplan.quantity import format_bytes
 
 BY_KUBELET: Final = "kubelet"

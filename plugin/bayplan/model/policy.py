@@ -43,6 +43,15 @@ class PlacementStrategy(enum.Enum):
     SPREAD = "spread"
 
 
+class OutsideRequests(enum.Enum):
+    """What counts as a request where kubelet gives none, outside of its cgroup tree: memory reservations and
+    CPU shares, limits too, or nothing."""
+
+    NOTHING = "nothing"
+    RESERVATIONS = "reservations"
+    LIMITS = "limits"
+
+
 class MemoryReservationPolicy(enum.Enum):
     """kubelet's memoryReservationPolicy: whether MemoryQoS also sets memory.min and memory.low."""
 
@@ -68,6 +77,7 @@ class PlacementPolicy(Struct, frozen=True):
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
     instead of ignoring them. ``strategy`` is for the engine `exact`, and for pods that say nothing of it.
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
+    ``outside_requests`` is for containers outside of kubelet's tree.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -80,6 +90,7 @@ class PlacementPolicy(Struct, frozen=True):
     refuse_wrong_annotations: bool = False
     withheld_cpus: CpuSet = CpuSet()
     strategy: PlacementStrategy = PlacementStrategy.PACK
+    outside_requests: OutsideRequests = OutsideRequests.LIMITS
     kubelet_minor: int = NEWEST.minor
 
     @property

@@ -10,23 +10,27 @@ import re
 from typing import Final
 
 from bayplan.model.decision import Interval, QosClass, QosSource
+from bayplan.model.resources import (
+    DEFAULT_PERIOD_US,
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MIN,
+    MIN_SHARES,
+    RESERVATION,
+    Resources,
+)
 from bayplan.model.sidecar_scores import BY_SCORE
-from bayplan.model.workload import Pod, Resources
-from bayplan.quantity import MILLI_PER_CPU, whole_number
+from bayplan.model.workload import Pod
+from bayplan.quantity import MILLI_PER_CPU
 
 GUARANTEED_OOM_SCORE_ADJ: Final = -997
 BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
 MIN_BURSTABLE_OOM_SCORE_ADJ: Final = 3
 MAX_BURSTABLE_OOM_SCORE_ADJ: Final = 999
 
-MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262144
-DEFAULT_PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1000
 
-MEMORY_MIN: Final = "memory.min"
-MEMORY_LOW: Final = "memory.low"
-MEMORY_HIGH: Final = "memory.high"
 OOM_GROUP: Final = "memory.oom.group"
 
 _POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
@@ -63,8 +67,9 @@ def derive_qos(
     kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class
     is inferred, container by container, from what is asked for:
 
-    * Guaranteed: a memory limit and a CPU quota, and no CPU shares that ask for less than the quota;
-    * BestEffort: no memory limit, no CPU quota, and no CPU shares above the minimum of 2;
+    * Guaranteed: a memory limit and a CPU quota, and neither CPU shares that ask for less than the quota nor
+      a reservation of less than the limit;
+    * BestEffort: no memory limit or reservation, no CPU quota, and no CPU shares above the minimum of 2;
     * Burstable: everything else.
     """
     known = qos_from_cgroup_parent(pod.cgroup_parent)
@@ -86,17 +91,18 @@ def has_pod_level_resources(
     and *source* are what `derive_qos` returned.
 
     In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
-    protects all of its limit, if anything, and throttles nothing. False says nothing: a container that asks
-    for nothing itself gets the pod's limits and the shares that belong to them. The shortest quota that the
-    kernel takes stands for several requests, and is no evidence.
+    throttles nothing. It throttles from between request and limit, and writes memory.min together with
+    memory.high; a memory.min alone, or one that does not lie below memory.high, can be anybody's. False says
+    nothing: a container that asks for nothing itself gets the pod's limits and the shares that belong to
+    them. The shortest quota that the kernel takes stands for several requests, and is no evidence.
     """
     if qos is not QosClass.GUARANTEED or source is not QosSource.CGROUP_PARENT:
         return False
-    protected_bytes = whole_number(resources.unified.get(MEMORY_MIN, ""))
-    if protected_bytes is not None and (
-        MEMORY_HIGH in resources.unified or 0 < protected_bytes < (resources.memory_limit_bytes or 0)
-    ):
-        return True
+    throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH)
+    if throttled_from_bytes is not None and MEMORY_MIN in resources.unified:
+        protected_bytes, limit_bytes = resources.protected_bytes(MEMORY_MIN), resources.limit_bytes or 0
+        if protected_bytes < throttled_from_bytes <= limit_bytes:
+            return True
     quota_us = resources.cpu_quota_us
     if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
         return False
@@ -104,13 +110,25 @@ def has_pod_level_resources(
 
 
 def _infer(resources: Resources, quota_milli: int | None) -> QosClass:
-    shares = resources.cpu_shares or 0
-    if resources.memory_limit_bytes is not None and quota_milli is not None:
-        asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli)
+    shares, limit_bytes = resources.cpu_shares or 0, resources.limit_bytes
+    reserved_bytes = reservation(resources).high_bytes
+    if limit_bytes is not None and quota_milli is not None:
+        asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli) or 0 < reserved_bytes < limit_bytes
         return QosClass.BURSTABLE if asks_less else QosClass.GUARANTEED
-    if resources.memory_limit_bytes is None and quota_milli is None and shares <= MIN_SHARES:
+    if limit_bytes is None and quota_milli is None and shares <= MIN_SHARES and not reserved_bytes:
         return QosClass.BEST_EFFORT
     return QosClass.BURSTABLE
+
+
+def reservation(resources: Resources) -> Interval:
+    """What *resources* reserve, as a request with its source: what is protected most, 0 for nothing."""
+    low_bytes, min_bytes = (resources.protected_bytes(file) for file in (MEMORY_LOW, MEMORY_MIN))
+    source = MEMORY_LOW if MEMORY_LOW in resources.unified else RESERVATION
+    return (
+        Interval(min_bytes, min_bytes, MEMORY_MIN)
+        if min_bytes > low_bytes
+        else Interval(low_bytes, low_bytes, source)
+    )
 
 
 def oom_score_adj(qos: QosClass, request_bytes: int, capacity_bytes: int) -> int:
@@ -189,13 +207,6 @@ def quota_from_milli(milli: int, period_us: int = DEFAULT_PERIOD_US) -> int:
     """Kubelet's MilliCPUToQuota, in microseconds per period; 0 means no limit. The kernel takes no less
     than a millisecond."""
     return 0 if milli == 0 else max(milli * period_us // 1000, MIN_QUOTA_US)
-
-
-def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
-    """Thousandths of a CPU that a CFS quota allows; None when there is no limit."""
-    if quota_us is None or quota_us <= 0:
-        return None
-    return _ceil_div(quota_us * 1000, period_us or DEFAULT_PERIOD_US)
 
 
 def _ceil_div(numerator: int, denominator: int) -> int:

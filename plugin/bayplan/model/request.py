@@ -12,22 +12,33 @@ from msgspec.structs import replace
 
 from bayplan.model.container_names import container_name
 from bayplan.model.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
-from bayplan.model.machine import hugepages
+from bayplan.model.machine import Machine, hugepages
+from bayplan.model.policy import OutsideRequests
 from bayplan.model.qos import (
-    MEMORY_HIGH,
-    MEMORY_LOW,
-    MEMORY_MIN,
     cpu_request_milli,
     derive_qos,
     exclusive_cpu_count,
     has_pod_level_resources,
     is_burstable_score,
-    milli_from_quota,
+    qos_from_cgroup_parent,
     request_from_oom_score_adj,
+    reservation,
+)
+from bayplan.model.resources import (
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MAX,
+    MEMORY_MIN,
+    Resources,
+    changed_resources,
+    limiting,
+    most_bytes,
+    most_hugepages_bytes,
+    most_milli,
+    pinned,
 )
 from bayplan.model.wishes import Wishes
-from bayplan.model.workload import Container, Pod, Resources
-from bayplan.quantity import whole_number
+from bayplan.model.workload import Container, Pod
 
 NO_SIGNAL: Final = "no signal"
 """The source of an interval that nothing at all says anything about."""
@@ -37,41 +48,58 @@ BY_ANNOTATION: Final = "annotation"
 _LIMIT: Final = "limit"
 _NO_LIMIT: Final = "no limit"
 _NO_WISHES: Final = Wishes()
+_NOTHING: Final = Resources()
 
 
 def derive_request(
     pod: Pod,
     container: Container,
-    capacity_bytes: int,
+    machine: Machine,
     wishes: Wishes = _NO_WISHES,
     default_limit_bytes: Mapping[str, int] = MappingProxyType({}),
     hints: tuple[DeviceHint, ...] = (),
+    outside: OutsideRequests = OutsideRequests.LIMITS,
 ) -> Request:
-    """What *container* asks for, on a machine with *capacity_bytes* of memory; *hints* are the ones of its
-    devices that count.
+    """What *container* asks for on *machine*; *hints* are the ones of its devices that count, *outside* says
+    what counts as a request outside of kubelet's tree.
+
+    In kubelet's tree the request is what kubelet wrote, whatever keys of ``unified`` that somebody added make
+    of it in the cgroup; cpusets and the limit are what the cgroup has. Outside of it an amount that the
+    machine does not exceed is none, and nobody is promised more than half of the machine.
 
     A memory limit that the spec lacks comes from an annotation (*wishes*), else from the configuration
     (*default_limit_bytes*, by QoS class). It takes no part in finding the class, so that a default never
     turns a Burstable container into a Guaranteed one.
     """
-    resources = container.resources
-    adjustment = carried_oom_score_adj(container)
-    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
-    qos, source = derive_qos(pod, resources, adjustment, quota_milli)
+    kubelets = qos_from_cgroup_parent(pod.cgroup_parent) is not None
+    present = container.resources if kubelets else limiting(container.resources, machine)
+    words = _words(present, outside, kubelets=kubelets)
+    scored = kubelets or outside is OutsideRequests.LIMITS
+    adjustment = carried_oom_score_adj(container) if scored else None
+    quota_milli = words.quota_milli
+    qos, source = derive_qos(pod, words, adjustment, quota_milli)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
-    limit_bytes = resources.memory_limit_bytes or added_bytes
-    pod_level = has_pod_level_resources(qos, source, resources, quota_milli)
-    scored = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
-    cpu_milli = cpu_request_milli(resources, qos, quota_milli)
+    if MEMORY_MAX in present.unified:
+        added_bytes = None
+    if added_bytes is not None and (present.memory_swap_bytes or 0) > 0:
+        # Runtimes refuse a limit above that of memory and swap together.
+        added_bytes = min(added_bytes, present.memory_swap_bytes or 0)
+    limit_bytes = present.limit_bytes or added_bytes
+    pod_level = has_pod_level_resources(qos, source, words, quota_milli)
+    has_score = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
+    cpu_milli = cpu_request_milli(words, qos, quota_milli)
     memory = _memory_interval(
-        resources, qos, source, adjustment, capacity_bytes, limit_is_request=not pod_level
+        words, qos, source, adjustment, machine.memory_bytes, limit_is_request=not pod_level
     )
     if wishes.memory_request_bytes is not None and qos is QosClass.BURSTABLE:
         # A guess from the limit counts for less than what the author says.
         guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
-        known = Interval(0, limit_bytes or capacity_bytes, memory.source) if guessed else memory
+        known = Interval(0, limit_bytes or machine.memory_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
-    hugepages_bytes = _hugepages(resources)
+    hugepages_bytes = _hugepages(words)
+    if not kubelets:
+        qos, memory, cpu_milli, hugepages_bytes = _in_part(machine, qos, memory, cpu_milli, words)
+    pinned_cpus, pinned_mems = pinned(container.resources, machine)
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
@@ -83,9 +111,9 @@ def derive_request(
         cpu_milli=cpu_milli,
         exclusive_cpus=exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level),
         hugepages_bytes=hugepages_bytes,
-        pinned_cpus=resources.cpuset_cpus,
-        pinned_mems=resources.cpuset_mems,
-        pod_totals=_pod_totals(pod.resources, qos),
+        pinned_cpus=pinned_cpus,
+        pinned_mems=pinned_mems,
+        pod_totals=_pod_totals(pod.resources if kubelets else limiting(pod.resources, machine), qos),
         hints=hints,
         nodes=wishes.nodes,
         tier=wishes.tier,
@@ -95,51 +123,95 @@ def derive_request(
         strategy=wishes.strategy,
         even_hugepages=wishes.even_hugepages if hugepages_bytes else None,
         pod_level=pod_level,
-        score=adjustment if scored else None,
+        score=adjustment if has_score else None,
+        given_policy=container.memory_policy,
     )
 
 
-def changed_request(request: Request, spec: Resources, change: Resources) -> Request:
+def changed_request(
+    request: Request,
+    spec: Resources,
+    change: Resources,
+    machine: Machine,
+    outside: OutsideRequests = OutsideRequests.LIMITS,
+) -> Request:
     """What a running container asks for after *change*, its spec being *spec* until now.
 
     The class stays: Kubernetes keeps it through a resize, and the spec's own oom_score_adj and cpusets may be
     ours by now, so they are not evidence any more. A cpuset in *change* is somebody else's and is respected.
     """
+    kubelets = request.qos_source is QosSource.CGROUP_PARENT
     merged = changed_resources(spec, change)
-    limit_bytes, memory, shown = merged.memory_limit_bytes, request.memory, request.spec_memory
-    if limit_bytes is not None and limit_bytes != request.memory_limit_bytes:
-        memory = (
-            Interval(limit_bytes, limit_bytes, _LIMIT)
-            if memory.source == _LIMIT and memory.exact
-            else up_to(memory, limit_bytes)
-        )
-        shown = None if shown is None else up_to(shown, limit_bytes)
-    quota_milli = milli_from_quota(merged.cpu_quota_us, merged.cpu_period_us)
-    cpu_milli = cpu_request_milli(merged, request.qos, quota_milli)
+    present = merged if kubelets else limiting(merged, machine)
+    words = _words(present, outside, kubelets=kubelets)
+    limit_bytes = present.limit_bytes
+    if limit_bytes is None and merged.memory_limit_bytes is None:
+        # It has the one that was added to its spec.
+        limit_bytes = request.memory_limit_bytes
+    memory, shown = _changed_memory(request, limit_bytes, words, kubelets=kubelets), request.spec_memory
+    if shown is not None and limit_bytes is not None:
+        shown = up_to(shown, limit_bytes)
+    cpu_milli = cpu_request_milli(words, request.qos, words.quota_milli)
+    if not kubelets:
+        cpu_milli = min(cpu_milli, most_milli(machine))
+        memory = up_to(memory, most_bytes(machine))
     was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
-    sets_cpus_or_mems = change.cpuset_cpus is not None or change.cpuset_mems is not None
+    new_cpus, new_mems = pinned(change, machine)
     return replace(
         request,
         memory=memory,
         spec_memory=shown,
-        memory_limit_bytes=limit_bytes or request.memory_limit_bytes,
+        memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         exclusive_cpus=exclusive_cpu_count(request.qos, cpu_milli, pod_level=request.pod_level),
-        pinned_cpus=change.cpuset_cpus or request.pinned_cpus,
-        pinned_mems=change.cpuset_mems or request.pinned_mems,
-        pinned_by_update=request.pinned_by_update or (sets_cpus_or_mems and not was_pinned),
+        pinned_cpus=new_cpus or request.pinned_cpus,
+        pinned_mems=new_mems or request.pinned_mems,
+        pinned_by_update=request.pinned_by_update
+        or ((new_cpus is not None or new_mems is not None) and not was_pinned),
     )
 
 
-def changed_resources(spec: Resources, change: Resources) -> Resources:
-    """*spec* with the amounts of *change* where it has some; cpusets are no amounts."""
-    return replace(
-        spec,
-        memory_limit_bytes=change.memory_limit_bytes or spec.memory_limit_bytes,
-        cpu_shares=change.cpu_shares or spec.cpu_shares,
-        cpu_quota_us=change.cpu_quota_us or spec.cpu_quota_us,
-        cpu_period_us=change.cpu_period_us or spec.cpu_period_us,
-    )
+def _changed_memory(
+    request: Request, limit_bytes: int | None, words: Resources, *, kubelets: bool
+) -> Interval:
+    """The memory request of a running container whose limit is *limit_bytes* now."""
+    memory, reserved = request.memory, reservation(words)
+    if not kubelets and (reserved.high_bytes or memory.source in (reserved.source, MEMORY_LOW, MEMORY_MIN)):
+        memory = reserved
+    if limit_bytes == request.memory_limit_bytes:
+        return memory
+    if memory.source != _LIMIT or not memory.exact:
+        return memory if limit_bytes is None else up_to(memory, limit_bytes)
+    if limit_bytes is not None:
+        return Interval(limit_bytes, limit_bytes, _LIMIT)
+    return memory if kubelets else Interval(0, 0, _NO_LIMIT)
+
+
+def _words(present: Resources, outside: OutsideRequests, *, kubelets: bool) -> Resources:
+    """What of *present* says how much is requested."""
+    if kubelets:
+        return present.without_unified
+    if outside is OutsideRequests.LIMITS:
+        return present
+    if outside is OutsideRequests.NOTHING:
+        return _NOTHING
+    return replace(present, memory_limit_bytes=None, cpu_quota_us=None, hugepage_limits_bytes={})
+
+
+def _in_part(
+    machine: Machine, qos: QosClass, memory: Interval, cpu_milli: int, words: Resources
+) -> tuple[QosClass, Interval, int, dict[str, int]]:
+    """What a container outside of kubelet's tree is promised: half of the machine at most, so that it does
+    not keep out kubelet's pods. Who is promised less than the limits is not Guaranteed."""
+    whole = memory.high_bytes <= most_bytes(machine) and cpu_milli <= most_milli(machine)
+    if qos is QosClass.GUARANTEED and not whole:
+        qos = QosClass.BURSTABLE
+    pages = {
+        size: min(amount, most_hugepages_bytes(machine, size))
+        for size, amount in words.hugepage_limits_bytes.items()
+    }
+    hugepages_bytes = _hugepages(replace(words, hugepage_limits_bytes=pages)) if pages else {}
+    return qos, up_to(memory, most_bytes(machine)), min(cpu_milli, most_milli(machine)), hugepages_bytes
 
 
 def carried_oom_score_adj(container: Container) -> int | None:
@@ -157,11 +229,10 @@ def _hugepages(resources: Resources) -> dict[str, int]:
 
 def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     """The sums of the pod's containers, which kubelet gives to the sandbox."""
-    if resources.memory_limit_bytes is None:
+    if resources.limit_bytes is None:
         return None
-    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
-    cpu_milli = cpu_request_milli(resources, qos, quota_milli)
-    return PodTotals(resources.memory_limit_bytes, cpu_milli, _hugepages(resources))
+    cpu_milli = cpu_request_milli(resources, qos, resources.quota_milli)
+    return PodTotals(resources.limit_bytes, cpu_milli, _hugepages(resources))
 
 
 def _memory_interval(
@@ -174,20 +245,31 @@ def _memory_interval(
     limit_is_request: bool,
 ) -> Interval:
     """The container's own memory request. *limit_is_request*: in a Guaranteed pod it is, but for pods with
-    pod-level resources."""
-    limit_bytes = resources.memory_limit_bytes
+    pod-level resources.
+
+    In kubelet's tree memory.min, memory.low and memory.high are its MemoryQoS' only where they agree with
+    what it wrote for the same request elsewhere, oom_score_adj and limit; else they are somebody else's.
+    Outside of it, who reserves memory asks for that much.
+    """
+    limit_bytes, outside = resources.limit_bytes, source is not QosSource.CGROUP_PARENT
     if qos is QosClass.BEST_EFFORT:
         return Interval(0, 0, "QoS class")
     if qos is QosClass.GUARANTEED and limit_bytes is not None and limit_is_request:
         return Interval(limit_bytes, limit_bytes, _LIMIT)
-    for key in (MEMORY_LOW, MEMORY_MIN):
-        if protected_bytes := whole_number(resources.unified.get(key, "")):
-            return Interval(protected_bytes, protected_bytes, key)
     ceiling_bytes = limit_bytes if limit_bytes is not None else capacity_bytes
-    if throttled_from_bytes := whole_number(resources.unified.get(MEMORY_HIGH, "")):
+    reserved = reservation(resources)
+    if outside and reserved.high_bytes:
+        return up_to(reserved, ceiling_bytes)
+    known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
+    least_bytes = 0 if known is None else known.likely_low_bytes
+    most_bytes = ceiling_bytes if known is None else min(known.high_bytes, ceiling_bytes)
+    for file in (MEMORY_LOW, MEMORY_MIN):
+        protected_bytes = resources.protected_bytes(file)
+        if protected_bytes and least_bytes <= protected_bytes <= most_bytes:
+            return Interval(protected_bytes, protected_bytes, file)
+    if (throttled_from_bytes := resources.amount_bytes(MEMORY_HIGH) or 0) > least_bytes:
         # kubelet writes it only where it is more than the request.
         ceiling_bytes = min(ceiling_bytes, throttled_from_bytes - 1)
-    known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
     if known is not None:
         return up_to(known, ceiling_bytes)
     if source is QosSource.INFERRED:

@@ -14,6 +14,7 @@ from bayplan.model.decision import (
     Decision,
     DeviceHint,
     Interval,
+    MemoryPolicyMode,
     MemoryPolicySetting,
     MemoryPolicyWish,
     Move,
@@ -66,7 +67,12 @@ def asked(request: Request) -> list[str]:
         lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
     lines += [f"wish: {text}" for text in wishes(request)]
     if request.pinned_mems is not None or request.pinned_cpus is not None:
-        pins = {"cpuset.cpus": request.pinned_cpus, "cpuset.mems": request.pinned_mems}
+        given = request.given_policy
+        bound = (
+            given is not None and given.mode is MemoryPolicyMode.BIND and request.pinned_mems == given.nodes
+        )
+        mems = "memory policy bind on" if bound else "cpuset.mems"
+        pins = {"cpuset.cpus": request.pinned_cpus, mems: request.pinned_mems}
         lines.append("set by somebody else: " + ", ".join(f"{key} {ids}" for key, ids in pins.items() if ids))
     return lines
 
@@ -132,6 +138,8 @@ def placed(decision: Decision) -> list[str]:
     lines.append(f"CPUs: {_cpus(decision)}")
     if placement.memory_policy is not None:
         lines.append(f"memory policy: {policy_text(placement.memory_policy)}")
+    elif request.given_policy is not None:
+        lines.append(f"memory policy: {policy_text(request.given_policy)}, as in its spec")
     return lines
 
 

@@ -131,7 +131,7 @@ def _memory_policy(text: str) -> MemoryPolicyWish:
     """``MODE[=FLAG][:NODES]``, as the kernel writes it in tmpfs' mpol option (``interleave=static:0-3``)."""
     head, colon, nodes = text.partition(":")
     mode, equals, flag = head.partition("=")
-    modes = [one.value for one in MemoryPolicyMode]
+    modes = [one.value for one in MemoryPolicyMode if one is not MemoryPolicyMode.DEFAULT]
     local = mode == MemoryPolicyMode.LOCAL.value
     if mode not in modes or (equals and flag not in MEMORY_POLICY_FLAGS) or (local and (colon or equals)):
         expected = f"MODE[=FLAG][:NODES], MODE one of {', '.join(modes)}, FLAG static or relative"

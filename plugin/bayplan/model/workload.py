@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from bayplan.model.decision import MemoryPolicySetting
+from bayplan.model.resources import Resources
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -21,20 +22,6 @@ class ContainerState(enum.Enum):
     PAUSED = "paused"
     RUNNING = "running"
     STOPPED = "stopped"
-
-
-class Resources(Struct, frozen=True):
-    """The resource part of an OCI Linux spec. ``cpu_quota_us`` of -1 is an explicit "unlimited" of the
-    spec; cpusets are None when the spec leaves them empty; ``hugepage_limits_bytes`` maps page sizes."""
-
-    memory_limit_bytes: int | None = None
-    cpu_shares: int | None = None
-    cpu_quota_us: int | None = None
-    cpu_period_us: int | None = None
-    cpuset_cpus: CpuSet | None = None
-    cpuset_mems: NodeSet | None = None
-    hugepage_limits_bytes: Mapping[int, int] = field(default_factory=dict)
-    unified: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeviceType(enum.Enum):
@@ -80,7 +67,8 @@ class Container(Struct, frozen=True):
 
     ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
     about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. The device nodes of a container
-    that may use all devices of the machine (a privileged one) are left out of ``devices``.
+    that may use all devices of the machine (a privileged one) are left out of ``devices``. ``memory_policy``
+    is the one of its spec; NRI does not show it.
     """
 
     id: str
@@ -96,6 +84,7 @@ class Container(Struct, frozen=True):
     devices: tuple[DeviceNode, ...] = ()
     device_mounts: tuple[Mount, ...] = ()
     cdi_devices: tuple[str, ...] = ()
+    memory_policy: MemoryPolicySetting | None = None
 
 
 class Adjustment(Struct, frozen=True):

@@ -31,7 +31,8 @@ The plain methods are called from the event loop between two steps of a coroutin
 from collections.abc import Sequence
 from typing import Protocol
 
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri.events import Event
 from bayplan.nri.versions import Runtime
 

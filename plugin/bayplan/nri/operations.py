@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri.errors import PayloadError
 from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler

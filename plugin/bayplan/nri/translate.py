@@ -8,30 +8,19 @@ written, also when it is zero; what is None is left out, because NRI would take 
 import logging
 from collections.abc import Iterable, Mapping
 from sys import intern
-from typing import Final, TypeVar
+from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import ParseError
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.model.workload import (
-    Adjustment,
-    Container,
-    ContainerState,
-    DeviceNode,
-    Mount,
-    Pod,
-    Resources,
-    Update,
-)
+from bayplan.model.resources import Resources, WrittenResources, read
+from bayplan.model.workload import Adjustment, Container, ContainerState, DeviceNode, Mount, Pod, Update
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
-from bayplan.quantity import parse_page_size
-from bayplan.sets import CpuSet, IdSet, NodeSet
+from bayplan.sets import IdSet
 
 logger = logging.getLogger(__name__)
-
-Ids = TypeVar("Ids", bound=IdSet)
 
 _STATES: Final = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
@@ -39,8 +28,6 @@ _STATES: Final = {
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
-_UNLIMITED_HUGEPAGES: Final = 1 << 63
-"""Where runc's "unlimited" begins; kubelet never writes it."""
 _SEVEN_BITS: Final = 0x7F
 
 
@@ -112,23 +99,25 @@ def container_from(message: pb.Container) -> Container:
 
 
 def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
-    """Resources of a spec, a pod or an update; *owner* is named when a text in them cannot be read.
-
-    Zero is "unset" in all of them: to the runtimes below NRI it says nothing, and kubelet's come with all
-    wrappers present. A memory limit below zero is no limit; a negative CPU quota stays, as an explicit one.
-    """
+    """Resources of a spec, a pod or an update; *owner* is named when a text in them cannot be read."""
     memory, cpu = message.memory, message.cpu
-    limit_bytes = memory.limit.value
-    return Resources(
-        memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
-        cpu_shares=cpu.shares.value or None,
-        cpu_quota_us=cpu.quota.value or None,
-        cpu_period_us=cpu.period.value or None,
-        cpuset_cpus=_ids(CpuSet, cpu.cpus, owner),
-        cpuset_mems=_ids(NodeSet, cpu.mems, owner),
-        hugepage_limits_bytes=_hugepages(message.hugepage_limits, owner),
+    written = WrittenResources(
+        memory_limit_bytes=memory.limit.value,
+        memory_reservation_bytes=memory.reservation.value,
+        memory_swap_bytes=memory.swap.value,
+        cpu_shares=cpu.shares.value,
+        cpu_quota_us=cpu.quota.value,
+        cpu_period_us=cpu.period.value,
+        cpus=cpu.cpus,
+        mems=cpu.mems,
+        hugepage_limits=tuple((limit.page_size, limit.limit) for limit in message.hugepage_limits),
         unified=_mapping(message.unified),
     )
+
+    def unreadable(path: str, error: ParseError) -> None:
+        logger.warning("unreadable resources", extra={"owner": owner, "field": path, "problem": str(error)})
+
+    return read(written, unreadable)
 
 
 def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str:
@@ -158,30 +147,6 @@ def _device_nodes(devices: Iterable[pb.LinuxDevice]) -> tuple[DeviceNode, ...]:
 def _mapping(message: Mapping[str, str]) -> dict[str, str]:
     """A plain dictionary. The keys are the same few in all containers, and kept once."""
     return {intern(key): message[key] for key in message} if message else {}
-
-
-def _ids(kind: type[Ids], text: str, owner: str) -> Ids | None:
-    """A cpuset of the spec. One that cannot be read was still set by somebody: empty, not None."""
-    if not text:
-        return None
-    try:
-        return kind.parse(text)
-    except ParseError as error:
-        logger.warning("unreadable cpuset", extra={"owner": owner, "problem": str(error)})
-        return kind()
-
-
-def _hugepages(limits: Iterable[pb.HugepageLimit], owner: str) -> dict[int, int]:
-    by_size: dict[int, int] = {}
-    for limit in limits:
-        try:
-            size_bytes = parse_page_size(limit.page_size)
-        except ParseError as error:
-            logger.warning("unreadable huge page limit", extra={"owner": owner, "problem": str(error)})
-            continue
-        if limit.limit < _UNLIMITED_HUGEPAGES:
-            by_size[size_bytes] = limit.limit
-    return by_size
 
 
 # ---- Out ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ named here are skipped, and null counts as absent, as Go's decoder has it.
 """
 
 import re
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -33,12 +33,15 @@ class Cpu(Struct, frozen=True):
     period: int | None = None
     cpus: str | None = None
     mems: str | None = None
+    idle: int | None = None
 
 
 class Memory(Struct, frozen=True):
-    """linux.resources.memory."""
+    """linux.resources.memory. ``swap`` is memory and swap together."""
 
     limit: int | None = None
+    reservation: int | None = None
+    swap: int | None = None
 
 
 class HugepageLimit(Struct, frozen=True, rename="camel"):
@@ -90,14 +93,22 @@ class MountPoint(Struct, frozen=True):
     type: str | None = None
 
 
+class MemoryPolicy(Struct, frozen=True):
+    """linux.memoryPolicy, of the runtime specification 1.3."""
+
+    mode: str
+    nodes: str | None = None
+    flags: list[str] | None = None
+
+
 class Linux(Struct, frozen=True, rename="camel"):
-    """linux. ``memory_policy`` matters only for being there."""
+    """linux."""
 
     devices: list[Device] | None = None
     namespaces: list[Namespace] | None = None
     cgroups_path: str | None = None
     resources: LinuxResources | None = None
-    memory_policy: dict[str, Any] | None = None
+    memory_policy: MemoryPolicy | None = None
 
 
 class Process(Struct, frozen=True, rename="camel"):

@@ -4,7 +4,8 @@ from msgspec.structs import replace
 
 from bayplan.model.ledger import Entry
 from bayplan.model.origin import Form, Origin
-from bayplan.model.workload import Adjustment, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment
 from bayplan.oci.errors import OciError
 
 

@@ -8,17 +8,17 @@ are errors.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from bayplan.errors import ParseError
+from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.model.workload import Container, DeviceNode, Mount, Pod, Resources
-from bayplan.oci.documents import LinuxResources, Spec
+from bayplan.model.resources import Resources, WrittenResources, read
+from bayplan.model.workload import Container, DeviceNode, Mount, Pod
+from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
 from bayplan.oci.errors import OciError
-from bayplan.quantity import parse_page_size, whole_number
-from bayplan.sets import CpuSet, IdSet, NodeSet
-
-Ids = TypeVar("Ids", bound=IdSet)
+from bayplan.quantity import whole_number
+from bayplan.sets import NodeSet
 
 _CRIO: Final = "io.kubernetes.cri-o."
 _CONTAINERD: Final = "io.kubernetes.cri."
@@ -31,8 +31,9 @@ _PODMAN: Final = "libpod"
 _IN_PODMANS_POD: Final = re.compile(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
 _ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
 _SYSTEMD_FIELDS: Final = 3
-_UNLIMITED_HUGEPAGES: Final = 1 << 63
-"""Where runc's "unlimited" begins."""
+_POLICY_FLAGS: Final = {
+    f"MPOL_F_{flag.upper()}": flag for flag in ("static_nodes", "relative_nodes", "numa_balancing")
+}
 
 
 def is_sandbox(spec: Spec) -> bool:
@@ -76,7 +77,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
     """The container that *spec* describes.
 
     Raises:
-        OciError: a cpuset or a huge page limit of the spec cannot be read.
+        OciError: a cpuset, a limit or the memory policy of the spec cannot be read.
     """
     annotations, linux = spec.annotations or {}, spec.linux
     labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
@@ -103,6 +104,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
             if mount.source is not None and mount.source.startswith(DEVICE_TREES)
         ),
         cdi_devices=cdi_names((), annotations),
+        memory_policy=_memory_policy(spec),
     )
 
 
@@ -131,24 +133,52 @@ def pod_from(spec: Spec, container_id: str, sandbox: Mapping[str, str]) -> Pod:
 
 
 def resources_from(resources: LinuxResources) -> Resources:
-    """Resources of a spec or an update. Zero and an empty text are "unset", as runtimes have them; a memory
-    limit below zero is no limit; a negative CPU quota stays, as an explicit one.
+    """Resources of a spec or an update.
 
     Raises:
-        OciError: a cpuset or a huge page limit cannot be read.
+        OciError: a cpuset, a limit of ``unified`` or a size of huge pages cannot be read.
     """
-    cpu, memory = resources.cpu, resources.memory
-    limit_bytes = (memory.limit if memory is not None else None) or 0
-    return Resources(
-        memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
-        cpu_shares=(cpu and cpu.shares) or None,
-        cpu_quota_us=(cpu and cpu.quota) or None,
-        cpu_period_us=(cpu and cpu.period) or None,
-        cpuset_cpus=_ids(CpuSet, (cpu and cpu.cpus) or "", "linux.resources.cpu.cpus"),
-        cpuset_mems=_ids(NodeSet, (cpu and cpu.mems) or "", "linux.resources.cpu.mems"),
-        hugepage_limits_bytes=_hugepages(resources),
-        unified=dict(resources.unified or {}),
+    cpu, memory = resources.cpu or Cpu(), resources.memory or Memory()
+    written = WrittenResources(
+        memory_limit_bytes=memory.limit,
+        memory_reservation_bytes=memory.reservation,
+        memory_swap_bytes=memory.swap,
+        cpu_shares=cpu.shares,
+        cpu_quota_us=cpu.quota,
+        cpu_period_us=cpu.period,
+        cpu_idle=cpu.idle,
+        cpus=cpu.cpus or "",
+        mems=cpu.mems or "",
+        hugepage_limits=tuple((one.page_size, one.limit) for one in resources.hugepage_limits or ()),
+        unified=resources.unified or {},
     )
+    return read(written, _unreadable)
+
+
+def _unreadable(path: str, error: ParseError) -> None:
+    raise OciError(f"linux.resources.{path}", str(error)) from error
+
+
+def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
+    """linux.memoryPolicy, whose names are the kernel's."""
+    written = spec.linux and spec.linux.memory_policy
+    if not written:
+        return None
+    modes = {f"MPOL_{mode.name}": mode for mode in MemoryPolicyMode}
+    for field, found, known in (
+        ("mode", [written.mode], modes.keys()),
+        ("flags", written.flags or [], _POLICY_FLAGS.keys()),
+    ):
+        unknown = next((one for one in found if one not in known), None)
+        if unknown is not None:
+            expected = f"found {unknown!r}, expected one of {', '.join(sorted(known))}"
+            raise OciError(f"linux.memoryPolicy.{field}", expected)
+    try:
+        nodes = NodeSet.parse(written.nodes or "")
+    except ParseError as error:
+        raise OciError("linux.memoryPolicy.nodes", str(error)) from error
+    flags = tuple(_POLICY_FLAGS[flag] for flag in written.flags or ())
+    return MemoryPolicySetting(modes[written.mode], nodes, flags)
 
 
 def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
@@ -174,25 +204,6 @@ def _network_namespace(spec: Spec) -> str:
         if namespace.type == NETWORK:
             return namespace.path or ""
     return ""
-
-
-def _ids(kind: type[Ids], text: str, field: str) -> Ids | None:
-    try:
-        return kind.parse(text) or None
-    except ParseError as error:
-        raise OciError(field, str(error)) from error
-
-
-def _hugepages(resources: LinuxResources) -> dict[int, int]:
-    limits: dict[int, int] = {}
-    for number, one in enumerate(resources.hugepage_limits or ()):
-        try:
-            size_bytes = parse_page_size(one.page_size)
-        except ParseError as error:
-            raise OciError(f"linux.resources.hugepageLimits[{number}].pageSize", str(error)) from error
-        if 0 <= one.limit < _UNLIMITED_HUGEPAGES:
-            limits[size_bytes] = one.limit
-    return limits
 
 
 def _parent_of(spec: Spec) -> str:

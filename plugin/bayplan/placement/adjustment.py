@@ -4,21 +4,22 @@ Never touches a value that the spec already carries, with one exception: oom_sco
 write where none was chosen.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
-from bayplan.model.decision import Decision, Request
+from bayplan.model.decision import Decision, QosClass, QosSource, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import MemoryQos, PlacementPolicy
-from bayplan.model.qos import MEMORY_HIGH, OOM_GROUP, oom_score_adj
-from bayplan.model.request import carried_oom_score_adj, changed_resources
-from bayplan.model.workload import Adjustment, Container, Resources, Update
+from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
+from bayplan.model.qos import OOM_GROUP, oom_score_adj
+from bayplan.model.request import carried_oom_score_adj
+from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, Resources, changed_resources
+from bayplan.model.workload import Adjustment, Container, Update
 from bayplan.sets import CpuSet
 
 MOST_UPDATES: Final = 4
@@ -33,9 +34,17 @@ class Ability(Struct, frozen=True):
     oom_score_adj: bool = True
 
 
-def wanted_oom_score_adj(request: Request, container: Container, machine: Machine) -> int | None:
-    """The oom_score_adj to set; None when the spec carries one, or the container opted out."""
+def wanted_oom_score_adj(
+    request: Request, container: Container, machine: Machine, outside: OutsideRequests
+) -> int | None:
+    """The oom_score_adj to set; None when the spec carries one, or the container opted out.
+
+    Where the operator does not take limits for requests, a container that requests nothing gets none.
+    """
     if request.opted_out or carried_oom_score_adj(container) is not None:
+        return None
+    inferred = request.qos_source is QosSource.INFERRED and outside is not OutsideRequests.LIMITS
+    if inferred and request.qos is QosClass.BEST_EFFORT:
         return None
     return oom_score_adj(request.qos, request.memory.likely_low_bytes, machine.memory_bytes)
 
@@ -56,15 +65,15 @@ def adjustment_for(
     request, placement = decision.request, decision.placement
     if request.opted_out:
         return Adjustment()
-    limit_bytes = None if container.resources.memory_limit_bytes is not None else request.memory_limit_bytes
+    limit_bytes = None if container.resources.limit_bytes is not None else request.memory_limit_bytes
     return Adjustment(
         cpuset_cpus=cpus_for(decision, shared),
         cpuset_mems=placement.mems if request.pinned_mems is None else None,
         memory_limit_bytes=limit_bytes,
-        oom_score_adj=wanted_oom_score_adj(request, container, machine)
+        oom_score_adj=wanted_oom_score_adj(request, container, machine, policy.outside_requests)
         if ability.oom_score_adj and policy.set_oom_score_adj
         else None,
-        unified=_unified(machine, policy, request, container.resources.unified) if ability.cgroup_v2 else {},
+        unified=_unified(machine, policy, request, container.resources) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
     )
 
@@ -172,8 +181,9 @@ def memory_qos_values(
 
 
 def _unified(
-    machine: Machine, policy: PlacementPolicy, request: Request, present: Mapping[str, str]
+    machine: Machine, policy: PlacementPolicy, request: Request, present: Resources
 ) -> dict[str, str]:
+    """Keys that the spec does not set, nor a field of it that is written to the same file."""
     values: dict[str, str] = {}
     if policy.memory_qos is not None:
         reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
@@ -185,4 +195,6 @@ def _unified(
         values |= {key: str(amount) for key, amount in protection.items()}
     if not policy.single_process_oom_kill:
         values[OOM_GROUP] = "1"
-    return {key: value for key, value in values.items() if key not in present}
+    if present.memory_reservation_bytes is not None:
+        values.pop(MEMORY_LOW, None)
+    return {key: value for key, value in values.items() if key not in present.unified}

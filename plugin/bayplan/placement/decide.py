@@ -3,7 +3,7 @@
 The daemon decides by this and then records; a rehearsal decides by this and then throws it away.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -11,16 +11,21 @@ from msgspec.structs import replace
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
 from bayplan.engines.interface import Engine
 from bayplan.errors import ConfigError
-from bayplan.model.decision import Decision, Outcome, Reason, Request
+from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
+from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
 from bayplan.model.sentences import memory_text
 from bayplan.model.wishes import Wishes, read_wishes
-from bayplan.model.workload import Container, Pod, Resources
-from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
+from bayplan.model.workload import Container, Pod
+from bayplan.placement.memory_policy import (
+    MemoryPolicyAbility,
+    decide_by_given_policy,
+    with_memory_policy,
+)
 from bayplan.placement.release import RELEASED
 from bayplan.quantity import format_bytes
 
@@ -72,14 +77,20 @@ def decide_creation(
     wishes, complaint = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
     request = derive_request(
-        pod, container, machine.memory_bytes, wishes, policy.default_memory_limit_bytes, hints
+        pod,
+        container,
+        machine,
+        wishes,
+        policy.default_memory_limit_bytes,
+        hints,
+        policy.outside_requests,
     )
     request, disbelief = exact(request)
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
-    decision = engine.decide(machine, policy, ledger, request)
+    decision = decide_by_given_policy(machine, policy, engine, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
-    notes = (*notes, *_unused_request(wishes, request), *disbelief)
+    notes = (*notes, *_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
     added = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
@@ -97,12 +108,12 @@ def decide_change(
 ) -> Decision | None:
     """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
     it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
-    request = changed_request(old.request, spec, change)
+    request = changed_request(old.request, spec, change, machine, policy.outside_requests)
     if request == old.request:
         return None
     request, _ = exact(request)
     current = old.placement
-    decision = engine.decide(machine, policy, ledger, request, current)
+    decision = decide_by_given_policy(machine, policy, engine, ledger, request, current)
     if decision.outcome is Outcome.REFUSED:
         return decision
     # Nobody can change the policy of processes that run.
@@ -113,6 +124,21 @@ def decide_change(
     # What was given back stays so: a later release has to know it, because the change may narrow it again.
     released = () if RELEASED not in old.reasons else (RELEASED,)
     return replace(decision, placement=placement, reasons=(*decision.reasons, *released))
+
+
+def _readings(machine: Machine, request: Request, container: Container) -> Iterator[Reason]:
+    """What of the container's resources is not taken at its word."""
+    resources = container.resources
+    for text in overridden(resources):
+        yield Reason("overridden", text)
+    if request.qos_source is QosSource.CGROUP_PARENT:
+        return
+    for text in limiting_nothing(resources, machine):
+        yield Reason("limits-nothing", text)
+    limit_bytes, most = request.memory_limit_bytes, most_bytes(machine)
+    if request.memory.high_bytes == most and (limit_bytes or machine.memory_bytes) > most:
+        text = f"outside of kubelet's tree no more than half of the machine is promised: {format_bytes(most)}"
+        yield Reason("promised-in-part", text)
 
 
 def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:

@@ -16,8 +16,9 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
+from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -54,7 +55,8 @@ def updated_from_container(
     has any of them, its claim is 3 GiB on nodes 0-1, and it goes back to node 0 only if its CPUs are there.
     """
     decision, resources = entry.decision, container.resources
-    request, placement = changed_request(decision.request, resources, Resources()), decision.placement
+    placement, outside = decision.placement, policy.outside_requests
+    request = changed_request(decision.request, resources, Resources(), machine, outside)
     resized = request != decision.request
     unavailable = taken | reserved_cpus(machine, policy)
     own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)
@@ -131,7 +133,7 @@ def adopt(
     is what our own looks like after a lost state store. What it claims is promised where its spec lets it go.
     """
     wishes = readable_wishes(pod.annotations, container.name, machine)
-    request = derive_request(pod, container, machine.memory_bytes, wishes)
+    request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     own = (
         cpus is not None

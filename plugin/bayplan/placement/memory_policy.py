@@ -1,8 +1,9 @@
-"""The NUMA memory policy that a container's processes start with: from a wish to what can be set.
+"""The NUMA memory policy that a container's processes start with: the one of its spec, else from a wish to
+what can be set.
 
 set_mempolicy(2) fails, and the container with it, if none of the policy's nodes is allowed, or if the kernel
-does not know the mode. So a policy is cut to the nodes of the placement, and left out, with a reason, where
-it cannot be set.
+does not know the mode. So a policy that is wished is cut to the nodes of the placement, and left out, with a
+reason, where it cannot be set. One that the spec has already stays, and the placement goes by it.
 """
 
 from collections.abc import Mapping
@@ -11,16 +12,27 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.interface import PINNED, Engine
 from bayplan.model.decision import (
     Decision,
     MemoryPolicyMode,
     MemoryPolicySetting,
     MemoryPolicyWish,
+    NodeWish,
     Outcome,
+    Placement,
+    QosClass,
     Reason,
+    Request,
 )
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.model.sentences import policy_text
 from bayplan.sets import NodeSet, nodes_text
+
+GIVEN_POLICY: Final = "given-policy"
+"""Code of the reason that a container goes by the memory policy of its spec."""
 
 _RELATIVE: Final = "relative_nodes"
 
@@ -33,6 +45,73 @@ class MemoryPolicyAbility(Struct, frozen=True):
     weighted: bool = True
 
 
+def decide_by_given_policy(
+    machine: Machine,
+    policy: PlacementPolicy,
+    engine: Engine,
+    ledger: Ledger,
+    request: Request,
+    current: Placement | None = None,
+) -> Decision:
+    """What *engine* decides, so that the kernel can carry out the memory policy of the spec too.
+
+    Memory of a container that is bound to nodes is promised there, and if the engine finds no place there it
+    is left alone and counted, as one with a cpuset.mems of somebody else. With other policies the container
+    may always use their nodes.
+    """
+    given = request.given_policy
+    nodes = NodeSet() if given is None else _existing_nodes(machine, given)
+    if given is None or request.opted_out or not nodes:
+        return engine.decide(machine, policy, ledger, request, current)
+    text, bound = policy_text(given), given.mode is MemoryPolicyMode.BIND
+    if request.pinned_mems is not None:
+        decision = engine.decide(machine, policy, ledger, request, current)
+        if not nodes.isdisjoint(request.pinned_mems):
+            return decision
+        contradiction = f"its cpuset.mems {request.pinned_mems} and the memory policy {text} of its spec"
+        return _degraded(decision, f"{contradiction} have no node in common: the kernel refuses that")
+    wish = request.nodes
+    common = nodes if wish is None else nodes & wish.nodes
+    if bound and wish is not None and wish.required and not common:
+        contradiction = f"it requires {nodes_text(wish.nodes)}, and its spec has the memory policy {text}"
+        return Decision(request, Outcome.REFUSED, reasons=(Reason(GIVEN_POLICY, contradiction),))
+    asked = request
+    if bound or (request.qos is QosClass.GUARANTEED and wish is None):
+        asked = replace(request, nodes=NodeWish(common or nodes))
+    decision = engine.decide(machine, policy, ledger, asked, current)
+    mems = decision.placement.mems
+    if bound and (_RELATIVE in given.flags or mems is None or not mems <= nodes):
+        pinned = replace(request, pinned_mems=common or nodes)
+        decision = engine.decide(machine, policy, ledger, pinned, current)
+        others = tuple(reason for reason in decision.reasons if reason.code != PINNED)
+        decision = replace(decision, reasons=others)
+    elif decision.outcome is Outcome.REFUSED:
+        return decision
+    elif mems is not None and not nodes <= mems and not bound:
+        placement = replace(decision.placement, mems=mems | nodes)
+        decision = replace(decision, placement=placement)
+        text = f"{text}, whose nodes it may use beside {nodes_text(mems)}"
+    decision = replace(decision, request=replace(decision.request, nodes=wish))
+    if wish is not None and not common:
+        return _degraded(decision, f"prefers {nodes_text(wish.nodes)}, but its spec has the policy {text}")
+    reason = Reason(GIVEN_POLICY, f"its spec has the memory policy {text}")
+    return replace(decision, reasons=(*decision.reasons, reason))
+
+
+def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:
+    """The nodes of a policy that the machine has; relative ones are counted among all that have memory."""
+    if _RELATIVE not in given.flags:
+        return given.nodes & machine.memory_nodes
+    allowed = list(machine.memory_nodes)
+    return NodeSet(allowed[node % len(allowed)] for node in given.nodes)
+
+
+def _degraded(decision: Decision, text: str) -> Decision:
+    """*decision*, not as well as asked, because of what *text* says."""
+    outcome = Outcome.DEGRADED if decision.outcome is Outcome.PLACED else decision.outcome
+    return replace(decision, outcome=outcome, reasons=(*decision.reasons, Reason(GIVEN_POLICY, text)))
+
+
 def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
     """*decision* with the memory policy that its container starts with, or the reason why it has none.
 
@@ -41,6 +120,15 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
     wish, setting = decision.request.memory_policy, decision.placement.memory_policy
     if decision.outcome is Outcome.REFUSED or decision.request.opted_out:
         return decision
+    given = decision.request.given_policy
+    if given is not None:
+        decision = replace(decision, placement=replace(decision.placement, memory_policy=None))
+        if wish is None:
+            return decision
+        wished = policy_text(wish)
+        return _degraded(
+            decision, f"{wished} of its annotation is not set: its spec has {policy_text(given)}"
+        )
     if wish is None:
         if setting is None or ability.runtime:
             return decision

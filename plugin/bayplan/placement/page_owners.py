@@ -130,7 +130,7 @@ def _band_bytes(memory_bytes: int) -> int:
 
 
 def _is_bound_by_policy(request: Request) -> bool:
-    policy = request.memory_policy
+    policy = request.memory_policy or request.given_policy
     return policy is not None and policy.mode in (
         MemoryPolicyMode.BIND,
         MemoryPolicyMode.INTERLEAVE,

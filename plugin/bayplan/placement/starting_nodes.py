@@ -51,6 +51,7 @@ def with_starting_nodes(
     """
     request = decision.request
     taken = request.opted_out or request.memory_policy is not None or request.pinned_mems is not None
+    taken = taken or request.given_policy is not None
     if taken or decision.placement.memory_policy is not None or not (ability.runtime and ability.weighted):
         return decision
     nodes = _starting_nodes(machine, room, decision)

@@ -29,7 +29,8 @@ from bayplan.engines.kubelet.resources import is_memory
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _GATES: Final = FeatureGates()

@@ -17,8 +17,8 @@ from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass,
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.request import changed_resources
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources, changed_resources
+from bayplan.model.workload import Container, Pod
 from bayplan.placement.after_removal import after_removal
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility

@@ -21,8 +21,8 @@ from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
-from bayplan.model.qos import DEFAULT_PERIOD_US, quota_from_milli, shares_from_milli
-from bayplan.model.workload import Resources
+from bayplan.model.qos import quota_from_milli, shares_from_milli
+from bayplan.model.resources import DEFAULT_PERIOD_US, Resources
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 from bayplan.simulate.manifest import GeneratedNames, PlannedPod, plan_manifest, sizes_manifest
 

@@ -12,7 +12,7 @@ from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.lock import DirectoryLock
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store

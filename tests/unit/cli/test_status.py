@@ -30,7 +30,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Unmanaged
 from bayplan.views.status import status_view
 from support.crowded import crowded
-from support.machines import container, pod
+from support.machines import container, machine, pod
 from support.snapshots import BURSTABLE, GUARANTEED, make_snapshot
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def test_what_is_kept_for_pods_is_shown_beside_their_engine(daemon: "Daemon", ca
     totals = PodTotals(900 * MIB, 3000, {"hugepages-2Mi": 4 * MIB})
     affinity = Affinity(NodeSet([1]), preferred=True, whole=True, mems=NodeSet([1]), cpus=CpuSet([4, 5, 6]))
     home = pod("team", QosClass.GUARANTEED)
-    request = derive_request(home, container("i", home, memory_bytes=MIB, milli_cpus=1000), GIB)
+    request = derive_request(home, container("i", home, memory_bytes=MIB, milli_cpus=1000), machine(1))
     init = Decision(replace(request, pod_totals=totals), Outcome.PLACED, Placement(affinity=affinity))
     ledger = Ledger().with_entry(Entry(init)).after_end_of("i")
     kept = "  default/team: 4Mi hugepages-2Mi, 900Mi memory on node 1 and CPUs 4-6"

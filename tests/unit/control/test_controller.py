@@ -14,7 +14,8 @@ from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
-from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

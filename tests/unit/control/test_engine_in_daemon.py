@@ -15,7 +15,8 @@ from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.workload import Container, ContainerState, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, ContainerState
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

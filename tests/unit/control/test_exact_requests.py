@@ -18,7 +18,8 @@ from bayplan.model.decision import OVERCOMMITTED, QosClass, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_facts import ContainerKind, PodFacts
-from bayplan.model.workload import Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Pod
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from support.controllers import MACHINE, Controlled, begun, controlled, full_disk

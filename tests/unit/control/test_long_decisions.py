@@ -15,7 +15,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled
 from support.machines import container, machine, pod
@@ -91,6 +91,6 @@ def test_another_engine_answers_the_same() -> None:
         assert twin is not engine
         for size in (1, 20, 70):
             one = container("c", GUARANTEED, memory_bytes=size * 200 * MIB, milli_cpus=500)
-            request = derive_request(GUARANTEED, one, MANY.memory_bytes)
+            request = derive_request(GUARANTEED, one, MANY)
             answers = [each.decide(MANY, PlacementPolicy(), Ledger(), request) for each in (engine, twin)]
             assert answers[0] == answers[1]

@@ -5,7 +5,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.model.decision import Outcome, QosClass
-from bayplan.model.workload import Container, ContainerState, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -17,7 +17,8 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.evacuation import Bounds, Evacuation, evacuate
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.origin import Form, Origin
-from bayplan.model.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store

@@ -7,7 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass
-from bayplan.model.workload import Container, ContainerState, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.nri import Event
 from bayplan.placement.adjustment import MOST_UPDATES
 from bayplan.quantity import MIB

@@ -15,7 +15,8 @@ from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.workload import Container, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -258,7 +258,7 @@ def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone_but_shared_cpus_of_
     owner = pod("p")
     one = container("c1", owner, memory_bytes=1, milli_cpus=2000)
     decision = Decision(
-        derive_request(owner, one, whole.memory_bytes),
+        derive_request(owner, one, whole),
         Outcome.PLACED,
         Placement(NodeSet([0, 1]), CpuSet([1, 2])),
     )
@@ -284,7 +284,7 @@ def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free()
     after = Machine((*(replace(node, tier=0) for node in before.nodes), slow), before.cpus)
     owner = pod("p")
     one = container("c1", owner)
-    request = derive_request(owner, one, before.memory_bytes)
+    request = derive_request(owner, one, before)
 
     def mems(decided: Decision, of: Machine) -> list[NodeSet | None]:
         ledger = Ledger.of([Entry(decided)])

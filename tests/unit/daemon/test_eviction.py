@@ -30,7 +30,8 @@ from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.quantity import GIB, KIB, MIB
 from support.conditions import until
 from support.controllers import Controlled, controlled, here

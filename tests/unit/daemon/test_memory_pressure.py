@@ -22,7 +22,8 @@ from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.nri.translate import adjustment_to
 from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.placement.starting_nodes import STARTS_ELSEWHERE

@@ -9,19 +9,21 @@ from bayplan.model.decision import QosClass, QosSource, Request
 from bayplan.model.kubelet_requests import BY_KUBELET, Contradiction, with_kubelet_request
 from bayplan.model.pod_facts import ContainerFacts, ContainerKind, PodFacts
 from bayplan.model.request import changed_request, derive_request
+from bayplan.model.resources import Resources
 from bayplan.model.wishes import Wishes
-from bayplan.model.workload import Resources
 from bayplan.quantity import GIB, MIB
 from support.kubelet_pods import amounts, asked, facts, kubelet_pod, sandbox
+from support.machines import machine
 
 CAPACITY = 64 * GIB
+MACHINE = machine(1, 64, CAPACITY)
 STEP = CAPACITY // 1000
 ONE = kubelet_pod(facts("a", 300 * MIB, GIB))
 
 
 def derived(pod: PodFacts, name: str = "a", wishes: Wishes = Wishes()) -> Request:
     """What the spec alone shows."""
-    return derive_request(sandbox(pod), asked(pod, name, CAPACITY), CAPACITY, wishes)
+    return derive_request(sandbox(pod), asked(pod, name, CAPACITY), MACHINE, wishes)
 
 
 def told(request: Request, pod: PodFacts, name: str = "a", *, running: bool = False) -> Request:
@@ -88,7 +90,7 @@ WHOLE = kubelet_pod(
 def test_that_a_guaranteed_pod_has_resources_as_a_whole_its_spec_says() -> None:
     spec = asked(WHOLE, "a", CAPACITY)
     quota = replace(spec.resources, cpu_quota_us=400_000, cpu_period_us=100_000)
-    shown = derive_request(sandbox(WHOLE), replace(spec, resources=quota), CAPACITY)
+    shown = derive_request(sandbox(WHOLE), replace(spec, resources=quota), MACHINE)
     assert (shown.pod_level, shown.exclusive_cpus) == (True, 0)
     assert told(shown, WHOLE) == shown
     hidden = derived(WHOLE)
@@ -128,7 +130,7 @@ def test_a_container_outside_of_kubelets_tree_is_not_kubelets() -> None:
 def test_a_protection_that_was_made_of_the_request_proves_it() -> None:
     spec = asked(ONE, "a", CAPACITY)
     spec = replace(spec, resources=replace(spec.resources, unified={"memory.low": str(300 * MIB)}))
-    request = derive_request(sandbox(ONE), spec, CAPACITY)
+    request = derive_request(sandbox(ONE), spec, MACHINE)
     assert told(request, ONE).memory == request.memory
     assert "memory.low" in problem(request, with_amounts(ONE, facts("a", 301 * MIB, GIB)))
 
@@ -139,7 +141,7 @@ def test_while_a_resize_is_under_way_either_amount_can_be_the_containers() -> No
     before = told(derived(ONE), resizing, running=True)
     assert before.memory.high_bytes == 300 * MIB
     change = Resources(memory_limit_bytes=2 * GIB, cpu_shares=204)
-    changed = changed_request(before, asked(ONE, "a", CAPACITY).resources, change)
+    changed = changed_request(before, asked(ONE, "a", CAPACITY).resources, change, MACHINE)
     after = told(changed, resizing, running=True)
     assert (after.memory.high_bytes, after.memory.source, after.cpu_milli) == (500 * MIB, BY_KUBELET, 200)
 

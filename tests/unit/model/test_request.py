@@ -6,13 +6,15 @@ from bayplan.errors import ConfigError
 from bayplan.model.decision import Interval, QosClass, QosSource
 from bayplan.model.qos import oom_score_adj
 from bayplan.model.request import changed_request, derive_request
+from bayplan.model.resources import Resources
 from bayplan.model.wishes import Wishes, read_wishes
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.workload import Container, Pod
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from support.machines import container, pod
+from support.machines import container, machine, pod
 
 CAPACITY = 8 * GIB
+MACHINE = machine(1, 64, CAPACITY)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 BURSTABLE = pod("b", QosClass.BURSTABLE)
 
@@ -25,7 +27,7 @@ def test_guaranteed_asks_for_its_limits_exactly() -> None:
         cpu_period_us=100_000,
         hugepage_limits_bytes={2 * MIB: 8 * MIB, GIB: 0},
     )
-    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=spec), CAPACITY)
+    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=spec), MACHINE)
     assert request.memory == Interval(GIB, GIB, "limit")
     assert request.memory.exact
     assert (request.cpu_milli, request.exclusive_cpus) == (2000, 2)
@@ -37,14 +39,14 @@ def test_guaranteed_asks_for_its_limits_exactly() -> None:
 @pytest.mark.parametrize(("milli", "exclusive"), [(1500, 0), (1000, 1), (500, 0), (4000, 4)])
 def test_only_whole_cpus_are_exclusive(milli: int, exclusive: int) -> None:
     request = derive_request(
-        GUARANTEED, container("c", GUARANTEED, memory_bytes=1, milli_cpus=milli), CAPACITY
+        GUARANTEED, container("c", GUARANTEED, memory_bytes=1, milli_cpus=milli), MACHINE
     )
     assert request.exclusive_cpus == exclusive
 
 
 def test_quota_switched_off_by_kubelet_leaves_the_shares() -> None:
     spec = Resources(memory_limit_bytes=GIB, cpu_shares=3072, cpu_quota_us=-1)
-    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=spec), CAPACITY)
+    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=spec), MACHINE)
     assert request.exclusive_cpus == 3
 
 
@@ -53,7 +55,7 @@ def test_burstable_request_is_an_interval_around_the_true_one(request_bytes: int
     adjustment = oom_score_adj(QosClass.BURSTABLE, request_bytes, CAPACITY)
     spec = Resources(cpu_shares=512)
     request = derive_request(
-        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=adjustment), CAPACITY
+        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=adjustment), MACHINE
     )
     assert request.memory.low_bytes <= request_bytes <= request.memory.high_bytes
     assert request.memory.source == "oom_score_adj"
@@ -64,28 +66,30 @@ def test_the_limit_cuts_the_interval() -> None:
     adjustment = oom_score_adj(QosClass.BURSTABLE, 2 * GIB, CAPACITY)
     spec = Resources(memory_limit_bytes=2 * GIB)
     request = derive_request(
-        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=adjustment), CAPACITY
+        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=adjustment), MACHINE
     )
     assert request.memory.high_bytes == 2 * GIB
 
 
 @pytest.mark.parametrize("key", ["memory.low", "memory.min"])
-def test_a_protected_amount_is_the_request(key: str) -> None:
-    spec = Resources(unified={key: str(300 * MIB)})
-    request = derive_request(
-        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=900), CAPACITY
-    )
-    assert request.memory == Interval(300 * MIB, 300 * MIB, key)
+def test_a_protected_amount_is_the_request_where_its_score_agrees(key: str) -> None:
+    """A score of 900 stands for 819.2 to 827.4 MiB of 8 GiB."""
+    for protected, agrees in ((820 * MIB, True), (300 * MIB, False), (900 * MIB, False)):
+        spec = Resources(unified={key: str(protected)})
+        one = container("c", BURSTABLE, resources=spec, oom_score_adj=900)
+        memory = derive_request(BURSTABLE, one, MACHINE).memory
+        assert (memory == Interval(protected, protected, key)) is agrees
+        assert agrees or memory.source == "oom_score_adj"
 
 
-@pytest.mark.parametrize("text", ["max", "-1", "512M", "²", "9" * 5000, str(1 << 63)])
+@pytest.mark.parametrize("text", ["max", "-1", "512MB", "²", "9" * 5000, str(1 << 63)])
 @pytest.mark.parametrize("key", ["memory.low", "memory.min", "memory.high"])
 def test_a_protected_amount_that_is_no_number_of_bytes_says_nothing(key: str, text: str) -> None:
     for owner in (BURSTABLE, GUARANTEED):
         spec = Resources(memory_limit_bytes=GIB, unified={key: text})
         plain = Resources(memory_limit_bytes=GIB)
         with_it, without = (
-            derive_request(owner, container("c", owner, resources=one), CAPACITY) for one in (spec, plain)
+            derive_request(owner, container("c", owner, resources=one), MACHINE) for one in (spec, plain)
         )
         assert with_it == without
 
@@ -93,14 +97,14 @@ def test_a_protected_amount_that_is_no_number_of_bytes_says_nothing(key: str, te
 def test_node_critical_burstable_gives_no_signal() -> None:
     spec = Resources(memory_limit_bytes=GIB)
     request = derive_request(
-        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=-997), CAPACITY
+        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=-997), MACHINE
     )
     assert request.memory == Interval(0, GIB, "no signal")
 
 
 def test_outside_kubelet_a_missing_request_is_the_limit() -> None:
     plain = pod("plain")
-    request = derive_request(plain, container("c", plain, memory_bytes=GIB, oom_score_adj=0), CAPACITY)
+    request = derive_request(plain, container("c", plain, memory_bytes=GIB, oom_score_adj=0), MACHINE)
     assert (request.qos, request.qos_source) == (QosClass.BURSTABLE, QosSource.INFERRED)
     assert request.memory == Interval(GIB, GIB, "limit")
 
@@ -108,45 +112,44 @@ def test_outside_kubelet_a_missing_request_is_the_limit() -> None:
 def test_an_added_limit_never_changes_the_class() -> None:
     plain = pod("plain")
     one = container("c", plain, resources=Resources(cpu_quota_us=100_000))
-    request = derive_request(plain, one, CAPACITY, Wishes(memory_limit_bytes=GIB), {"Burstable": 2 * GIB})
+    request = derive_request(plain, one, MACHINE, Wishes(memory_limit_bytes=GIB), {"Burstable": 2 * GIB})
     assert (request.qos, request.memory_limit_bytes) == (QosClass.BURSTABLE, GIB)
-    request = derive_request(plain, one, CAPACITY, default_limit_bytes={"Burstable": 2 * GIB})
+    request = derive_request(plain, one, MACHINE, default_limit_bytes={"Burstable": 2 * GIB})
     assert request.memory_limit_bytes == 2 * GIB
 
 
 def test_cpusets_of_the_spec_are_pins() -> None:
     spec = Resources(cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
-    request = derive_request(BURSTABLE, container("c", BURSTABLE, resources=spec), CAPACITY)
+    request = derive_request(BURSTABLE, container("c", BURSTABLE, resources=spec), MACHINE)
     assert (request.pinned_cpus, request.pinned_mems) == (CpuSet([1]), NodeSet([0]))
 
 
 def test_a_nameless_container_is_called_by_its_ids() -> None:
-    request = derive_request(Pod("sandbox"), Container("c1", "sandbox"), CAPACITY)
+    request = derive_request(Pod("sandbox"), Container("c1", "sandbox"), MACHINE)
     assert request.name == "-/sandbox/c1"
-    request = derive_request(Pod("c1"), Container("c1", "c1"), CAPACITY)
+    request = derive_request(Pod("c1"), Container("c1", "c1"), MACHINE)
     assert request.name == "-/-/c1"
-    request = derive_request(Pod("p1", "c1"), Container("c1", "p1"), CAPACITY)
+    request = derive_request(Pod("p1", "c1"), Container("c1", "p1"), MACHINE)
     assert request.name == "-/c1/c1"
 
 
 def test_a_change_keeps_the_class_and_forgets_our_own_cpusets() -> None:
     one = container("c", GUARANTEED, memory_bytes=GIB, milli_cpus=2000)
-    request = derive_request(GUARANTEED, one, CAPACITY)
+    request = derive_request(GUARANTEED, one, MACHINE)
     spec = Resources(GIB, 2048, 200_000, 100_000, CpuSet([4, 5]), NodeSet([1]))
-    assert changed_request(request, spec, Resources()) == request
-    grown = changed_request(request, spec, Resources(memory_limit_bytes=2 * GIB, cpu_quota_us=300_000))
+    assert changed_request(request, spec, Resources(), MACHINE) == request
+    more = Resources(memory_limit_bytes=2 * GIB, cpu_quota_us=300_000)
+    grown = changed_request(request, spec, more, MACHINE)
     assert grown.memory == Interval(2 * GIB, 2 * GIB, "limit")
     assert (grown.memory_limit_bytes, grown.exclusive_cpus, grown.pinned_cpus) == (2 * GIB, 3, None)
-    pinned = changed_request(request, spec, Resources(cpuset_cpus=CpuSet([7])))
+    pinned = changed_request(request, spec, Resources(cpuset_cpus=CpuSet([7])), MACHINE)
     assert pinned.pinned_cpus == CpuSet([7])
 
 
 def test_a_smaller_limit_cuts_a_known_interval() -> None:
     spec = Resources(cpu_shares=100)
-    request = derive_request(
-        BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=500), CAPACITY
-    )
-    cut = changed_request(request, spec, Resources(memory_limit_bytes=GIB))
+    request = derive_request(BURSTABLE, container("c", BURSTABLE, resources=spec, oom_score_adj=500), MACHINE)
+    cut = changed_request(request, spec, Resources(memory_limit_bytes=GIB), MACHINE)
     assert cut.memory == Interval(0, GIB, "oom_score_adj", usual_low_bytes=GIB)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
+from bayplan.model.resources import Resources
 from bayplan.model.workload import (
     Adjustment,
     Container,
@@ -18,7 +19,6 @@ from bayplan.model.workload import (
     DeviceType,
     Mount,
     Pod,
-    Resources,
     Update,
 )
 from bayplan.nri import EmptySetError
@@ -238,12 +238,12 @@ class TestResources:
     def test_zero_means_unset(self, field):
         assert resources_from(resources(**{field: 0}), "it") == Resources()
 
-    def test_an_unlimited_quota_stays_and_an_unlimited_memory_is_no_limit(self):
+    def test_an_unlimited_quota_and_an_unlimited_memory_are_explicitly_none(self):
         found = resources_from(resources(cpu_quota=-1, memory_limit=-1), "it")
         assert found.cpu_quota_us == -1
-        assert found.memory_limit_bytes is None
+        assert (found.memory_limit_bytes, found.limit_bytes, found.quota_milli) == (-1, None, None)
 
-    @pytest.mark.parametrize("text", ["0-", "a", "3-1", "99999999", "0,,1"])
+    @pytest.mark.parametrize("text", ["0-", "a", "3-1", "99999999", "0-3:3/2"])
     def test_an_unreadable_cpuset_was_still_set_by_somebody(self, text, caplog):
         with caplog.at_level(logging.WARNING):
             found = resources_from(resources(cpu_cpus=text, cpu_mems=text), "container c1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.oci.documents import Spec, parse_spec
 from bayplan.oci.errors import OciError
 from bayplan.oci.workloads import (
@@ -204,9 +204,10 @@ def test_resources_with_zero_and_empty_as_unset() -> None:
         cpuset_cpus=CpuSet([0, 1]),
         hugepage_limits_bytes={2 * MIB: 4 * MIB},
         unified={"memory.high": "5"},
+        memory_swap_bytes=GIB,
     )
     unlimited = read({}, resources={"memory": {"limit": -1}, "cpu": None, "unified": None})
-    assert container_from(unlimited, CONTAINER).resources == Resources()
+    assert container_from(unlimited, CONTAINER).resources == Resources(memory_limit_bytes=-1)
     both = read({}, resources={"cpu": {"cpus": "3", "mems": "1"}})
     assert container_from(both, CONTAINER).resources.cpuset_mems == NodeSet([1])
 
@@ -217,6 +218,11 @@ def test_resources_with_zero_and_empty_as_unset() -> None:
         ({"cpu": {"cpus": "a"}}, "linux.resources.cpu.cpus"),
         ({"cpu": {"mems": "3-1"}}, "linux.resources.cpu.mems"),
         ({"hugepageLimits": [{"pageSize": "2 apples"}]}, "linux.resources.hugepageLimits[0].pageSize"),
+        ({"unified": {"cpuset.cpus": "3-1"}}, "linux.resources.unified[cpuset.cpus]"),
+        ({"unified": {"memory.max": "8 GB"}}, "linux.resources.unified[memory.max]"),
+        ({"unified": {"cpu.max": "all"}}, "linux.resources.unified[cpu.max]"),
+        ({"unified": {"cpu.weight": "0"}}, "linux.resources.unified[cpu.weight]"),
+        ({"unified": {"hugetlb.2MB.max": "some"}}, "linux.resources.unified[hugetlb.2MB.max]"),
     ],
 )
 def test_a_field_that_cannot_be_read_is_named(resources: dict[str, Any], field: str) -> None:

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy
-from bayplan.model.workload import Adjustment, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Update
 from bayplan.placement.adjustment import Ability, adjustment_for, cpus_updates, memory_qos_values
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -12,7 +12,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB, MIB

@@ -50,7 +50,7 @@ def shared(name: str) -> Container:
 def decided(one: Container, ledger: Ledger = Ledger()) -> Entry:
     """The entry of *one* as it was made at its creation."""
     owner = next(each for each in PODS.values() if each.id == one.pod_id)
-    request = derive_request(owner, one, MACHINE.memory_bytes)
+    request = derive_request(owner, one, MACHINE)
     decision = ExactEngine().decide(MACHINE, CPU_0, ledger, request)
     after = ledger.with_entry(Entry(decision))
     return Entry(decision, cpus_for(decision, after.shared_cpus(MACHINE)))

@@ -7,7 +7,8 @@ from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Container, ContainerState, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.reconcile import Reconciliation, reconcile
 from bayplan.quantity import MIB
@@ -21,7 +22,7 @@ PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
 
 
 def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
-    request = derive_request(owner, one, MACHINE.memory_bytes)
+    request = derive_request(owner, one, MACHINE)
     decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
     after = ledger.with_entry(Entry(decision))
     shared = after.shared_cpus(MACHINE)

@@ -7,7 +7,7 @@ import pytest
 from bayplan.errors import ConfigError
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
 from support.machines import machine
@@ -45,7 +45,7 @@ def test_a_guaranteed_pod_with_init_containers_a_sidecar_and_huge_pages() -> Non
         cpu_period_us=100_000,
         hugepage_limits_bytes={2 * MIB: 64 * MIB},
     )
-    request = derive_request(planned.pod, planned.containers[2].container, MACHINE.memory_bytes)
+    request = derive_request(planned.pod, planned.containers[2].container, MACHINE)
     assert (request.qos, request.qos_source) == (QosClass.GUARANTEED, QosSource.CGROUP_PARENT)
     assert (request.exclusive_cpus, request.hugepages_bytes) == (2, {"hugepages-2Mi": 64 * MIB})
     assert request.pod_totals is not None
@@ -68,7 +68,7 @@ def test_a_deployment_is_one_of_its_pods_and_a_list_all_of_them() -> None:
         "spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "c"}]}}}}},
     }
     web, night = plan_manifest({"kind": "List", "items": [deployment, cron]}, MACHINE)
-    request = derive_request(web.pod, web.containers[0].container, MACHINE.memory_bytes)
+    request = derive_request(web.pod, web.containers[0].container, MACHINE)
     assert (web.name, request.qos) == ("default/web", QosClass.BURSTABLE)
     assert not request.memory.exact
     assert request.memory.low_bytes <= 2 * GIB <= request.memory.high_bytes
@@ -122,7 +122,7 @@ def test_what_has_no_pods_is_passed_over_in_a_list_and_named_alone() -> None:
 def test_sizes_make_a_pod_of_one_container(name: str, full: str) -> None:
     manifest = sizes_manifest(name, memory="1Gi", cpus="2", annotations={"bayplan.dev/opt-out": "true"})
     (planned,) = plan_manifest(manifest, MACHINE)
-    request = derive_request(planned.pod, planned.containers[0].container, MACHINE.memory_bytes)
+    request = derive_request(planned.pod, planned.containers[0].container, MACHINE)
     assert (request.name, request.qos, request.exclusive_cpus) == (full, QosClass.GUARANTEED, 2)
     assert planned.pod.annotations == {"bayplan.dev/opt-out": "true"}
 
@@ -141,7 +141,7 @@ def test_sizes_make_a_pod_of_one_container(name: str, full: str) -> None:
 )
 def test_the_class_of_sizes(sizes: dict[str, str], qos: QosClass) -> None:
     (planned,) = plan_manifest(sizes_manifest("p", **sizes), MACHINE)
-    request = derive_request(planned.pod, planned.containers[0].container, MACHINE.memory_bytes)
+    request = derive_request(planned.pod, planned.containers[0].container, MACHINE)
     assert request.qos is qos
 
 

@@ -32,7 +32,7 @@ MADE = container("x" * 64, OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
 
 def decided() -> Entry:
     decision = ExactEngine().decide(
-        MACHINE, PlacementPolicy(), Ledger(), derive_request(OWNER, MADE, MACHINE.memory_bytes)
+        MACHINE, PlacementPolicy(), Ledger(), derive_request(OWNER, MADE, MACHINE)
     )
     return Entry(decision, notified_cpus=CpuSet([1, 2]), oom_group=True)
 
@@ -107,7 +107,7 @@ def test_the_oldest_comes_first() -> None:
     made = [container(name, OWNER, memory_bytes=MIB) for name in "abc"]
     listed = []
     for at_us, one in zip((3, 1, 2), made, strict=True):
-        request = derive_request(OWNER, one, MACHINE.memory_bytes)
+        request = derive_request(OWNER, one, MACHINE)
         entry = Entry(ExactEngine().decide(MACHINE, PlacementPolicy(), Ledger(), request))
         listed.append(replace(one, annotations=annotations_of(entry, at_us)))
     assert list(entries_in(listed)) == ["b", "c", "a"]

@@ -30,7 +30,8 @@ from bayplan.engines.kubelet.qos.classes import (
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
-from bayplan.model.qos import MEMORY_HIGH, quota_from_milli, shares_from_milli
+from bayplan.model.qos import quota_from_milli, shares_from_milli
+from bayplan.model.resources import MEMORY_HIGH
 from bayplan.quantity import parse_bytes, parse_page_size
 
 _TIERED = MemoryQos(0.9, reservation=MemoryReservationPolicy.TIERED)

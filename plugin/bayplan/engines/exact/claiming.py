@@ -91,6 +91,7 @@ def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
         request.opted_out
         or request.pinned_mems is not None
         or request.memory_policy is not None
+        or request.given_policy is not None
         or request.even_hugepages is not None
         or (request.nodes is not None and request.nodes.required)
         or (request.tier is not None and request.tier.required)

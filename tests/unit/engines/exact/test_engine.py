@@ -25,7 +25,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.placement.after_removal import after_removal
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -47,7 +47,7 @@ class Node:
     def place(self, container_id: str, memory_bytes: int, milli_cpus: int = 500, **spec: object) -> Decision:
         one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
         one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
-        request = derive_request(GUARANTEED, one, self.machine.memory_bytes)
+        request = derive_request(GUARANTEED, one, self.machine)
         return self.decide(request)
 
     def decide(self, request: Request) -> Decision:
@@ -62,7 +62,7 @@ class Node:
 
 def request(container_id: str, memory_bytes: int) -> Request:
     one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=500)
-    return derive_request(GUARANTEED, one, 4 * GIB)
+    return derive_request(GUARANTEED, one, machine(4))
 
 
 def sized(asked: Request, memory_bytes: int) -> Request:
@@ -677,13 +677,13 @@ def test_an_update_that_pins_nodes_elsewhere_is_refused_and_a_later_one_of_the_a
 
 def test_other_classes_are_not_confined() -> None:
     burstable = pod("b", QosClass.BURSTABLE)
-    request = derive_request(burstable, container("c", burstable, memory_bytes=GIB), 4 * GIB)
+    request = derive_request(burstable, container("c", burstable, memory_bytes=GIB), machine(4))
     decision = ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)
     assert (decision.outcome, decision.placement.mems) == (Outcome.PLACED, None)
 
 
 def test_nothing_asked_is_placed_anywhere() -> None:
-    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=Resources()), 4 * GIB)
+    request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=Resources()), machine(4))
     assert codes(ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)) == ["nothing-claimed"]
 
 

@@ -43,7 +43,7 @@ class Node:
 
 def asking(container_id: str, memory_bytes: int) -> Request:
     one = container(container_id, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=500)
-    return derive_request(GUARANTEED, one, 4 * GIB)
+    return derive_request(GUARANTEED, one, machine(4))
 
 
 def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:

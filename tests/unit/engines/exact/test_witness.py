@@ -25,7 +25,7 @@ POLICY = PlacementPolicy(reserved_cpus=CpuSet([0]))
 
 def placed(engine: Engine, ledger: Ledger, name: str, memory_bytes: int) -> Ledger:
     one = container(name, GUARANTEED, memory_bytes=memory_bytes, milli_cpus=500)
-    decision = engine.decide(MACHINE, POLICY, ledger, derive_request(GUARANTEED, one, MACHINE.memory_bytes))
+    decision = engine.decide(MACHINE, POLICY, ledger, derive_request(GUARANTEED, one, MACHINE))
     assert decision.outcome is Outcome.PLACED
     return ledger.with_entry(Entry(decision))
 

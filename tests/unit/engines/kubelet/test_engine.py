@@ -26,7 +26,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import changed_request, derive_request
-from bayplan.model.workload import Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Pod
 from bayplan.placement.reconcile import adopt
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -64,7 +65,7 @@ class Node:
             home = replace(home, resources=totals)
         one = container(container_id, home, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
         one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
-        return derive_request(home, one, self.machine.memory_bytes)
+        return derive_request(home, one, self.machine)
 
     def decide(self, request: Request, current: Placement | None = None) -> Decision:
         base = self.ledger.without(request.container_id)
@@ -368,7 +369,7 @@ def _resized(node: Node, container_id: str, **change: int) -> Decision:
     old = node.ledger.entries[container_id].decision
     milli = old.request.cpu_milli
     spec = Resources(old.request.memory_limit_bytes, cpu_quota_us=milli * 100, cpu_period_us=100_000)
-    request = changed_request(old.request, spec, Resources(**change))  # type: ignore[arg-type]  # keywords of several types
+    request = changed_request(old.request, spec, Resources(**change), node.machine)  # type: ignore[arg-type]  # keywords of several types
     return node.decide(request, old.placement)
 
 

@@ -15,7 +15,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Resources
+from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, machine, pod
@@ -43,7 +43,7 @@ def decide(
     home = pod("p", qos)
     one = container("c", home, memory_bytes=memory_bytes, milli_cpus=500)
     one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
-    request = derive_request(home, one, hardware.memory_bytes, hints=hints)
+    request = derive_request(home, one, hardware, hints=hints)
     return KubeletEngine(managers).decide(hardware, policy, ledger, request)
 
 
@@ -136,11 +136,11 @@ def test_under_the_scope_pod_the_devices_of_the_first_container_align_the_pod() 
     sums = Resources(memory_limit_bytes=700 * MIB, cpu_quota_us=100_000, cpu_period_us=100_000)
     home = replace(pod("p", QosClass.GUARANTEED), resources=sums)
     one = container("c", home, memory_bytes=300 * MIB, milli_cpus=500)
-    request = derive_request(home, one, FOUR.memory_bytes, hints=(DISK,))
+    request = derive_request(home, one, FOUR, hints=(DISK,))
     engine = KubeletEngine(ManagerOptions(scope=TopologyScope.POD))
     placed = engine.decide(FOUR, RESTRICTED, Ledger(), request)
     assert str(placed.placement.mems) == "2"
-    other = derive_request(home, replace(one, id="d"), FOUR.memory_bytes)
+    other = derive_request(home, replace(one, id="d"), FOUR)
     ledger = Ledger().with_entry(Entry(placed))
     assert str(engine.decide(FOUR, RESTRICTED, ledger, other).placement.mems) == "2"
 
@@ -171,5 +171,5 @@ def test_many_devices_on_few_nodes_cost_no_more_than_few() -> None:
 def test_the_narrowest_engine_prefers_the_nodes_of_devices() -> None:
     home = pod("p", QosClass.GUARANTEED)
     one = container("c", home, memory_bytes=100 * MIB, milli_cpus=500)
-    request = derive_request(home, one, FOUR.memory_bytes, hints=(DISK, NIC, SHARED))
+    request = derive_request(home, one, FOUR, hints=(DISK, NIC, SHARED))
     assert str(ExactEngine().decide(FOUR, BEST_EFFORT, Ledger(), request).placement.mems) == "2"

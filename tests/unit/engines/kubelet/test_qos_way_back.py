@@ -17,7 +17,9 @@ from bayplan.model.kubelet_version import rules_of
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import oom_score_adj, request_from_oom_score_adj
 from bayplan.model.request import derive_request
-from bayplan.model.workload import Container, Pod, Resources
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Container, Pod
+from support.machines import machine
 
 GATES = FeatureGates()
 PARENTS = {
@@ -107,9 +109,18 @@ def _in_disguise(pod, container, capacity, memory_qos):
         amounts = {"cpu": milli, "memory": limits["memory"]}
         twin = ContainerSpec("twin", amounts, amounts)
         ordinary = PodSpec("1", (twin,), priority=pod.priority, priority_class_name=pod.priority_class_name)
-        if any(container_values(ordinary, twin, node, GATES) == values for node in nodes):
+        twins = (container_values(ordinary, twin, node, GATES) for node in nodes)
+        if any(_without_lone_protection(each) == _without_lone_protection(values) for each in twins):
             return True
     return False
+
+
+def _without_lone_protection(values):
+    """A memory.min without a memory.high may be anybody's."""
+    if "memory.high" in values.unified:
+        return values
+    unified = {key: text for key, text in values.unified.items() if key != "memory.min"}
+    return replace(values, unified=unified)
 
 
 def told(pod, container, capacity, memory_qos):
@@ -125,7 +136,9 @@ def told(pod, container, capacity, memory_qos):
     )
     sandbox = Pod("s", cgroup_parent=PARENTS[qos_class(pod, GATES)])
     return derive_request(
-        sandbox, Container("c", "s", resources=resources, oom_score_adj=values.oom_score_adj), capacity
+        sandbox,
+        Container("c", "s", resources=resources, oom_score_adj=values.oom_score_adj),
+        machine(1, 64, capacity),
     )
 
 

@@ -33,7 +33,7 @@ def test_the_same_pods_leave_the_same_state_files(files: Path) -> None:
     for uid, (milli, memory_bytes) in PODS.items():
         home = pod(uid, QosClass.GUARANTEED)
         one = container(uid, home, memory_bytes=memory_bytes, milli_cpus=milli)
-        request = derive_request(home, one, MACHINE.memory_bytes)
+        request = derive_request(home, one, MACHINE)
         ledger = ledger.with_entry(Entry(engine.decide(MACHINE, POLICY, ledger, request)))
     cpus = StaticCpuPolicy(CpuTopology.of_machine(MACHINE), CpuOptions(), POLICY.reserved_cpus)
     empty = empty_nodes(MACHINE, POLICY.reserved_bytes)

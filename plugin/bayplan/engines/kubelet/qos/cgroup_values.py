@@ -26,16 +26,8 @@ from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
-from bayplan.model.qos import (
-    DEFAULT_PERIOD_US,
-    MEMORY_HIGH,
-    MEMORY_LOW,
-    MEMORY_MIN,
-    MIN_SHARES,
-    OOM_GROUP,
-    quota_from_milli,
-    shares_from_milli,
-)
+from bayplan.model.qos import OOM_GROUP, quota_from_milli, shares_from_milli
+from bayplan.model.resources import DEFAULT_PERIOD_US, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MIN_SHARES
 from bayplan.quantity import format_page_size
 
 UNLIMITED_QUOTA: Final = -1

@@ -7,7 +7,8 @@ Which one applies depends on the writer: kubelet writes pods and QoS classes by 
 import math
 from typing import Final
 
-from bayplan.model.qos import MAX_SHARES, MIN_SHARES
+from bayplan.model.qos import MAX_SHARES
+from bayplan.model.resources import MIN_SHARES
 
 MAX_WEIGHT: Final = 10_000
 

@@ -27,7 +27,8 @@ from bayplan.engines.kubelet.qos.cgroup_weights import (
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
-from bayplan.model.qos import MAX_SHARES, milli_from_quota, quota_from_milli, shares_from_milli
+from bayplan.model.qos import MAX_SHARES, quota_from_milli, shares_from_milli
+from bayplan.model.resources import milli_from_quota
 
 GATES = FeatureGates()
 NODE = NodeSettings(64 << 30, allocatable_bytes=60 << 30)
