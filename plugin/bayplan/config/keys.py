@@ -41,7 +41,13 @@ from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
 from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import OPTIONS
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import (
+    MemoryReservationPolicy,
+    OutsideRequests,
+    PlacementStrategy,
+    TopologyPolicy,
+    TopologyScope,
+)
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -261,6 +267,11 @@ REWRITING: Final = (
         "defaultMemoryLimit", "default_memory_limit_bytes", "default-memory-limit", "CLASS=AMOUNT[,...]",
         table({"Burstable": positive_bytes, "BestEffort": positive_bytes}), syntax.assignments("="), "none",
         "memory limit for containers without one, by QoS class, e.g. Burstable=4Gi,BestEffort=1Gi",
+    ),
+    Key(
+        "requestsOutsideKubelet", "outside_requests", "requests-outside-kubelet", "WHAT",
+        one_of({what.value: what for what in OutsideRequests}), syntax.text, "limits",
+        "what counts as a request outside of kubelet's cgroup tree: limits, reservations or nothing",
     ),
     Key(
         "annotationErrors", "refuse_wrong_annotations", "annotation-errors", "WHAT",

@@ -66,6 +66,7 @@ def resolve_policy(
         default_memory_limit_bytes=settings.default_memory_limit_bytes,
         set_oom_score_adj=settings.set_oom_score_adj,
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
+        outside_requests=settings.outside_requests,
         strategy=settings.placement_strategy,
     )
     wanted = wanted_memory_bytes(settings, machine, learned)

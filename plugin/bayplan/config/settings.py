@@ -23,7 +23,13 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 )
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import (
+    MemoryReservationPolicy,
+    OutsideRequests,
+    PlacementStrategy,
+    TopologyPolicy,
+    TopologyScope,
+)
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
@@ -98,6 +104,7 @@ class Settings(Struct, frozen=True):
     set_oom_score_adj: bool = True
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     refuse_wrong_annotations: bool = False
+    outside_requests: OutsideRequests = OutsideRequests.LIMITS
     nri_socket: Path = Path("/var/run/nri/nri.sock")
     plugin_name: str = "bayplan"
     plugin_index: str = "90"

@@ -91,18 +91,17 @@ def has_pod_level_resources(
     and *source* are what `derive_qos` returned.
 
     In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
-    throttles nothing. It throttles from between request and limit, and writes memory.min together with
+    throttles nothing. Elsewhere it throttles from above the request, and writes memory.min together with
     memory.high; a memory.min alone, or one that does not lie below memory.high, can be anybody's. False says
     nothing: a container that asks for nothing itself gets the pod's limits and the shares that belong to
     them. The shortest quota that the kernel takes stands for several requests, and is no evidence.
     """
     if qos is not QosClass.GUARANTEED or source is not QosSource.CGROUP_PARENT:
         return False
-    throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH)
-    if throttled_from_bytes is not None and MEMORY_MIN in resources.unified:
-        protected_bytes, limit_bytes = resources.protected_bytes(MEMORY_MIN), resources.limit_bytes or 0
-        if protected_bytes < throttled_from_bytes <= limit_bytes:
-            return True
+    # Throttled from above the limit where only the pod has one.
+    throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH) or 0
+    if MEMORY_MIN in resources.unified and resources.protected_bytes(MEMORY_MIN) < throttled_from_bytes:
+        return True
     quota_us = resources.cpu_quota_us
     if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
         return False

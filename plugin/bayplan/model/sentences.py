@@ -19,11 +19,14 @@ from bayplan.model.decision import (
     MemoryPolicyWish,
     Move,
     Outcome,
+    QosClass,
+    QosSource,
     Request,
 )
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
+from bayplan.model.resources import RESERVATION
 from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
 from bayplan.quantity import counted, format_bytes
@@ -39,6 +42,7 @@ _HOW_KNOWN = {
     BY_KUBELET: "known from kubelet",
     "QoS class": "as its class asks for none",
     "no limit": "as it has no limit",
+    RESERVATION: "known from its memory reservation",
     NO_SIGNAL: "as nothing says how much",
 }
 """The sources of a memory request, as they stand after the amount."""
@@ -51,7 +55,7 @@ def refusal(decision: Decision) -> PlacementError:
 
 def asked(request: Request) -> list[str]:
     """What a container asks for and how that is known, a line for each thing."""
-    lines = [f"{request.qos.value}, known from {_source(request)}"]
+    lines = [f"{request.qos.value}, {_source(request)}"]
     lines.append(f"memory: {memory_text(request.memory)}")
     if request.memory_limit_bytes is not None and not _is_limit(request):
         lines[-1] += f"; limited to {format_bytes(request.memory_limit_bytes)}"
@@ -203,8 +207,15 @@ def _cpus(decision: Decision) -> str:
 
 
 def _source(request: Request) -> str:
-    words = {"cgroup parent": "its cgroup parent", "oom_score_adj": "its oom_score_adj"}
-    return words.get(request.qos_source.value, "the resources it asks for")
+    if request.qos_source is not QosSource.INFERRED:
+        known = {QosSource.CGROUP_PARENT: "its cgroup parent", QosSource.OOM_SCORE_ADJ: "its oom_score_adj"}
+        return f"known from {known[request.qos_source]}"
+    why = {
+        QosClass.GUARANTEED: "a memory limit and a CPU quota",
+        QosClass.BURSTABLE: "what it reserves, its shares or limits",
+        QosClass.BEST_EFFORT: "nothing that counts as a request",
+    }
+    return f"inferred from {why[request.qos]}, as it is outside of kubelet's cgroup tree"
 
 
 def _is_limit(request: Request) -> bool:

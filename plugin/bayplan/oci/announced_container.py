@@ -26,6 +26,8 @@ from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
 from bayplan.oci.errors import OciError
 from bayplan.oci.workloads import (
+    PODMAN,
+    cgroups_path_of,
     container_engine_of,
     container_from,
     id_in_cgroups_path,
@@ -36,6 +38,10 @@ from bayplan.oci.workloads import (
 
 logger = logging.getLogger(__name__)
 
+_NO_CGROUP: Final = (
+    "is not there, so that the container has no cgroup of its own in which anything could be set "
+    "(podman: --cgroups=disabled)"
+)
 _AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
 
 
@@ -70,7 +76,9 @@ def from_spec(document: bytes) -> AnnouncedContainer | None:
     spec = parse_spec(document, "spec")
     container_id = id_in_cgroups_path(spec)
     if container_id is None and not is_sandbox(spec):
-        found = spec.linux.cgroups_path if spec.linux is not None else None
+        found = cgroups_path_of(spec)
+        if not found:
+            raise OciError("spec: linux.cgroupsPath", _NO_CGROUP)
         raise OciError("spec: linux.cgroupsPath", f"found {found!r}, expected the container's id at its end")
     return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
 
@@ -91,6 +99,9 @@ def _described(
     spec = read.spec
     if is_sandbox(spec):
         return None
+    if not cgroups_path_of(spec) and container_engine_of(spec) == PODMAN:
+        # Other engines leave the place of the cgroup to the OCI runtime.
+        raise OciError("spec: linux.cgroupsPath", _NO_CGROUP)
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
     origin = Origin.of(form, pod, container, bundle, container_engine_of(spec))
@@ -218,11 +229,13 @@ def _checked(
         expected = None  # relative to the runtime's own cgroup, which is not known
     for controller in (CPUSET, MEMORY):
         path = paths[controller]
+        if not container.cgroups_path and not _is_own(path, expected, container.id):
+            raise OciError("spec: linux.cgroupsPath", f"{_NO_CGROUP}; process {pid} is in {path}")
         protected = hierarchy.why_protected(path)
         if protected is not None:
             raise OciError(f"cgroup {path} of process {pid}", f"will not be changed: {protected}")
         if not _is_own(path, expected, container.id):
-            shown = container.cgroups_path or f"a path with {container.id} in it"
+            shown = container.cgroups_path
             raise OciError(f"cgroup {path} of process {pid}", f"is not the container's, which is {shown}")
     return dict(paths)
 

@@ -118,14 +118,19 @@ class Process(Struct, frozen=True, rename="camel"):
 
 
 class Spec(Struct, frozen=True):
-    """config.json. ``linux`` is absent in bundles of other systems and of virtual machines."""
+    """config.json. ``linux`` is absent in bundles of other systems, which have an object of their own."""
 
     annotations: dict[str, str] | None = None
     mounts: list[MountPoint] | None = None
     process: Process | None = None
     linux: Linux | None = None
+    windows: msgspec.Raw | None = None
+    solaris: msgspec.Raw | None = None
+    zos: msgspec.Raw | None = None
+    freebsd: msgspec.Raw | None = None
 
 
+_OTHER_SYSTEMS: Final = ("windows", "solaris", "zos", "freebsd")
 Document = TypeVar("Document", State, Spec, LinuxResources)
 
 
@@ -148,7 +153,10 @@ def parse_spec(document: bytes, source: str) -> Spec:
     """
     spec = _decode(document, Spec, source)
     if spec.linux is None:
-        raise OciError(source, "has no 'linux': only Linux containers can be placed")
+        other = next((name for name in _OTHER_SYSTEMS if getattr(spec, name) is not None), None)
+        if other is not None:
+            raise OciError(source, f"is of a container of {other!r}: only those of Linux have a cgroup")
+        raise OciError(source, "has no 'linux', which names a container's cgroup and resources: not placed")
     return spec
 
 

@@ -26,11 +26,9 @@ from bayplan.oci.documents import State
 from bayplan.oci.entries import with_process
 from bayplan.oci.stale_entries import CRIO
 from bayplan.oci.storage import USERDATA, Started, read_storage, started
+from bayplan.oci.workloads import PODMAN
 
 logger = logging.getLogger(__name__)
-
-PODMAN: Final = "libpod"
-"""podman's name for itself in its containers' annotations."""
 
 _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 

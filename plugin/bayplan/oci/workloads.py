@@ -27,7 +27,8 @@ _SANDBOXES: Final = frozenset({"sandbox", "podsandbox"})
 _SANDBOX_IDS: Final = (f"{_CRIO}SandboxID", f"{_CONTAINERD}sandbox-id")
 _POD_RESOURCES: Final = ("pod-linux-resources.crio.io", f"{_CRIO}PodLinuxResources")
 _MANAGER: Final = "io.container.manager"
-_PODMAN: Final = "libpod"
+PODMAN: Final = "libpod"
+"""podman's name for itself in its containers' annotations."""
 _IN_PODMANS_POD: Final = re.compile(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
 _ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
 _SYSTEMD_FIELDS: Final = 3
@@ -44,10 +45,9 @@ def is_sandbox(spec: Spec) -> bool:
     annotations = spec.annotations or {}
     if any(annotations.get(key) in _SANDBOXES for key in _TYPES):
         return True
-    if annotations.get(_MANAGER) != _PODMAN or sandbox_id(spec):
+    if annotations.get(_MANAGER) != PODMAN or sandbox_id(spec):
         return False
-    path = spec.linux.cgroups_path if spec.linux is not None else None
-    return _IN_PODMANS_POD.search(path or "") is not None
+    return _IN_PODMANS_POD.search(cgroups_path_of(spec)) is not None
 
 
 def sandbox_id(spec: Spec) -> str:
@@ -64,11 +64,15 @@ def container_engine_of(spec: Spec) -> str:
     return "containerd" if any(key.startswith(_CONTAINERD) for key in annotations) else ""
 
 
+def cgroups_path_of(spec: Spec) -> str:
+    """``linux.cgroupsPath``, empty where there is none."""
+    return (spec.linux and spec.linux.cgroups_path) or ""
+
+
 def id_in_cgroups_path(spec: Spec) -> str | None:
     """The container's id as ``linux.cgroupsPath`` ends with it (``machine.slice:libpod:ID``,
     ``/libpod_parent/libpod-ID``), for where only the spec is known; None where it has none."""
-    path = spec.linux.cgroups_path if spec.linux is not None else None
-    last = re.split(r"[/:]", path or "")[-1].removesuffix(".scope")
+    last = re.split(r"[/:]", cgroups_path_of(spec))[-1].removesuffix(".scope")
     candidate = last.rpartition("-")[2]
     return candidate if _ID_AT_THE_END.fullmatch(candidate) else None
 
@@ -95,7 +99,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         labels=labels,
         resources=resources_from((linux and linux.resources) or LinuxResources()),
         oom_score_adj=spec.process.oom_score_adj if spec.process is not None else None,
-        cgroups_path=(linux and linux.cgroups_path) or "",
+        cgroups_path=cgroups_path_of(spec),
         pid=pid,
         devices=() if _opens_everything(spec) else _device_nodes(spec),
         device_mounts=tuple(
@@ -208,7 +212,7 @@ def _network_namespace(spec: Spec) -> str:
 
 def _parent_of(spec: Spec) -> str:
     """The cgroup parent in ``linux.cgroupsPath``: the slice in ``slice:prefix:name``, else the directory."""
-    path = (spec.linux.cgroups_path if spec.linux is not None else None) or ""
+    path = cgroups_path_of(spec)
     if not path.startswith("/") and len(path.split(":")) == _SYSTEMD_FIELDS:
         return path.partition(":")[0]
     return path.rpartition("/")[0]

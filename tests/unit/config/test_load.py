@@ -18,7 +18,13 @@ from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError, Problem
-from bayplan.model.policy import MemoryReservationPolicy, PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import (
+    MemoryReservationPolicy,
+    OutsideRequests,
+    PlacementStrategy,
+    TopologyPolicy,
+    TopologyScope,
+)
 from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
@@ -52,6 +58,7 @@ singleProcessOOMKill = true
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
+requestsOutsideKubelet = "nothing"
 nriSocket = "/run/other/nri.sock"
 pluginName = "bay-2"
 pluginIndex = "07"
@@ -114,6 +121,7 @@ FULL = Settings(
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,
+    outside_requests=OutsideRequests.NOTHING,
     nri_socket=Path("/run/other/nri.sock"),
     plugin_name="bay-2",
     plugin_index="07",

@@ -17,7 +17,13 @@ from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.errors import ConfigError
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import (
+    MemoryQos,
+    MemoryReservationPolicy,
+    OutsideRequests,
+    TopologyPolicy,
+    TopologyScope,
+)
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -108,6 +114,7 @@ def test_everything_else_reaches_the_policy() -> None:
         set_oom_score_adj=False,
         default_memory_limit_bytes={"Burstable": GIB},
         refuse_wrong_annotations=True,
+        outside_requests=OutsideRequests.RESERVATIONS,
     )
     policy = resolve_policy(settings, machine(GIB, GIB))
     assert policy.topology is TopologyPolicy.RESTRICTED
@@ -117,6 +124,7 @@ def test_everything_else_reaches_the_policy() -> None:
     assert not policy.set_oom_score_adj
     assert policy.default_memory_limit_bytes == {"Burstable": GIB}
     assert policy.refuse_wrong_annotations
+    assert policy.outside_requests is OutsideRequests.RESERVATIONS
 
 
 def test_every_problem_with_the_machine_is_reported_at_once() -> None:
