@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.errors import ParseError, excerpt
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, is_open_ended
 
 ids = st.sets(st.integers(0, 300))
 
@@ -33,14 +33,43 @@ def test_operations_agree_with_python_sets(left: set[int], right: set[int]) -> N
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("", ""), ("0", "0"), ("0-3,8", "0-3,8"), ("3,1,2", "1-3"), (" 0-1\n", "0-1"), ("0,0-2,70", "0-2,70")],
-)
+    [
+        ("", ""), ("0", "0"), ("0-3,8", "0-3,8"), ("3,1,2", "1-3"), (" 0-1\n", "0-1"), ("0,0-2,70", "0-2,70"),
+        ("0-3,", "0-3"), (" 0 , 1 ", "0-1"), ("1,,2", "1-2"), ("1 2", "1-2"), (",", ""), ("0\n1", "0"),
+        ("0,\n1", "0-1"), ("0-7:1/2", "0,2,4,6"), ("0-7:2/4,9", "0-1,4-5,9"), ("0-3:0/2", ""), ("007", "7"),
+        ("all", "0-15"), ("ALL:1/4", "0,4,8,12"), ("0-N", "0-15"), ("N", "15"), ("12-N:1/2", "12,14"),
+        ("0-7:1/2N", "0,2,4,6,15"),
+    ],
+)  # fmt: skip
 def test_kernel_list_format(text: str, shown: str) -> None:
-    assert str(CpuSet.parse(text)) == shown
+    """As bitmap_parselist() of Linux 6.18 reads them where the last id is 15."""
+    assert str(CpuSet.parse(text, last_id=15)) == shown
+
+
+def test_without_a_machine_the_last_id_is_the_last_of_any() -> None:
+    assert CpuSet.parse("8190-N") == CpuSet([8190, 8191])
+    assert len(NodeSet.parse("all")) == NodeSet.max_id + 1
+    assert [is_open_ended(text) for text in ("0-N", "All", "0-3")] == [True, True, False]
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "1-", "-1", "3-1", "1,,2", "0x1", "1 2", "8192", "0-3:1/2", "²", "9" * 5000]
+    "text",
+    [
+        "a",
+        "1-",
+        "-1",
+        "3-1",
+        "0x1",
+        "8192",
+        "5:1/2",
+        "0-3:3/2",
+        "0-3:1/0",
+        "0-3:1",
+        "all0",
+        "NN",
+        "²",
+        "9" * 5000,
+    ],
 )
 def test_wrong_text_names_the_value(text: str) -> None:
     with pytest.raises(ParseError) as caught:

@@ -122,7 +122,7 @@ def _infer(resources: Resources, quota_milli: int | None) -> QosClass:
 def reservation(resources: Resources) -> Interval:
     """What *resources* reserve, as a request with its source: what is protected most, 0 for nothing."""
     low_bytes, min_bytes = (resources.protected_bytes(file) for file in (MEMORY_LOW, MEMORY_MIN))
-    source = MEMORY_LOW if MEMORY_LOW in resources.unified else RESERVATION
+    source = MEMORY_LOW if resources.line(MEMORY_LOW) else RESERVATION
     return (
         Interval(min_bytes, min_bytes, MEMORY_MIN)
         if min_bytes > low_bytes

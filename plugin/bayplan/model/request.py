@@ -79,7 +79,7 @@ def derive_request(
     quota_milli = words.quota_milli
     qos, source = derive_qos(pod, words, adjustment, quota_milli)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
-    if MEMORY_MAX in present.unified:
+    if present.line(MEMORY_MAX):
         added_bytes = None
     if added_bytes is not None and (present.memory_swap_bytes or 0) > 0:
         # Runtimes refuse a limit above that of memory and swap together.

@@ -134,17 +134,22 @@ class Resources(Struct, frozen=True):
     def protected_bytes(self, file: str) -> int:
         """What memory.min or memory.low protects, 0 for nothing. All there is (``max``) is no amount, and
         says nothing of how much is asked for."""
-        if file in self.unified:
+        if self.line(file):
             return self.amount_bytes(file) or 0
         return max(0, self.memory_reservation_bytes or 0) if file == MEMORY_LOW else 0
 
     def amount_bytes(self, file: str) -> int | None:
         """The amount in a key of ``unified``; None where there is none, or none that can be read."""
-        text = self.unified.get(file, "")
+        text = self.line(file)
         try:
             return parse_cgroup_bytes(text) if text else None
         except ParseError:
             return None
+
+    def line(self, file: str) -> str:
+        """What a key of ``unified`` leaves in its file, which is written line by line. Runtimes differ in
+        what they make of an empty text, which is taken for unset."""
+        return self.unified.get(file, "").strip().rpartition("\n")[2]
 
     @property
     def without_unified(self) -> "Resources":
@@ -212,11 +217,7 @@ def limiting(resources: Resources, machine: Machine) -> Resources:
         for size, amount in resources.hugepage_limits_bytes.items()
         if amount < _hugepages_of(machine, size)
     }
-    unified = {
-        key: text
-        for key, text in resources.unified.items()
-        if key not in _AMOUNTS or (resources.amount_bytes(key) or 0) < memory_bytes
-    }
+    everything = {key: "max" for key in _AMOUNTS if (resources.amount_bytes(key) or 0) >= memory_bytes}
     reservation_bytes = resources.memory_reservation_bytes
     return replace(
         resources,
@@ -224,7 +225,7 @@ def limiting(resources: Resources, machine: Machine) -> Resources:
         memory_reservation_bytes=None if (reservation_bytes or 0) >= memory_bytes else reservation_bytes,
         cpu_quota_us=None if quota_milli is None or quota_milli >= cpus_milli else resources.cpu_quota_us,
         hugepage_limits_bytes=kept,
-        unified=unified,
+        unified={**resources.unified, **everything} if everything else resources.unified,
     )
 
 
@@ -350,11 +351,10 @@ def _hugepages(written: WrittenResources, report: Report) -> dict[int, int]:
 
 
 def _with_unified(fields: Resources, unified: Mapping[str, str], report: Report) -> Resources:
-    """*fields* with what the keys of *unified* write after them. A file is written line by line, so that the
-    last line counts; runtimes differ in what they make of an empty text, which is taken for unset."""
-    found = fields
+    """*fields* with what the keys of *unified* write after them."""
+    found = texts = replace(fields, unified=dict(unified))
     for key, reader in _READERS.items():
-        line = unified.get(key, "").strip().rpartition("\n")[2]
+        line = texts.line(key)
         if not line:
             continue
         try:
@@ -367,13 +367,13 @@ def _with_unified(fields: Resources, unified: Mapping[str, str], report: Report)
                 found = replace(found, cpuset_mems=NodeSet())
     if any(key.startswith("hugetlb.") for key in unified):
         found = _with_hugetlb(found, unified, report)
-    values = None if found == fields else FieldValues.of(fields)
-    return replace(found, unified=dict(unified), fields=values)
+    return found if found == texts else replace(found, fields=FieldValues.of(fields))
 
 
 def _with_memory_max(found: Resources, text: str) -> Resources:
+    """With a limit of 0 no container starts."""
     amount_bytes = parse_cgroup_bytes(text)
-    return replace(found, memory_limit_bytes=UNLIMITED if amount_bytes is None else amount_bytes)
+    return replace(found, memory_limit_bytes=UNLIMITED if amount_bytes is None else amount_bytes or None)
 
 
 def _checked_amount(found: Resources, text: str) -> Resources:
@@ -428,8 +428,9 @@ def _with_cpuset(found: Resources, key: str, text: str) -> Resources:
 
 
 def _with_hugetlb(found: Resources, unified: Mapping[str, str], report: Report) -> Resources:
-    """Limits on pages in use and on pages reserved; runtimes write the field to both files."""
-    in_use, reserved = dict(found.hugepage_limits_bytes), dict(found.hugepage_limits_bytes)
+    """Limits on pages in use and on pages reserved. runc writes the field to both files and crun to the first
+    one; a key that overrides it there is what was asked for."""
+    in_use, reserved = dict(found.hugepage_limits_bytes), dict[int, int]()
     for key, text in unified.items():
         match = _HUGETLB.fullmatch(key)
         if match is None or not text.strip():

@@ -38,10 +38,7 @@ from bayplan.oci.workloads import (
 
 logger = logging.getLogger(__name__)
 
-_NO_CGROUP: Final = (
-    "is not there, so that the container has no cgroup of its own in which anything could be set "
-    "(podman: --cgroups=disabled)"
-)
+_NO_CGROUP: Final = "linux.cgroupsPath names no cgroup of its own, as with podman's --cgroups=disabled"
 _AMOUNTS: Final = ("cpu.max", "cpu.weight", "memory.limit_in_bytes", "memory.max", "pids.max")
 
 
@@ -78,7 +75,7 @@ def from_spec(document: bytes) -> AnnouncedContainer | None:
     if container_id is None and not is_sandbox(spec):
         found = cgroups_path_of(spec)
         if not found:
-            raise OciError("spec: linux.cgroupsPath", _NO_CGROUP)
+            raise OciError("spec", _NO_CGROUP)
         raise OciError("spec: linux.cgroupsPath", f"found {found!r}, expected the container's id at its end")
     return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
 
@@ -101,7 +98,7 @@ def _described(
         return None
     if not cgroups_path_of(spec) and container_engine_of(spec) == PODMAN:
         # Other engines leave the place of the cgroup to the OCI runtime.
-        raise OciError("spec: linux.cgroupsPath", _NO_CGROUP)
+        raise OciError(f"container {container_id}", _NO_CGROUP)
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
     origin = Origin.of(form, pod, container, bundle, container_engine_of(spec))
@@ -230,7 +227,7 @@ def _checked(
     for controller in (CPUSET, MEMORY):
         path = paths[controller]
         if not container.cgroups_path and not _is_own(path, expected, container.id):
-            raise OciError("spec: linux.cgroupsPath", f"{_NO_CGROUP}; process {pid} is in {path}")
+            raise OciError(f"cgroup {path} of process {pid}", f"is not the container's: {_NO_CGROUP}")
         protected = hierarchy.why_protected(path)
         if protected is not None:
             raise OciError(f"cgroup {path} of process {pid}", f"will not be changed: {protected}")

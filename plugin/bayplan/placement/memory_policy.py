@@ -6,13 +6,13 @@ does not know the mode. So a policy that is wished is cut to the nodes of the pl
 reason, where it cannot be set. One that the spec has already stays, and the placement goes by it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.interface import PINNED, Engine
+from bayplan.engines.interface import PINNED, Engine, pinned_reason
 from bayplan.model.decision import (
     Decision,
     MemoryPolicyMode,
@@ -61,41 +61,79 @@ def decide_by_given_policy(
     """
     given = request.given_policy
     nodes = NodeSet() if given is None else _existing_nodes(machine, given)
+
+    def decide(asked: Request) -> Decision:
+        return engine.decide(machine, policy, ledger, asked, current)
+
     if given is None or request.opted_out or not nodes:
-        return engine.decide(machine, policy, ledger, request, current)
-    text, bound = policy_text(given), given.mode is MemoryPolicyMode.BIND
+        return decide(request)
     if request.pinned_mems is not None:
-        decision = engine.decide(machine, policy, ledger, request, current)
-        if not nodes.isdisjoint(request.pinned_mems):
-            return decision
-        contradiction = f"its cpuset.mems {request.pinned_mems} and the memory policy {text} of its spec"
-        return _degraded(decision, f"{contradiction} have no node in common: the kernel refuses that")
-    wish = request.nodes
+        return _where_pinned(decide, request, request.pinned_mems, given, nodes)
+    text, wish = policy_text(given), request.nodes
     common = nodes if wish is None else nodes & wish.nodes
-    if bound and wish is not None and wish.required and not common:
-        contradiction = f"it requires {nodes_text(wish.nodes)}, and its spec has the memory policy {text}"
-        return Decision(request, Outcome.REFUSED, reasons=(Reason(GIVEN_POLICY, contradiction),))
-    asked = request
-    if bound or (request.qos is QosClass.GUARANTEED and wish is None):
-        asked = replace(request, nodes=NodeWish(common or nodes))
-    decision = engine.decide(machine, policy, ledger, asked, current)
-    mems = decision.placement.mems
-    if bound and (_RELATIVE in given.flags or mems is None or not mems <= nodes):
-        pinned = replace(request, pinned_mems=common or nodes)
-        decision = engine.decide(machine, policy, ledger, pinned, current)
-        others = tuple(reason for reason in decision.reasons if reason.code != PINNED)
-        decision = replace(decision, reasons=others)
-    elif decision.outcome is Outcome.REFUSED:
+    if given.mode is MemoryPolicyMode.BIND:
+        if wish is not None and wish.required and not common:
+            contradiction = f"it requires {nodes_text(wish.nodes)}, and its spec has the memory policy {text}"
+            return Decision(request, Outcome.REFUSED, reasons=(Reason(GIVEN_POLICY, contradiction),))
+        decision = _where_bound(decide, request, given, common or nodes)
+    else:
+        decision = _where_allowed(decide, request, nodes)
+    if decision.outcome is Outcome.REFUSED:
         return decision
-    elif mems is not None and not nodes <= mems and not bound:
-        placement = replace(decision.placement, mems=mems | nodes)
-        decision = replace(decision, placement=placement)
-        text = f"{text}, whose nodes it may use beside {nodes_text(mems)}"
-    decision = replace(decision, request=replace(decision.request, nodes=wish))
     if wish is not None and not common:
         return _degraded(decision, f"prefers {nodes_text(wish.nodes)}, but its spec has the policy {text}")
-    reason = Reason(GIVEN_POLICY, f"its spec has the memory policy {text}")
-    return replace(decision, reasons=(*decision.reasons, reason))
+    return _with_reason(decision, f"its spec has the memory policy {text}")
+
+
+def _where_pinned(
+    decide: Callable[[Request], Decision],
+    request: Request,
+    mems: NodeSet,
+    given: MemoryPolicySetting,
+    nodes: NodeSet,
+) -> Decision:
+    """Somebody else chose *mems* too. Of memory that is bound, what both leave is counted."""
+    text, common = policy_text(given), nodes & mems
+    if common and given.mode is MemoryPolicyMode.BIND:
+        decision = decide(replace(request, pinned_mems=common))
+        reasons = (pinned_reason(request) if one.code == PINNED else one for one in decision.reasons)
+        decision = replace(decision, request=request, reasons=tuple(reasons))
+        return _with_reason(decision, f"its spec has the memory policy {text}")
+    decision = decide(request)
+    if common:
+        return decision
+    contradiction = f"its cpuset.mems {mems} and the memory policy {text} of its spec"
+    return _degraded(decision, f"{contradiction} have no node in common: the kernel refuses that")
+
+
+def _where_bound(
+    decide: Callable[[Request], Decision], request: Request, given: MemoryPolicySetting, nodes: NodeSet
+) -> Decision:
+    """All of its memory is on *nodes*: placed there, or else counted there and left alone."""
+    decision = decide(replace(request, nodes=NodeWish(nodes)))
+    mems = decision.placement.mems
+    if _RELATIVE in given.flags or mems is None or not mems <= nodes:
+        decision = decide(replace(request, pinned_mems=nodes))
+        others = tuple(reason for reason in decision.reasons if reason.code != PINNED)
+        decision = replace(decision, reasons=others)
+    return replace(decision, request=replace(decision.request, nodes=request.nodes))
+
+
+def _where_allowed(decide: Callable[[Request], Decision], request: Request, nodes: NodeSet) -> Decision:
+    """Its memory may be elsewhere than on *nodes*, but must be allowed there."""
+    asked = request
+    if request.qos is QosClass.GUARANTEED and request.nodes is None:
+        asked = replace(request, nodes=NodeWish(nodes))
+    decision = decide(asked)
+    decision = replace(decision, request=replace(decision.request, nodes=request.nodes))
+    mems = decision.placement.mems
+    if mems is None or nodes <= mems:
+        return decision
+    decision = replace(decision, placement=replace(decision.placement, mems=mems | nodes))
+    text = (
+        f"beside {nodes_text(mems)} it may use {nodes_text(nodes - mems)}, as the policy of its spec has it"
+    )
+    return _degraded(decision, text)
 
 
 def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:
@@ -109,7 +147,11 @@ def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:
 def _degraded(decision: Decision, text: str) -> Decision:
     """*decision*, not as well as asked, because of what *text* says."""
     outcome = Outcome.DEGRADED if decision.outcome is Outcome.PLACED else decision.outcome
-    return replace(decision, outcome=outcome, reasons=(*decision.reasons, Reason(GIVEN_POLICY, text)))
+    return _with_reason(replace(decision, outcome=outcome), text)
+
+
+def _with_reason(decision: Decision, text: str) -> Decision:
+    return replace(decision, reasons=(*decision.reasons, Reason(GIVEN_POLICY, text)))
 
 
 def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:

@@ -77,6 +77,7 @@ def test_every_flag() -> None:
         "--set-oom-score-adj=false",
         "--default-memory-limit=Burstable=4Gi,BestEffort=1Gi",
         "--annotation-errors=refuse",
+        "--requests-outside-kubelet=nothing",
         "--nri-socket=/run/nri.sock",
         "--plugin-name=bay",
         "--plugin-index=11",
