@@ -17,7 +17,7 @@ from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
 from bayplan.host.live_memory import ContainerMemory
-from bayplan.model.decision import Outcome
+from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
@@ -92,7 +92,7 @@ class Bench:
         self.verified.set()
 
     async def place(self, name: str, memory_bytes: int, milli_cpus: int = 500) -> NodeSet | None:
-        owner = pod(name)
+        owner = pod(name, QosClass.GUARANTEED)
         one = container(name, owner, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
         await self.controller.create_container(owner, one)
         return self.controller.ledger.entries[name].decision.placement.mems
