@@ -12,7 +12,7 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import ParseError
 from bayplan.model.decision import Outcome, QosClass, QosSource, Request
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import OutsideRequests, PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, Pod
@@ -33,7 +33,7 @@ from support.cgroup_oracle import (
     memparse,
     set_mempolicy_refuses,
 )
-from support.machines import machine
+from support.machines import container, machine, pod
 
 MACHINE: Final = machine(2, 8, 64 * GIB, hugepages_bytes={2 * MIB: GIB, GIB: 4 * GIB})
 LAST_CPU, LAST_NODE = 15, 1
@@ -362,3 +362,36 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
     claim = decision.placement.claim
     if bound and claim is not None and "flags" not in memory_policy and nodes & before:
         assert set(claim.nodes) <= nodes
+
+
+@given(
+    specs(),
+    st.sampled_from([ExactEngine, KubeletEngine]),
+    st.sampled_from(TopologyPolicy),
+    st.integers(1, 3),
+    st.integers(1, 60),
+)
+def test_no_container_outside_of_kubelets_tree_keeps_out_its_pods(
+    document: dict[str, Any],
+    engine_kind: type[ExactEngine] | type[KubeletEngine],
+    topology: TopologyPolicy,
+    cpus: int,
+    gib: int,
+) -> None:
+    """Whatever it asks for or is pinned to, a Guaranteed pod of less than half a machine still starts."""
+    engine, policy, ledger = engine_kind(), PlacementPolicy(topology), Ledger()
+    outside = described_by_oci({**document, "linux": {**document["linux"], "cgroupsPath": "/docker/c"}})
+    owner = pod("k", QosClass.GUARANTEED)
+    kubelets = owner, container("k", owner, memory_bytes=gib * GIB // 2, milli_cpus=cpus * 1000)
+    for described in (outside, kubelets):
+        annotated = read_annotations(MACHINE, policy, *described)
+        decision = decide_creation(
+            MACHINE, policy, engine, ledger, *described, annotated=annotated, ability=MemoryPolicyAbility()
+        )
+        if decision.outcome is not Outcome.REFUSED:
+            ledger = ledger.with_entry(Entry(decision))
+    assert decision.outcome is not Outcome.REFUSED
+    assert len(decision.placement.exclusive_cpus) == cpus
+    pinned = kernels(document).cpus
+    told = any(reason.code == "not-alone" for reason in decision.reasons)
+    assert told is not pinned.isdisjoint(decision.placement.exclusive_cpus)

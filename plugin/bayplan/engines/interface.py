@@ -4,12 +4,12 @@ An engine is a pure function of immutable values. It never changes a ledger; the
 decision and then makes the next ledger from it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from bayplan.model.decision import Claim, Decision, Move, Placement, Reason, Request
+from bayplan.model.decision import Claim, Decision, Move, Placement, QosSource, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import tier_nodes, usable_nodes
@@ -164,11 +164,32 @@ def reserved_cpus(machine: Machine, policy: PlacementPolicy) -> CpuSet:
 
 def exclusive_candidates(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CpuSet:
     """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
-    and not pinned for another container by somebody else."""
+    and not kept by the cpuset of another container that somebody else chose."""
     free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)
     for container_id in ledger.pinned_ids:
-        free -= ledger.entries[container_id].decision.request.pinned_cpus or CpuSet()
+        free -= kept_by_pin(ledger.entries[container_id].decision.request, machine.online_cpus)
     return free
+
+
+def kept_by_pin(request: Request, all_cpus: CpuSet) -> CpuSet:
+    """The CPUs that a container keeps from being exclusive to others because somebody chose them for it.
+
+    A cpuset of more than half of the CPUs chooses none in particular. Outside of kubelet's tree such a one
+    keeps none, or one container could keep out all pods of kubelet that are to have CPUs of their own.
+    """
+    pinned = request.pinned_cpus or CpuSet()
+    wide = 2 * len(pinned & all_cpus) > len(all_cpus) and request.qos_source is not QosSource.CGROUP_PARENT
+    return CpuSet() if wide else pinned
+
+
+def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
+    """For whom somebody chose some of the exclusive *cpus* of a new container too."""
+    for container_id in sorted(ledger.pinned_ids):
+        request = ledger.entries[container_id].decision.request
+        pinned = request.pinned_cpus or CpuSet()
+        if cpus and not pinned.isdisjoint(cpus):
+            text = f"{request.name} may run on CPUs {pinned & cpus} too: somebody chose CPUs {pinned} for it"
+            yield Reason("not-alone", text)
 
 
 def _less(

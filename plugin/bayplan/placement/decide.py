@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
-from bayplan.engines.interface import Engine
+from bayplan.engines.interface import Engine, also_pinned
 from bayplan.errors import ConfigError
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
@@ -90,7 +90,11 @@ def decide_creation(
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = decide_by_given_policy(machine, policy, engine, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
-    notes = (*notes, *_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
+    crowded = tuple(also_pinned(ledger, decision.placement.exclusive_cpus))
+    if crowded and decision.outcome is Outcome.PLACED:
+        decision = replace(decision, outcome=Outcome.DEGRADED)
+    disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
+    notes = (*notes, *disbelief, *crowded)
     added = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 

@@ -7,6 +7,7 @@ lowest node first, may split a group's memory otherwise; the sums over a group a
 
 from collections.abc import Iterator, Mapping
 
+from bayplan.engines.interface import kept_by_pin
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, KeptForPod, kept_for_pods
@@ -69,7 +70,7 @@ def _cpus(policy: StaticCpuPolicy, ledger: Ledger, kept: list[KeptForPod]) -> Cp
         if own:
             assignments.setdefault(request.pod_id, {})[request.container_id] = own
         if request.pinned_cpus is not None:
-            taken |= request.pinned_cpus
+            taken |= kept_by_pin(request, policy.topology.all_cpus)
     for rest in kept:
         if rest.cpus:
             assignments.setdefault(rest.pod_id, {})[REST_OF_POD] = rest.cpus
