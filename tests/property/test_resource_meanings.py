@@ -1,12 +1,10 @@
 """What a container's resources mean: the same over NRI and in an OCI document, and as the kernel has it."""
 
-import json
 from typing import Any, Final
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bayplan._proto.nri import api_pb2 as pb
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
@@ -16,9 +14,6 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import OutsideRequests, PlacementPolicy, TopologyPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, Pod
-from bayplan.nri import translate
-from bayplan.oci import workloads
-from bayplan.oci.documents import parse_spec
 from bayplan.placement.adjustment import Ability, adjustment_for
 from bayplan.placement.decide import decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -33,6 +28,7 @@ from support.cgroup_oracle import (
     memparse,
     set_mempolicy_refuses,
 )
+from support.described_specs import described_by_nri, described_by_oci
 from support.machines import container, machine, pod
 
 MACHINE: Final = machine(2, 8, 64 * GIB, hugepages_bytes={2 * MIB: GIB, GIB: 4 * GIB})
@@ -141,38 +137,6 @@ documents = st.fixed_dictionaries(
     },
 )
 paths = st.sampled_from(["machine.slice:libpod:c", "/docker/c", "", *KUBELETS.values()])
-
-
-def described_by_nri(document: dict[str, Any]) -> tuple[Pod, Container]:
-    """As containerd translates an OCI spec for plugins (NRI pkg/api/resources.go)."""
-    written = document["linux"].get("resources") or {}
-    container = pb.Container(id="c", pod_sandbox_id="c", annotations=document.get("annotations"))
-    container.linux.cgroups_path = document["linux"]["cgroupsPath"]
-    score = (document.get("process") or {}).get("oomScoreAdj")
-    if score is not None:
-        container.linux.oom_score_adj.value = score
-    message = container.linux.resources
-    memory, cpu = written.get("memory") or {}, written.get("cpu") or {}
-    for key in ("limit", "reservation", "swap", "kernel", "swappiness"):
-        if key in memory:
-            getattr(message.memory, key).value = memory[key]
-    for key in ("shares", "quota", "period"):
-        if key in cpu:
-            getattr(message.cpu, key).value = cpu[key]
-    message.cpu.cpus, message.cpu.mems = cpu.get("cpus", ""), cpu.get("mems", "")
-    for limit in written.get("hugepageLimits") or ():
-        message.hugepage_limits.add(page_size=limit["pageSize"], limit=limit["limit"])
-    message.unified.update(written.get("unified") or {})
-    pod = pb.PodSandbox(id="c", annotations=document.get("annotations"))
-    pod.linux.cgroup_parent = document["linux"]["cgroupsPath"].rpartition(":")[0].partition(":")[0]
-    if container.linux.cgroups_path.startswith("/"):
-        pod.linux.cgroup_parent = container.linux.cgroups_path.rpartition("/")[0]
-    return translate.pod_from(pod), translate.container_from(container)
-
-
-def described_by_oci(document: dict[str, Any]) -> tuple[Pod, Container]:
-    spec = parse_spec(json.dumps(document).encode(), "config.json")
-    return workloads.pod_from(spec, "c", {}), workloads.container_from(spec, "c")
 
 
 def request_of(

@@ -27,8 +27,8 @@ from bayplan.quantity import (
 from bayplan.sets import CpuSet, IdSet, NodeSet, is_open_ended
 
 Ids = TypeVar("Ids", bound=IdSet)
-Report = Callable[[str, ParseError], None]
-"""Called with the path below ``resources`` of what cannot be read."""
+Problems = dict[str, str]
+"""What cannot be read, by its path below ``resources``."""
 
 UNLIMITED: Final = -1
 """An explicit "no limit", of memory or of CPU time."""
@@ -104,7 +104,9 @@ class Resources(Struct, frozen=True):
     maps page sizes. ``memory_reservation_bytes`` and ``memory_swap_bytes`` (memory and swap together) are the
     fields of the spec; what protects and throttles beside them is in ``unified``, whose texts are all kept.
     ``fields`` are the values of the fields where a key of ``unified`` has another one.
-    ``open_ended`` has the texts of cpusets that go up to the machine's last id.
+    ``open_ended`` has the texts of cpusets that go up to the machine's last id. ``unreadable`` says what
+    cannot be read, by its path below ``resources``: it counts as not there, but a cpuset as one of nobody
+    knows which ids, the empty one.
     """
 
     memory_limit_bytes: int | None = None
@@ -119,6 +121,7 @@ class Resources(Struct, frozen=True):
     memory_swap_bytes: int | None = None
     open_ended: Mapping[str, str] = field(default_factory=dict)
     fields: FieldValues | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -168,9 +171,9 @@ def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
     return -(-quota_us * MILLI_PER_CPU // (period_us or DEFAULT_PERIOD_US))
 
 
-def read(written: WrittenResources, report: Report) -> Resources:
-    """The resources that *written* makes of a cgroup. What cannot be read is *reported*, and then counts as
-    not there; a cpuset counts as one of nobody knows which ids, the empty one."""
+def read(written: WrittenResources) -> Resources:
+    """The resources that *written* makes of a cgroup."""
+    problems = Problems()
     limit_bytes = _limit(written.memory_limit_bytes)
     open_ended = dict[str, str]()
     fields = Resources(
@@ -178,14 +181,15 @@ def read(written: WrittenResources, report: Report) -> Resources:
         cpu_shares=MIN_SHARES if written.cpu_idle else written.cpu_shares or None,
         cpu_quota_us=written.cpu_quota_us or None,
         cpu_period_us=written.cpu_period_us or None,
-        cpuset_cpus=_ids(CpuSet, written.cpus, "cpu.cpus", report, CPUSET_CPUS, open_ended),
-        cpuset_mems=_ids(NodeSet, written.mems, "cpu.mems", report, CPUSET_MEMS, open_ended),
-        hugepage_limits_bytes=_hugepages(written, report) if written.hugepage_limits else {},
+        cpuset_cpus=_ids(CpuSet, written.cpus, "cpu.cpus", problems, CPUSET_CPUS, open_ended),
+        cpuset_mems=_ids(NodeSet, written.mems, "cpu.mems", problems, CPUSET_MEMS, open_ended),
+        hugepage_limits_bytes=_hugepages(written, problems) if written.hugepage_limits else {},
         memory_reservation_bytes=_limit(written.memory_reservation_bytes),
         memory_swap_bytes=written.memory_swap_bytes or None,
         open_ended=open_ended,
     )
-    return _with_unified(fields, written.unified, report) if written.unified else fields
+    found = _with_unified(fields, written.unified, problems) if written.unified else fields
+    return replace(found, unreadable=problems) if problems else found
 
 
 def changed_resources(spec: Resources, change: Resources) -> Resources:
@@ -320,7 +324,7 @@ def _newer(change: int | None, spec: int | None) -> int | None:
 
 
 def _ids(
-    kind: type[Ids], text: str, path: str, report: Report, file: str, open_ended: dict[str, str]
+    kind: type[Ids], text: str, path: str, problems: Problems, file: str, open_ended: dict[str, str]
 ) -> Ids | None:
     """A cpuset. White space and commas alone are the empty list, which sets nothing."""
     if not text:
@@ -328,21 +332,21 @@ def _ids(
     try:
         ids = kind.parse(text)
     except ParseError as error:
-        report(path, error)
+        problems[path] = str(error)
         return kind()
     if ids and is_open_ended(text):
         open_ended[file] = text
     return ids or None
 
 
-def _hugepages(written: WrittenResources, report: Report) -> dict[int, int]:
+def _hugepages(written: WrittenResources, problems: Problems) -> dict[int, int]:
     """Limits by page size, in whole pages as the kernel rounds them; of two for one size the last counts."""
     by_size = dict[int, int]()
     for number, (page_size, limit_bytes) in enumerate(written.hugepage_limits):
         try:
             size_bytes = parse_page_size(page_size)
         except ParseError as error:
-            report(f"hugepageLimits[{number}].pageSize", error)
+            problems[f"hugepageLimits[{number}].pageSize"] = str(error)
             continue
         by_size.pop(size_bytes, None)
         if 0 <= limit_bytes < UNLIMITED_BYTES:
@@ -350,7 +354,7 @@ def _hugepages(written: WrittenResources, report: Report) -> dict[int, int]:
     return by_size
 
 
-def _with_unified(fields: Resources, unified: Mapping[str, str], report: Report) -> Resources:
+def _with_unified(fields: Resources, unified: Mapping[str, str], problems: Problems) -> Resources:
     """*fields* with what the keys of *unified* write after them."""
     found = texts = replace(fields, unified=dict(unified))
     for key, reader in _READERS.items():
@@ -360,13 +364,13 @@ def _with_unified(fields: Resources, unified: Mapping[str, str], report: Report)
         try:
             found = reader(found, line)
         except ParseError as error:
-            report(f"unified[{key}]", error)
+            problems[f"unified[{key}]"] = str(error)
             if key == CPUSET_CPUS:
                 found = replace(found, cpuset_cpus=CpuSet())
             elif key == CPUSET_MEMS:
                 found = replace(found, cpuset_mems=NodeSet())
     if any(key.startswith("hugetlb.") for key in unified):
-        found = _with_hugetlb(found, unified, report)
+        found = _with_hugetlb(found, unified, problems)
     return found if found == texts else replace(found, fields=FieldValues.of(fields))
 
 
@@ -427,7 +431,7 @@ def _with_cpuset(found: Resources, key: str, text: str) -> Resources:
     return replace(found, cpuset_mems=ids or None, open_ended=open_ended)
 
 
-def _with_hugetlb(found: Resources, unified: Mapping[str, str], report: Report) -> Resources:
+def _with_hugetlb(found: Resources, unified: Mapping[str, str], problems: Problems) -> Resources:
     """Limits on pages in use and on pages reserved. runc writes the field to both files and crun to the first
     one; a key that overrides it there is what was asked for."""
     in_use, reserved = dict(found.hugepage_limits_bytes), dict[int, int]()
@@ -438,7 +442,7 @@ def _with_hugetlb(found: Resources, unified: Mapping[str, str], report: Report) 
         try:
             size_bytes, amount_bytes = parse_page_size(match[1]), parse_cgroup_bytes(text)
         except ParseError as error:
-            report(f"unified[{key}]", error)
+            problems[f"unified[{key}]"] = str(error)
             continue
         limits = reserved if match[2] else in_use
         limits.pop(size_bytes, None)

@@ -11,7 +11,6 @@ from sys import intern
 from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.errors import ParseError
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.model.resources import Resources, WrittenResources, read
@@ -113,11 +112,10 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
         hugepage_limits=tuple((limit.page_size, limit.limit) for limit in message.hugepage_limits),
         unified=_mapping(message.unified),
     )
-
-    def unreadable(path: str, error: ParseError) -> None:
-        logger.warning("unreadable resources", extra={"owner": owner, "field": path, "problem": str(error)})
-
-    return read(written, unreadable)
+    resources = read(written)
+    for path, problem in resources.unreadable.items():
+        logger.warning("unreadable resources", extra={"owner": owner, "field": path, "problem": problem})
+    return resources
 
 
 def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str:

@@ -156,11 +156,12 @@ def resources_from(resources: LinuxResources) -> Resources:
         hugepage_limits=tuple((one.page_size, one.limit) for one in resources.hugepage_limits or ()),
         unified=resources.unified or {},
     )
-    return read(written, _unreadable)
-
-
-def _unreadable(path: str, error: ParseError) -> None:
-    raise OciError(f"linux.resources.{path}", str(error)) from error
+    found = read(written)
+    if found.unreadable:
+        problems = [(f"linux.resources.{path}", problem) for path, problem in found.unreadable.items()]
+        others = "".join(f"; {path}: {problem}" for path, problem in problems[1:])
+        raise OciError(problems[0][0], f"{problems[0][1]}{others}")
+    return found
 
 
 def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:

@@ -133,6 +133,8 @@ def decide_change(
 def _readings(machine: Machine, request: Request, container: Container) -> Iterator[Reason]:
     """What of the container's resources is not taken at its word."""
     resources = container.resources
+    for path, problem in resources.unreadable.items():
+        yield Reason("unreadable", f"its spec's linux.resources.{path} cannot be read: {problem}")
     for text in overridden(resources):
         yield Reason("overridden", text)
     if request.qos_source is QosSource.CGROUP_PARENT:
