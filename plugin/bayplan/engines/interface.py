@@ -21,6 +21,9 @@ PINNED: Final = "pinned"
 
 OPTED_OUT: Final = Reason("opted-out", "opted out by annotation; left as it is")
 
+AS_WISHED: Final = "as-wished"
+"""Code of the reason that a container has the nodes that it wishes."""
+
 WISH_NOT_GRANTED: Final = "wish-not-granted"
 """Code of the reason why a container does not have what it wishes."""
 
@@ -122,7 +125,7 @@ def unmet_wish(machine: Machine, request: Request, mems: NodeSet | None, has: st
 def pinned_text(request: Request) -> str:
     """What somebody else set, and where."""
     whose = " and ".join(
-        f"{name} {pinned}"
+        f"{name} {pinned or 'that cannot be read'}"
         for name, pinned in (("cpuset.cpus", request.pinned_cpus), ("cpuset.mems", request.pinned_mems))
         if pinned is not None
     )

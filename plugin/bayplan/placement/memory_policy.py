@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.interface import PINNED, Engine, pinned_reason
+from bayplan.engines.interface import AS_WISHED, PINNED, WISH_NOT_GRANTED, Engine, pinned_reason
 from bayplan.model.decision import (
     Decision,
     MemoryPolicyMode,
@@ -71,18 +71,25 @@ def decide_by_given_policy(
         return _where_pinned(decide, request, request.pinned_mems, given, nodes)
     text, wish = policy_text(given), request.nodes
     common = nodes if wish is None else nodes & wish.nodes
-    if given.mode is MemoryPolicyMode.BIND:
-        if wish is not None and wish.required and not common:
-            contradiction = f"it requires {nodes_text(wish.nodes)}, and its spec has the memory policy {text}"
-            return Decision(request, Outcome.REFUSED, reasons=(Reason(GIVEN_POLICY, contradiction),))
-        decision = _where_bound(decide, request, given, common or nodes)
+    if wish is not None and wish.required and not common and _RELATIVE not in given.flags:
+        contradiction = f"it requires {nodes_text(wish.nodes)}, and its spec has the memory policy {text}"
+        return Decision(request, Outcome.REFUSED, reasons=(Reason(GIVEN_POLICY, contradiction),))
+    if not common and _RELATIVE in given.flags:
+        # The kernel folds its nodes into those that are allowed, whatever they are.
+        decision = decide(request)
+    elif given.mode is MemoryPolicyMode.BIND:
+        decision = _where_bound(decide, request, common or nodes)
     else:
         decision = _where_allowed(decide, request, nodes)
     if decision.outcome is Outcome.REFUSED:
         return decision
-    if wish is not None and not common:
-        return _degraded(decision, f"prefers {nodes_text(wish.nodes)}, but its spec has the policy {text}")
-    return _with_reason(decision, f"its spec has the memory policy {text}")
+    decision = _with_reason(decision, f"its spec has the memory policy {text}")
+    mems = decision.placement.mems
+    if wish is not None and not nodes <= wish.nodes:
+        kept = f", and is kept on {nodes_text(mems)}" if mems is not None else ""
+        asks = f"{'requires' if wish.required else 'prefers'} {nodes_text(wish.nodes)}{kept}"
+        return _degraded(decision, f"{asks}, although the memory policy of its spec is {text}")
+    return decision
 
 
 def _where_pinned(
@@ -106,34 +113,51 @@ def _where_pinned(
     return _degraded(decision, f"{contradiction} have no node in common: the kernel refuses that")
 
 
-def _where_bound(
-    decide: Callable[[Request], Decision], request: Request, given: MemoryPolicySetting, nodes: NodeSet
-) -> Decision:
+def _where_bound(decide: Callable[[Request], Decision], request: Request, nodes: NodeSet) -> Decision:
     """All of its memory is on *nodes*: placed there, or else counted there and left alone."""
     decision = decide(replace(request, nodes=NodeWish(nodes)))
     mems = decision.placement.mems
-    if _RELATIVE in given.flags or mems is None or not mems <= nodes:
-        decision = decide(replace(request, pinned_mems=nodes))
-        others = tuple(reason for reason in decision.reasons if reason.code != PINNED)
-        decision = replace(decision, reasons=others)
-    return replace(decision, request=replace(decision.request, nodes=request.nodes))
+    if mems is None or not mems <= nodes:
+        return _counted(decide, request, nodes)
+    return _as_asked(decision, request)
+
+
+def _counted(decide: Callable[[Request], Decision], request: Request, nodes: NodeSet) -> Decision:
+    """Left alone, and counted on the *nodes* that its memory is bound to."""
+    decision = decide(replace(request, pinned_mems=nodes, nodes=None))
+    others = tuple(reason for reason in decision.reasons if reason.code != PINNED)
+    return replace(decision, request=replace(decision.request, nodes=request.nodes), reasons=others)
 
 
 def _where_allowed(decide: Callable[[Request], Decision], request: Request, nodes: NodeSet) -> Decision:
-    """Its memory may be elsewhere than on *nodes*, but must be allowed there."""
-    asked = request
-    if request.qos is QosClass.GUARANTEED and request.nodes is None:
-        asked = replace(request, nodes=NodeWish(nodes))
-    decision = decide(asked)
-    decision = replace(decision, request=replace(decision.request, nodes=request.nodes))
+    """Its memory may be elsewhere than on *nodes*, but must be allowed there, as far as it requires no
+    others."""
+    wish, decision = request.nodes, None
+    if request.qos is QosClass.GUARANTEED and wish is None:
+        decision = decide(replace(request, nodes=NodeWish(nodes)))
+        decision = None if _codes(decision) & {WISH_NOT_GRANTED} else _as_asked(decision, request)
+    decision = decision or decide(request)
     mems = decision.placement.mems
-    if mems is None or nodes <= mems:
+    wanted = nodes & wish.nodes if wish is not None and wish.required else nodes
+    if mems is None or wanted <= mems:
         return decision
-    decision = replace(decision, placement=replace(decision.placement, mems=mems | nodes))
-    text = (
-        f"beside {nodes_text(mems)} it may use {nodes_text(nodes - mems)}, as the policy of its spec has it"
+    decision = replace(decision, placement=replace(decision.placement, mems=mems | wanted))
+    added = nodes_text(wanted - mems)
+    return _degraded(
+        decision, f"beside {nodes_text(mems)} it may use {added}, as the policy of its spec has it"
     )
-    return _degraded(decision, text)
+
+
+def _as_asked(decision: Decision, request: Request) -> Decision:
+    """*decision* about a *request* that was given the nodes of the policy for a wish."""
+    reasons = decision.reasons
+    if request.nodes is None:
+        reasons = tuple(reason for reason in reasons if reason.code != AS_WISHED)
+    return replace(decision, request=replace(decision.request, nodes=request.nodes), reasons=reasons)
+
+
+def _codes(decision: Decision) -> set[str]:
+    return {reason.code for reason in decision.reasons}
 
 
 def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:

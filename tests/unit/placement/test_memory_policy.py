@@ -3,19 +3,31 @@
 import pytest
 from msgspec.structs import replace
 
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import (
     Decision,
     Interval,
     MemoryPolicyMode,
     MemoryPolicySetting,
     MemoryPolicyWish,
+    NodeWish,
     Outcome,
     Placement,
     QosClass,
     QosSource,
     Request,
 )
-from bayplan.placement.memory_policy import MemoryPolicyAbility, with_memory_policy
+from bayplan.model.ledger import Ledger
+from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.memory_policy import (
+    GIVEN_POLICY,
+    MemoryPolicyAbility,
+    decide_by_given_policy,
+    with_memory_policy,
+)
+from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.machines import machine
 
@@ -112,3 +124,81 @@ def test_without_nodes_of_its_own_a_container_interleaves_over_the_ordinary_ones
         decision(MemoryPolicyWish(MemoryPolicyMode.INTERLEAVE), Placement()),
     )
     assert found.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
+
+
+def given(
+    policy: MemoryPolicySetting,
+    *,
+    nodes: NodeWish | None = None,
+    wish: MemoryPolicyWish | None = None,
+    pinned: NodeSet | None = None,
+    memory_bytes: int = MIB,
+    engine: Engine | None = None,
+) -> Decision:
+    """What becomes of a container whose spec has a memory policy, on an empty machine."""
+    request = Request(
+        "c", "p", "default/p/c", QosClass.GUARANTEED, QosSource.INFERRED,
+        Interval(memory_bytes, memory_bytes, "limit"), memory_bytes, exclusive_cpus=1, cpu_milli=1000,
+        nodes=nodes, memory_policy=wish, pinned_mems=pinned, given_policy=policy,
+    )  # fmt: skip
+    found = decide_by_given_policy(MACHINE, PlacementPolicy(), engine or ExactEngine(), Ledger(), request)
+    assert found.request.nodes == nodes
+    return with_memory_policy(MACHINE, ABLE, found)
+
+
+def on(mode: MemoryPolicyMode, nodes: str, *flags: str) -> MemoryPolicySetting:
+    return MemoryPolicySetting(mode, NodeSet.parse(nodes), flags)
+
+
+def test_who_is_bound_by_its_spec_is_placed_there_with_its_cpus() -> None:
+    found = given(on(MemoryPolicyMode.BIND, "2"))
+    assert (str(found.placement.mems), found.outcome) == ("2", Outcome.PLACED)
+    assert found.placement.exclusive_cpus <= MACHINE.cpus_of(NodeSet([2]))
+    assert [one.code for one in found.reasons] == ["best-set", GIVEN_POLICY]
+
+
+@pytest.mark.parametrize("engine", [ExactEngine(), KubeletEngine()])
+def test_who_finds_no_place_where_it_is_bound_is_counted_there(engine: Engine) -> None:
+    found = given(on(MemoryPolicyMode.BIND, "2"), memory_bytes=2 * GIB, engine=engine)
+    assert found.placement.mems is None
+    assert found.request.pinned_mems == NodeSet([2])
+    assert sum(found.placement.booked_bytes.get(0, {}).values()) == 0
+
+
+def test_other_policies_keep_their_nodes_among_those_of_the_container() -> None:
+    wide = given(on(MemoryPolicyMode.INTERLEAVE, "0-3"))
+    assert str(wide.placement.mems) == "0-3"
+    added = given(on(MemoryPolicyMode.PREFERRED, "3"), nodes=NodeWish(NodeSet([0])))
+    assert (str(added.placement.mems), added.outcome) == ("0,3", Outcome.DEGRADED)
+    kept = given(on(MemoryPolicyMode.INTERLEAVE, "0-1"), nodes=NodeWish(NodeSet([1]), required=True))
+    assert (str(kept.placement.mems), kept.outcome) == ("1", Outcome.DEGRADED)
+
+
+@pytest.mark.parametrize("mode", [MemoryPolicyMode.BIND, MemoryPolicyMode.PREFERRED_MANY])
+def test_nodes_that_are_required_elsewhere_are_a_refusal_that_names_both(mode: MemoryPolicyMode) -> None:
+    found = given(on(mode, "2"), nodes=NodeWish(NodeSet([0]), required=True))
+    assert found.outcome is Outcome.REFUSED
+    assert "node 0" in found.explanation()
+    assert f"{mode.value}:2" in found.explanation()
+
+
+def test_a_cpuset_of_the_spec_and_its_policy_hold_together() -> None:
+    both = given(on(MemoryPolicyMode.BIND, "2"), pinned=NodeSet([1, 2]))
+    assert both.placement.claim is not None
+    assert (str(both.placement.claim.nodes), both.request.pinned_mems) == ("2", NodeSet([1, 2]))
+    apart = given(on(MemoryPolicyMode.BIND, "2"), pinned=NodeSet([1]))
+    assert apart.outcome is Outcome.DEGRADED
+    assert apart.reasons[-1].code == GIVEN_POLICY
+
+
+def test_a_policy_that_is_wished_gives_way_to_that_of_the_spec() -> None:
+    wish = MemoryPolicyWish(MemoryPolicyMode.INTERLEAVE)
+    found = given(on(MemoryPolicyMode.LOCAL, ""), wish=wish)
+    assert (found.placement.memory_policy, found.outcome) == (None, Outcome.DEGRADED)
+
+
+def test_relative_nodes_are_counted_among_those_with_memory() -> None:
+    found = given(on(MemoryPolicyMode.BIND, "5", "relative_nodes"))
+    assert str(found.placement.mems) == "1"
+    required = NodeWish(NodeSet([3]), required=True)
+    assert str(given(on(MemoryPolicyMode.BIND, "0", "relative_nodes"), nodes=required).placement.mems) == "3"

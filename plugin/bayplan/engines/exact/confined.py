@@ -47,7 +47,7 @@ from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import DEVICES, NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
-from bayplan.engines.interface import WISH_NOT_GRANTED
+from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts, hugepages_of
 from bayplan.model.decision import (
     Affinity,
@@ -295,7 +295,7 @@ class Confinement:
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
         notes = [*self.notes, chosen(nodes)]
         if attempt.candidates.why:
-            notes.append(Reason("as-wished", attempt.candidates.why))
+            notes.append(Reason(AS_WISHED, attempt.candidates.why))
         if found.overlapping:
             notes.append(overlap(nodes, found.overlapping))
         if attempt.question.budget.ended:
