@@ -10,9 +10,9 @@ import pytest
 
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Form
-from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, pod
 from support.oci_node import guaranteed, spec, state
 from support.oci_socket import CRIO, ID, OTHER, SCOPE, SYSTEMD, oci_socket
@@ -244,3 +244,93 @@ async def test_a_resize_survives_a_restart_of_the_daemon(tmp_path: Path) -> None
         assert json.loads(text)["cpu"] == {"cpus": "1-2", "mems": "0"}
         assert one.node.shown(SCOPE, "cpuset.cpus") == ("1-2",)
         assert one.entries[ID].decision.request.cpu_milli == 2000
+
+
+async def test_what_unified_chooses_stays_and_is_counted(tmp_path: Path) -> None:
+    """As `podman run --cgroup-conf` writes it: the key is written after the field."""
+    unified = {"cpuset.cpus": "4-5,", "cpuset.mems": "1", "memory.max": "256M"}
+    async with oci_socket(tmp_path) as one:
+        status, text = await one.ask(
+            "precreate", json.dumps(spec(PODMAN, resources={**ASKED, "unified": unified})).encode()
+        )
+        resources = json.loads(text)["linux"]["resources"]
+        assert (status, resources["cpu"], resources["memory"]) == ("ok", ASKED["cpu"], ASKED["memory"])
+        assert resources["unified"] == {**unified, "memory.oom.group": "1"}
+        request = one.entries[ID].decision.request
+        assert (request.pinned_cpus, request.pinned_mems) == (CpuSet([4, 5]), NodeSet([1]))
+        assert request.memory_limit_bytes == 256 * MIB
+        # The others leave these CPUs to nobody: they are none that could become exclusive.
+        await one.ask(
+            "precreate", json.dumps(spec(f"machine.slice:libpod:{OTHER}", resources=ASKED)).encode()
+        )
+        assert one.entries[OTHER].decision.placement.exclusive_cpus.isdisjoint(CpuSet([4, 5]))
+
+
+async def test_a_reservation_is_not_overwritten_by_memory_qos(tmp_path: Path) -> None:
+    qos = MemoryQos(reservation=MemoryReservationPolicy.TIERED)
+    async with oci_socket(tmp_path, PlacementPolicy(memory_qos=qos)) as one:
+        for reserved in (None, 64 * MIB):
+            memory = {"limit": 128 * MIB, **({} if reserved is None else {"reservation": reserved})}
+            _, text = await one.ask(
+                "precreate", json.dumps(spec(PODMAN, resources={"memory": memory})).encode()
+            )
+            assert ("memory.low" in json.loads(text)["linux"]["resources"]["unified"]) is (reserved is None)
+
+
+async def test_an_update_to_no_limit_takes_it_out_of_the_ledger(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        bundle = one.node.write_spec(ID, spec(PODMAN, resources=ASKED))
+        await one.ask("create", create_body(bundle))
+        assert one.entries[ID].decision.request.memory_limit_bytes == GIB // 2
+        for resources in ({"memory": {"limit": -1}}, {"unified": {"memory.max": "max"}}):
+            status, text = await one.ask("update", ID.encode() + b"\0" + json.dumps(resources).encode())
+            assert status == "ok"
+            assert "limit" not in json.loads(text).get("memory", {}) or resources["memory"]["limit"] == -1
+            request = one.entries[ID].decision.request
+            assert (request.memory_limit_bytes, request.memory.high_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"process": {}}, ["linux", "not placed"]),
+        ({"windows": {"layerFolders": []}}, ["windows"]),
+        (
+            {"linux": {}, "annotations": {"io.container.manager": "libpod"}},
+            ["linux.cgroupsPath", "--cgroups=disabled"],
+        ),
+        ({"linux": {"memoryPolicy": {"mode": "MPOL_NEAR"}}}, ["linux.memoryPolicy.mode", "MPOL_NEAR"]),
+        (
+            {"linux": {"memoryPolicy": {"mode": "MPOL_BIND", "flags": ["MPOL_F_ALL"]}}},
+            ["linux.memoryPolicy.flags", "MPOL_F_ALL"],
+        ),
+        (
+            {"linux": {"memoryPolicy": {"mode": "MPOL_BIND", "nodes": "1-0"}}},
+            ["linux.memoryPolicy.nodes", "'1-0'"],
+        ),
+        (
+            {"linux": {"resources": {"cpu": {"cpus": "x"}, "unified": {"memory.max": "8 GB"}}}},
+            ["linux.resources.cpu.cpus", "'x'", "linux.resources.unified[memory.max]", "'8 GB'"],
+        ),
+    ],
+)
+async def test_a_spec_that_cannot_be_placed_is_an_error_that_says_what_it_is(
+    tmp_path: Path, document: dict[str, Any], named: list[str]
+) -> None:
+    async with oci_socket(tmp_path) as one:
+        bundle = one.node.write_spec(ID, document)
+        status, text = await one.ask("create", create_body(bundle))
+        assert status == "error"
+        assert [one for one in named if one not in text] == []
+        assert not one.entries
+        assert json.loads((bundle / "config.json").read_text()) == document
+
+
+async def test_a_container_in_the_cgroup_of_its_engine_is_said_to_have_none(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        bundle = one.node.write_spec(ID, spec("", resources=ASKED))
+        one.node.make_cgroup("/user.slice/podman.scope")
+        one.node.make_process(4242, "/user.slice/podman.scope")
+        status, text = await one.ask("createRuntime", state(ID, bundle, 4242))
+        assert status == "error"
+        assert "linux.cgroupsPath" in text
