@@ -30,10 +30,12 @@ _WRITTEN_FILES: Final[Mapping[str, str]] = {
     "kind.x-k8s.io": "/var/lib/kubelet/config.yaml",
     "bootstrap.cluster.x-k8s.io": "/var/lib/kubelet/config.yaml",
     "infrastructure.cluster.x-k8s.io": "/var/lib/kubelet/config.yaml",
+    "v1alpha1": "/etc/kubernetes/kubelet.yaml",
     _OPENSHIFT: "/etc/kubernetes/kubelet.conf",
     "performance.openshift.io": "/etc/kubernetes/kubelet.conf",
 }
-"""The file that kubelet is started with on a node, by the API group of what it is made from."""
+"""The file that kubelet is started with on a node, by the API group of what it is made from. Talos' documents
+have a version and no group."""
 
 
 class _Tool(Struct, frozen=True):
@@ -47,10 +49,15 @@ class _Tool(Struct, frozen=True):
 _TALOS: Final = "Talos' machine configuration", "/etc/kubernetes/kubelet.yaml"
 _GKE: Final = "GKE's node system configuration", "/home/kubernetes/kubelet-config.yaml"
 _K3S: Final = "the directory agent/etc/kubelet.conf.d below /var/lib/rancher/k3s or /var/lib/rancher/rke2"
+_MICROSHIFT: Final = (
+    "MicroShift's configuration",
+    "/var/lib/microshift/resources/kubelet/config/config.yaml",
+)
 _TOOLS: Final = (
     _Tool(("machine", "kubelet"), *_TALOS),
     _Tool(("machine", "type"), *_TALOS),
     _Tool(("settings", "kubernetes"), "Bottlerocket's settings", "/etc/kubernetes/kubelet/config"),
+    _Tool(("kubelet",), *_MICROSHIFT),
     _Tool(("kubelet-arg",), "the configuration of k3s or RKE2", _K3S),
     _Tool(("kubeletConfig",), *_GKE),
     _Tool(("linuxConfig",), *_GKE),
@@ -90,12 +97,12 @@ def refuse_foreign(documents: Sequence[object]) -> None:
         InvalidValueError: they are several, or what another program is configured with. Says which.
     """
     names = [name for document in documents if (name := _foreign_name(document))]
+    file = next((file for document in documents if (file := _written_file(document))), "")
+    made = f"; kubelet's is made from it, on the node: {file}" if file else ""
     if len(documents) > 1:
         kinds = f" ({excerpt(', '.join(names))})" if names else ""
-        raise invalid("the file", f"{len(documents)} documents{kinds}", f"one; {_EXPECTED}")
+        raise invalid("the file", f"{len(documents)} documents{kinds}", f"one; {_EXPECTED}{made}")
     if names:
-        file = _written_file(documents[0])
-        made = f"; kubelet's is made from it, on the node: {file}" if file else ""
         raise invalid("the file", excerpt(names[0]), f"{_EXPECTED}{made}")
 
 

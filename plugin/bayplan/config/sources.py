@@ -5,7 +5,7 @@ The meaning of keys is not known here, except those by which kubelet's own files
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -143,25 +143,35 @@ def read_document(file: File) -> Document:
         raise invalid("the file", unreadable(error), expected) from error
     suffix = _DROP_IN if file.drop_in else file.path.suffix
     named = suffix in (*_SUFFIXES, *_KUBELETS)
+    repeated: list[str] = []
     try:
-        documents = _parsed(content, suffix)
+        documents = _parsed(content, suffix, repeated)
         if file.drop_in:
             # kubelet takes the first document of a drop-in, and nothing that is wrapped.
-            return Document(file, dict(items("the file", documents[0] if documents else {})))
+            first = documents[0] if documents else {}
+            return Document(file, dict(items("the file", first)), remarks=_of_repeated(repeated))
         theirs = kubelet_configuration(documents)
     except InvalidValueError:
         if named:
             raise
         theirs = None
     if theirs is not None:
-        remarks = _remarks(len(documents), theirs)
+        remarks = (*_of_repeated(repeated), *_remarks(len(documents), theirs))
         return Document(file, dict(items(theirs.where, theirs.values)), theirs.where, remarks)
     if not named:
         endings = ", ".join((*_SUFFIXES, *_KUBELETS))
         expected = f"one that ends in {endings}, or a file of kind {KUBELETS_KIND}"
         raise invalid("the file name", show(file.path.name), expected)
     refuse_foreign(documents)
+    if repeated:
+        _parsed(content, suffix, None)  # which says where
     return Document(file, dict(items("the file", documents[0] if documents else {})))
+
+
+def _of_repeated(repeated: Sequence[str]) -> tuple[str, ...]:
+    """Kubelet takes the last value of a key, with a warning (its codec is lenient for v1beta1)."""
+    keys = excerpt(", ".join(dict.fromkeys(repeated)))
+    return (f"set more than once, the last counts: {keys}",) if repeated else ()
 
 
 def _remarks(count: int, theirs: Configuration) -> tuple[str, ...]:
@@ -173,8 +183,9 @@ def _remarks(count: int, theirs: Configuration) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _parsed(content: str, suffix: str) -> list[object]:
-    """The documents in *content*. What has no suffix of its own may be kubelet's, in YAML or JSON."""
+def _parsed(content: str, suffix: str, repeated: list[str] | None) -> list[object]:
+    """The documents in *content*. What has no suffix of its own may be kubelet's, in YAML or JSON. Keys that
+    are there twice are added to *repeated*, or are wrong."""
     if suffix == ".toml":
         try:
             return [tomllib.loads(content)]
@@ -183,7 +194,7 @@ def _parsed(content: str, suffix: str) -> list[object]:
             raise invalid("the file", str(error), "TOML") from error
     from bayplan.config.yaml_text import parse_documents, parse_json  # noqa: PLC0415 - most nodes have none
 
-    return [parse_json(content)] if suffix == ".json" else parse_documents(content)
+    return [parse_json(content, repeated)] if suffix == ".json" else parse_documents(content, repeated)
 
 
 def _drop_ins(directory: Path) -> Iterable[Path]:

@@ -32,38 +32,47 @@ def parse_yaml(content: str) -> object:
     return documents[0] if documents else {}
 
 
-def parse_documents(content: str) -> list[object]:
-    """The plain values of all documents in *content* but the empty ones.
+def parse_documents(content: str, repeated: list[str] | None = None) -> list[object]:
+    """The plain values of all documents in *content* but the empty ones. Keys that are twice in one table are
+    added to *repeated*, where that is given, and count by their last value.
 
     Raises:
         InvalidValueError: not YAML, or a key twice in one table.
     """
+
+    class Loader(_StrictLoader):
+        pass
+
+    Loader.repeated = repeated
     try:
-        values = list(yaml.load_all(content, _StrictLoader))
+        values = list(yaml.load_all(content, Loader))
     except YAML_ERRORS as error:
         raise invalid("the file", yaml_problem(error), "YAML") from error
     return [value for value in values if value is not None]
 
 
-def parse_json(content: str) -> object:
-    """The plain value in *content*; YAML's parser does not take JSON that is indented with tabs.
+def parse_json(content: str, repeated: list[str] | None = None) -> object:
+    """The plain value in *content*; YAML's parser does not take JSON that is indented with tabs. *repeated*
+    is that of `parse_documents`.
 
     Raises:
         InvalidValueError: not JSON, or a key twice in one object.
     """
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+            if repeated is None:
+                raise ValueError(f"the key {twice} a second time")
+            repeated.append(twice)
+        return found
+
     try:
-        value: object = json.loads(content, object_pairs_hook=_without_repeats)
+        value: object = json.loads(content, object_pairs_hook=table)
     except (ValueError, RecursionError) as error:
         raise invalid("the file", str(error), "JSON") from error
     return value
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
-        raise ValueError(f"the key {twice} a second time")
-    return found
 
 
 class LocatingLoader(yaml.SafeLoader):
@@ -82,7 +91,9 @@ class LocatingLoader(yaml.SafeLoader):
 
 
 class _StrictLoader(LocatingLoader):
-    """Refuses duplicate keys."""
+    """Refuses duplicate keys, or adds them to ``repeated``."""
+
+    repeated: list[str] | None = None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """The table, which PyYAML refuses where a tag says that something else is one."""
@@ -91,7 +102,9 @@ class _StrictLoader(LocatingLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 continue
-            if key in seen:
+            if key in seen and self.repeated is not None:
+                self.repeated.append(str(key))
+            elif key in seen:
                 problem = f"the key {key} a second time"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)

@@ -97,6 +97,22 @@ def test_kubelets_file_may_have_any_name(write: Write) -> None:
         assert problems_of(write(content, name="config.ini")) == [("the file name", "'config.ini'")]
 
 
+@pytest.mark.parametrize("name", ["k.yaml", "k.json", "k.conf"])
+def test_a_key_twice_is_the_last_one_to_kubelet_and_remarked(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(
+        f'{{"kind": "{KIND}", "cpuManagerPolicy": "none", "cpuManagerPolicy": "static", '
+        '"kubeReserved": {"cpu": "1", "cpu": "2"}}'
+    )
+    settings = of_kubelet(path)
+    assert (settings.cpu_manager, settings.kube_reserved) == ("static", {"cpu": 2000})
+    (notice,) = settings.notices
+    assert notice.endswith(("cpuManagerPolicy, cpu", "cpu, cpuManagerPolicy"))
+    path.write_text('{"logLevel": "info", "logLevel": "debug"}')
+    ((where, found),) = problems_of(path)
+    assert (where, found[:29]) == ("the file", "the key logLevel a second tim")
+
+
 def test_a_wrong_value_is_named_where_it_is(write: Write) -> None:
     path = write(config_map(kubelet=yaml.safe_dump({**KUBELETS, "topologyManagerPolicy": "strict"})))
     with pytest.raises(ConfigError) as raised:
@@ -115,6 +131,7 @@ def test_a_wrong_value_is_named_where_it_is(write: Write) -> None:
         ([{"apiVersion": "v1alpha1", "kind": "KubeletConfig"}], "KubeletConfig (v1alpha1)"),
         ([{"version": "v1alpha1", "machine": {"kubelet": {"extraConfig": FILLED}}, "cluster": {}}],
          "Talos' machine configuration"),
+        ([{"kubelet": {"cpuManagerPolicy": "static"}, "dns": {}}], "MicroShift's configuration"),
         ([{"kubelet-arg": ["cpu-manager-policy=static"]}], "the configuration of k3s or RKE2"),
         ([{"kubeletConfig": {"cpuManagerPolicy": "static"}}], "GKE's node system configuration"),
         ([OTHER, {"kind": "ClusterConfiguration"}],
@@ -132,10 +149,23 @@ def test_settings_of_bottlerocket_are_known_in_toml(tmp_path: Path) -> None:
     assert problems_of(path) == [("the file", "Bottlerocket's settings")]
 
 
-def test_where_kubelets_file_is_on_the_node_is_said(write: Write) -> None:
-    path = write({"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig"})
-    with pytest.raises(ConfigError, match=r"/etc/kubernetes/kubelet/config\.json"):
-        load_settings([path])
+@pytest.mark.parametrize(
+    ("documents", "file"),
+    [
+        (
+            [{"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig"}],
+            r"/etc/kubernetes/kubelet/config\.json",
+        ),
+        ([{"apiVersion": "v1alpha1", "kind": "KubeletConfig"}], r"/etc/kubernetes/kubelet\.yaml"),
+        (
+            [{"kind": "a"}, {"version": "v1alpha1", "machine": {"type": "worker"}}],
+            r"/etc/kubernetes/kubelet\.yaml",
+        ),
+    ],
+)
+def test_where_kubelets_file_is_on_the_node_is_said(write: Write, documents: list[object], file: str) -> None:
+    with pytest.raises(ConfigError, match=file):
+        load_settings([write(*documents)])
 
 
 def test_unknown_keys_of_which_nothing_can_be_guessed_are_one_problem(write: Write) -> None:

@@ -601,7 +601,7 @@ def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
     text = '{\n\t"kind": "KubeletConfiguration",\n\t"kubeReserved": {"memory": "1Gi"}\n}'
     assert load_settings([write(text, "config.json")]).kube_reserved == {"memory": GIB}
     assert load_settings([write(text.replace("\t", " "), "10-kubelet.conf")]).kube_reserved == {"memory": GIB}
-    for wrong, found in (('{"kind": 1, "kind": 2}', "the key kind a second time"), ("{", "Expecting")):
+    for wrong, found in (('{"engine": 1, "engine": 2}', "the key engine a second time"), ("{", "Expecting")):
         assert problems_of(write(wrong, "config.json"))[0].startswith(f"the file: {found}")
     assert problems_of(write("kind: x", "config.txt")) == ["the file name: 'config.txt'"]
 
