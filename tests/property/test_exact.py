@@ -126,7 +126,7 @@ class LeavesCpusBehind(ExactEngine):
 def test_brute_force_notices_a_wrong_engine(engine: ExactEngine, kind: str) -> None:
     kinds = set()
     for seed in range(60):
-        trial = Trial(random.Random(seed))
+        trial = Trial(random.Random(seed), whole_pods=False)
         trial.engine = engine
         try:
             for _ in range(STEPS):

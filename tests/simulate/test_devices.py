@@ -33,6 +33,7 @@ from support.workloads import GUARANTEED, make_container, make_pod
 
 MACHINE = machine(4)
 RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
+SINGLE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 BEST_EFFORT = replace(RESTRICTED, topology=TopologyPolicy.BEST_EFFORT)
 NAMESPACE = "/var/run/netns/cni-1"
 MIB = 1 << 20
@@ -138,6 +139,8 @@ async def test_the_default_engine_goes_where_the_devices_are(tmp_path):
     async with daemon(runtime, tmp_path, ExactEngine()) as controller:
         assert await place(runtime, pod_with("disk"), disk=True) == "2"
         assert await place(runtime, pod_with("nic", NAMESPACE)) == "3"
+        assert await place(runtime, pod_with("both", NAMESPACE), disk=True) == "2-3"
+        controller.schedule(lambda turn: turn.accept(policy=SINGLE))
         with pytest.raises(OperationError) as caught:
             await place(runtime, pod_with("apart", NAMESPACE), disk=True)
         assert all(one in str(caught.value) for one in ("/dev/disk", "net/eth0"))

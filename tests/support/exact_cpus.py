@@ -44,7 +44,12 @@ class Cpus:
 
     def near(self, mask: int, ledger: Ledger) -> list[int]:
         """The CPUs near the nodes of *mask* that a container may have which is not in *ledger*."""
-        taken = {cpu for one in ledger.entries.values() for cpu in one.decision.placement.exclusive_cpus}
+        taken = set[int]()
+        for one in (*ledger.entries.values(), *ledger.retained.values()):
+            placement = one.decision.placement
+            taken |= set(placement.exclusive_cpus)
+            if placement.affinity is not None:
+                taken |= set(placement.affinity.cpus)
         taken.add(self._reserved)
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
 
@@ -61,11 +66,12 @@ class Cpus:
         """
         owner: dict[int, str] = {}
         for container_id, entry in ledger.entries.items():
-            placement = entry.decision.placement
+            placement, request = entry.decision.placement, entry.decision.request
+            whose = request.pod_id if request.memory.source == "pod" else container_id
             for cpu in placement.exclusive_cpus:
                 if cpu == self._reserved:
                     raise BrokenPromiseError(WRONG_CPUS, f"reserved CPU {cpu} is of {container_id}")
-                if owner.setdefault(cpu, container_id) != container_id:
+                if owner.setdefault(cpu, whose) != whose:
                     raise BrokenPromiseError(WRONG_CPUS, f"CPU {cpu} is of {owner[cpu]} and {container_id}")
             if container_id in aligned and self.away(placement):
                 text = f"CPUs {self.away(placement)} of {container_id} were left behind"
@@ -84,6 +90,16 @@ class Cpus:
             there = [cpu for cpu in own if self._node_of[cpu] == node]
             if len(there) < min(least, len(self.near(1 << node, ledger))) and own:
                 raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} for devices {dict(near)}")
+
+    def check_told(self, decision: Decision) -> None:
+        """All CPUs of the pod are on its nodes, or the decision says otherwise.
+
+        Raises:
+            BrokenPromiseError: else.
+        """
+        codes = {reason.code for reason in decision.reasons}
+        if self.away(decision.placement) and not (decision.outcome is Outcome.DEGRADED and codes & SAYING):
+            raise BrokenPromiseError(WRONG_CPUS, f"CPUs {self.away(decision.placement)}: {codes}")
 
     def check_decision(self, decision: Decision, current: Placement | None) -> None:
         """As many CPUs as asked for, on the container's nodes, or the decision says otherwise; of those it

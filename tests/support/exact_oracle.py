@@ -20,6 +20,7 @@ from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
+from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
@@ -34,6 +35,7 @@ from support.exact_errors import (
     WRONG_REFUSAL,
     BrokenPromiseError,
 )
+from support.exact_pods import check_pods, draw_whole_pod, has_whole, holds_whole, members, whole_of
 from support.subsets import Claims, fit_together, room, rooms_by_subset, slack_by_subset
 
 
@@ -41,7 +43,8 @@ from support.subsets import Claims, fit_together, room, rooms_by_subset, slack_b
 class Trial:
     """A random machine under a policy (a random one if none is given), and what happened on it so far. The
     witness is looked at after every *witness_every* operations; one request of *pages_one_in* is for huge
-    pages; *every_criterion*: the engine looks at every set of nodes."""
+    pages; *every_criterion*: the engine looks at every set of nodes; with *whole_pods* some pods have
+    resources as a whole."""
 
     random: random.Random
     most_nodes: int = 10
@@ -50,6 +53,7 @@ class Trial:
     topology: TopologyPolicy | None = None
     pages_one_in: int = USUAL_PAGES
     every_criterion: bool = True
+    whole_pods: bool = True
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -92,6 +96,7 @@ class Trial:
         else:
             self.resize(self.random.choice(known))
         self.check_promises()
+        check_pods(self.ledger)
         self.cpus.check_owners(self.ledger, self.aligned)
         self.counts["operations"] += 1
 
@@ -100,6 +105,11 @@ class Trial:
         self.number += 1
         if self.engine.scope is TopologyScope.POD and not self.coming and self.random.randrange(4):
             self.coming = draw_pod(self.random, self.machine, self.number)
+        if not self.coming and self.whole_pods and not self.random.randrange(3):
+            self.coming = draw_whole_pod(self.random, self.machine, self.number)
+        if self.coming and self.coming[0].pod_id.startswith("whole"):
+            self.arrive_in_whole_pod(self.coming.pop(0))
+            return
         if self.coming:
             request = self.coming.pop(0)
         else:
@@ -110,11 +120,69 @@ class Trial:
         if decision.outcome is Outcome.REFUSED:
             self.ledger = before
 
+    def arrive_in_whole_pod(self, request: Request) -> None:
+        """A new container of a pod with resources as a whole: the first without a part is placed as the whole
+        pod would be, beside the parts that are there, and those that join are never refused."""
+        others = members(self.ledger, request.pod_id)
+        everybody = [*self.ledger.entries.values(), *self.ledger.retained.values()]
+        request = with_pod_known(request, [one.decision.request for one in everybody])
+        decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
+        joins = request.pod_id in self.ledger.retained or any(map(holds_whole, others.values()))
+        if joins or (request.pod_level and self._takes_all(request)):
+            self.counts["joined"] += 1
+            if decision.outcome is Outcome.REFUSED:
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{request} joins its pod")
+            self.cpus.check_told(decision)
+            self.ledger = self.ledger.with_entry(Entry(decision))
+            return
+        asked = request
+        if not any(one.decision.request.pod_id == request.pod_id for one in everybody):
+            asked = whole_of(request) if has_whole(request) else request
+        elif has_whole(request):  # what the parts leave is judged by what holds of all pods
+            if decision.outcome is not Outcome.REFUSED:
+                self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
+            return
+        self._answered(asked, decision, None)
+
+    def _takes_all(self, request: Request) -> bool:
+        """Whether a container of the pod has taken for an ordinary one what all of the pod asks for."""
+        entries = [one.decision.request for one in self.ledger.entries.values()]
+        there = [one for one in entries if one.pod_id == request.pod_id]
+        return any(one.memory_limit_bytes == whole_of(request).memory_limit_bytes for one in there)
+
+    def resize_whole_pod(self, container_id: str) -> None:
+        """A container without a part gets other limits, as all of its pod do."""
+        entry = self.ledger.entries[container_id]
+        request, totals = entry.decision.request, entry.decision.request.pod_totals
+        assert totals is not None
+        parts = [
+            one.request for one in members(self.ledger, request.pod_id).values() if not has_whole(one.request)
+        ]
+        least_bytes = 1 + sum(one.memory.high_bytes for one in parts)
+        least_milli = sum(one.cpu_milli for one in parts)
+        memory_bytes = least_bytes + draw_amount_bytes(self.random, self.machine)
+        milli = -(-least_milli // 1000) * 1000 + 1000 * self.random.randint(1, 3)
+        wanted = replace(totals, memory_bytes=memory_bytes, cpu_milli=milli)
+        request = replace(request, memory_limit_bytes=memory_bytes, cpu_milli=milli, pod_totals=wanted)
+        base = self.ledger.without(container_id)
+        decision = self.engine.decide(self.machine, self.policy, base, request, entry.decision.placement)
+        self.counts["whole resizes"] += 1
+        if decision.outcome is Outcome.REFUSED:
+            if self.policy.topology not in STRICT:
+                raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
+            return
+        self.cpus.check_told(decision)
+        self.ledger = base.moved(decision.moves).with_entry(Entry(decision))
+
     def resize(self, container_id: str) -> None:
         """A running container asks for another amount of memory, of CPUs, or of both."""
         entry = self.ledger.entries[container_id]
-        wanted = draw_amount_bytes(self.random, self.machine)
         request = entry.decision.request
+        if request.pod_id.startswith("whole"):
+            if has_whole(request):
+                self.resize_whole_pod(container_id)
+            return
+        wanted = draw_amount_bytes(self.random, self.machine)
         if request.qos is QosClass.BEST_EFFORT:
             return
         guaranteed = request.qos is QosClass.GUARANTEED
@@ -137,7 +205,10 @@ class Trial:
 
     def depart(self, container_id: str) -> None:
         """A container goes, and others go back to where they were."""
-        self.ledger = self.ledger.without(container_id)
+        stays = not self.random.randrange(2)
+        self.ledger = self.ledger.after_end_of(container_id, pod_stays=stays)
+        if self.ledger.retained and not self.random.randrange(4):
+            self.ledger = self.ledger.without_retained(next(iter(self.ledger.retained)))
         claims = self.engine.completed_claims(self.machine, self.policy, self.ledger)
         self.ledger = self.ledger.with_claims(claims)
         self.counts["topped up"] += len(claims)
@@ -228,7 +299,7 @@ class Trial:
         if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
             raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
         self._check_place(request, decision, claim, current, allowed)
-        self.cpus.check_decision(decision, current)
+        self.cpus.check_decision(replace(decision, request=request), current)
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
         elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED:
@@ -237,7 +308,7 @@ class Trial:
         self._check_moves(decision)
         self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
         self.aligned.discard(request.container_id)
-        if not self.cpus.away(decision.placement):
+        if not self.cpus.away(decision.placement) and not request.pod_id.startswith("whole"):
             self.aligned.add(request.container_id)
 
     def _check_moves(self, decision: Decision) -> None:
@@ -411,7 +482,7 @@ class Trial:
 
     def _claims(self, resource: str, *, widened: bool = False) -> Claims:
         found: Claims = []
-        for entry in self.ledger.entries.values():
+        for entry in (*self.ledger.entries.values(), *self.ledger.retained.values()):
             claim = entry.decision.placement.claim
             if claim is None or not claim.amounts_bytes.get(resource):
                 continue

@@ -29,6 +29,7 @@ from bayplan.host import shadow_mode
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Form, Origin
+from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import refusal
@@ -136,7 +137,7 @@ class Placements:
         decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
-        shared = base.shared_cpus(machine, policy.withheld_cpus, decision.placement.exclusive_cpus)
+        shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
         entry = Entry(
             decision,
@@ -197,7 +198,7 @@ class Placements:
             return updates
         if decision.outcome is Outcome.REFUSED:
             self._refuse(decision)
-        exclusive_cpus = decision.placement.exclusive_cpus
+        exclusive_cpus = held_cpus(decision.placement)
         shared = base.shared_cpus(machine, policy.withheld_cpus, exclusive_cpus)
         changed = replace(entry, decision=decision)
         changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)

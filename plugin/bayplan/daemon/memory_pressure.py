@@ -43,6 +43,7 @@ from bayplan.placement.page_owners import (
     outside_pages,
     pages_in_the_way,
     start_bytes,
+    with_pods_shared_out,
 )
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan
 from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
@@ -348,4 +349,4 @@ class PressureWatch:
             found[one.container_id] = container_pages(
                 look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
             )
-        return found
+        return with_pods_shared_out(look.ledger, found)

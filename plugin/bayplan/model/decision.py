@@ -230,7 +230,8 @@ class Claim(Struct, frozen=True):
 class Affinity(Struct, frozen=True):
     """The nodes on which a pod is aligned as a whole, None if any will do, and whether no better ones were
     conceivable. ``whole``: room was found for all of the pod's sums, its memory on ``mems`` and, as far as it
-    has CPUs of its own, on ``cpus``; that is kept for the pod."""
+    has CPUs of its own, on ``cpus``; that is kept for the pod. In a pod with resources as a whole ``cpus``
+    are those of all its containers (see `bayplan.model.pod_as_a_whole`)."""
 
     nodes: NodeSet | None
     preferred: bool

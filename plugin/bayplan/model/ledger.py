@@ -1,7 +1,8 @@
 """The ledger: which container was promised what. An immutable value; changes return a new ledger.
 
 The totals per node and per set of nodes are kept beside the entries, so that a decision does not walk all
-containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers.
+containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers,
+unless their pod has it as a whole (`bayplan.model.pod_as_a_whole`).
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger_totals import is_short, with_booking, with_claim, with_count, with_id
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
+from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
@@ -108,19 +110,30 @@ class Ledger(Struct, frozen=True):
 
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
-        base = self.without(entry.container_id)
-        pod_id = entry.decision.request.pod_id
+        base = self._left_without(entry.container_id)
+        pod_id, request = entry.decision.request.pod_id, entry.decision.request
         if entry.ended:
-            return replace(base, retained={**base.retained, pod_id: entry})
+            return _retaining(base, entry)
+        last = base.retained.get(pod_id)
         base = base.without_retained(pod_id)
-        key = _score_key(entry.decision.request)
+        key = _score_key(request)
         if key is None:
-            return _added(base, entry)
+            after = _added(base, entry)
+            if not is_member(request):
+                return after
+            return _settled_pod(after, pod_id, entry.container_id, None if last is None else last.decision)
         order = _in_order(self.ids_by_score.get(key, ()), entry)
         return _settled(replace(_added(base, entry), ids_by_score={**base.ids_by_score, key: order}), key)
 
     def without(self, container_id: str) -> "Ledger":
-        """A ledger without that container; the same ledger if it holds none."""
+        """A ledger without that container; the same ledger if it holds none. What it held of a pod that has
+        resources as a whole goes to the pod's others."""
+        gone, left = self.entries.get(container_id), self._left_without(container_id)
+        if gone is None or not is_member(gone.decision.request):
+            return left
+        return _settled_pod(left, gone.decision.request.pod_id, leaving=gone.decision)
+
+    def _left_without(self, container_id: str) -> "Ledger":
         gone = self.entries.get(container_id)
         if gone is None:
             return self
@@ -161,9 +174,12 @@ class Ledger(Struct, frozen=True):
 
     def without_retained(self, pod_id: str) -> "Ledger":
         """A ledger that retains nothing for that pod."""
-        if pod_id not in self.retained:
+        last = self.retained.get(pod_id)
+        if last is None:
             return self
-        return replace(self, retained={key: one for key, one in self.retained.items() if key != pod_id})
+        left = {key: one for key, one in self.retained.items() if key != pod_id}
+        ledger = replace(self, retained=left)
+        return _holding(ledger, last, -1) if is_member(last.decision.request) else ledger
 
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.
@@ -300,7 +316,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
     return Ledger(
         entries={**ledger.entries, entry.container_id: entry},
         booked_bytes=with_booking(ledger.booked_bytes, placement, 1),
-        exclusive_cpus=ledger.exclusive_cpus | placement.exclusive_cpus,
+        exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement),
         bound=with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, 1),
         retained=ledger.retained,
@@ -311,6 +327,48 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
             ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
     )
+
+
+def _retaining(ledger: Ledger, last: Entry) -> Ledger:
+    """*ledger* that keeps what a pod was given as a whole, whose *last* container has ended."""
+    pod_id = last.decision.request.pod_id
+    ledger = ledger.without_retained(pod_id)
+    ledger = replace(ledger, retained={**ledger.retained, pod_id: last})
+    return _holding(ledger, last, 1) if is_member(last.decision.request) else ledger
+
+
+def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
+    """*ledger* after the promise of a pod without a container came (+1) or went (-1)."""
+    placement = last.decision.placement
+    cpus = held_cpus(placement)
+    return replace(
+        ledger,
+        claimed_bytes=with_claim(ledger.claimed_bytes, placement, sign),
+        exclusive_cpus=ledger.exclusive_cpus | cpus if sign > 0 else ledger.exclusive_cpus - cpus,
+    )
+
+
+def _settled_pod(
+    ledger: Ledger, pod_id: str, added: str | None = None, leaving: Decision | None = None
+) -> Ledger:
+    """*ledger* in which the containers of a pod hold what it has as a whole; see
+    `bayplan.model.pod_as_a_whole`."""
+    before = {
+        key: entry.decision
+        for key, entry in ledger.entries.items()
+        if entry.decision.request.pod_id == pod_id and shares_promise(entry.decision)
+    }
+    if not before:
+        return ledger
+    for key, decision in settled(before, added, leaving).items():
+        if decision != before[key]:
+            entry = ledger.entries[key]
+            ledger = _added(_removed(ledger, entry), replace(entry, decision=decision))
+    held = ledger.exclusive_cpus
+    for key in before:
+        # Each of them was taken out for a moment, with CPUs that others of the pod have too.
+        held |= held_cpus(ledger.entries[key].decision.placement)
+    return replace(ledger, exclusive_cpus=held)
 
 
 def _notice(entry: Entry) -> CpuSet | None:
@@ -373,7 +431,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
     return Ledger(
         entries=entries,
         booked_bytes=with_booking(ledger.booked_bytes, placement, -1),
-        exclusive_cpus=ledger.exclusive_cpus - placement.exclusive_cpus,
+        exclusive_cpus=ledger.exclusive_cpus - held_cpus(placement),
         bound=with_count(ledger.bound, placement.mems, -1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bayplan.model.container_names import container_name
 from bayplan.model.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
 from bayplan.model.machine import Machine, hugepages
+from bayplan.model.pod_as_a_whole import changed_totals, has_part
 from bayplan.model.policy import OutsideRequests
 from bayplan.model.qos import (
     cpu_request_milli,
@@ -163,7 +164,10 @@ def changed_request(
         spec_memory=shown,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=exclusive_cpu_count(request.qos, cpu_milli, pod_level=request.pod_level),
+        exclusive_cpus=exclusive_cpu_count(
+            request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
+        ),
+        pod_totals=changed_totals(request, limit_bytes, cpu_milli),
         pinned_cpus=new_cpus or request.pinned_cpus,
         pinned_mems=new_mems or request.pinned_mems,
         pinned_by_update=request.pinned_by_update

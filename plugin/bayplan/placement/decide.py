@@ -15,6 +15,7 @@ from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
@@ -53,7 +54,7 @@ def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, contai
         return Annotated(Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}"))
 
 
-def _as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
+def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
     """Nobody knows better."""
     return request, ()
 
@@ -69,7 +70,7 @@ def decide_creation(
     annotated: Annotated,
     ability: MemoryPolicyAbility,
     findings: Findings = NOTHING_FOUND,
-    exact: ExactRequest = _as_derived,
+    exact: ExactRequest = as_derived,
 ) -> Decision:
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
     `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
@@ -86,6 +87,7 @@ def decide_creation(
         policy.outside_requests,
     )
     request, disbelief = exact(request)
+    request = with_pod_known(request, _others_of_pod(ledger, request))
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = decide_by_given_policy(machine, policy, engine, ledger, request)
@@ -99,6 +101,12 @@ def decide_creation(
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
 
+def _others_of_pod(ledger: Ledger, request: Request) -> list[Request]:
+    last = ledger.retained.get(request.pod_id)
+    others = [one.decision.request for one in (*ledger.entries.values(), *([last] if last else []))]
+    return [one for one in others if one.pod_id == request.pod_id]
+
+
 def decide_change(
     machine: Machine,
     policy: PlacementPolicy,
@@ -108,7 +116,7 @@ def decide_change(
     spec: Resources,
     change: Resources,
     *,
-    exact: ExactRequest = _as_derived,
+    exact: ExactRequest = as_derived,
 ) -> Decision | None:
     """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
     it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""

@@ -14,6 +14,7 @@ from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpu
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import held_cpus, takes_from_pod
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
@@ -60,6 +61,9 @@ def updated_from_container(
     resized = request != decision.request
     unavailable = taken | reserved_cpus(machine, policy)
     own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)
+    cpus = resources.cpuset_cpus
+    if takes_from_pod(request) and cpus is not None and cpus <= held_cpus(placement):
+        entry = replace(entry, notified_cpus=cpus)  # what its pod had at some time
     if own != placement.exclusive_cpus:
         entry = replace(entry, notified_cpus=resources.cpuset_cpus)
         placement = replace(placement, exclusive_cpus=own)
@@ -79,6 +83,8 @@ def _exclusive_cpus_now(
     """The exclusive CPUs of a container whose cpuset is *cpus* now: these, if it asks for as many and no
     other container can have any of them; none, if it does not ask for any; else those of the record."""
     own, wanted = placement.exclusive_cpus, request.exclusive_cpus
+    if takes_from_pod(request):
+        return own  # the ledger knows what its pod has by now
     if cpus in (None, own) or request.pinned_cpus is not None:
         return own
     if wanted == len(cpus) and alone and cpus.isdisjoint(unavailable):

@@ -6,10 +6,13 @@ What the ledger says of one container, put together with what was counted of its
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from bayplan.engines.exact.unconfined import open_mems
 from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason, Request
-from bayplan.model.ledger import Entry
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.pod_as_a_whole import takes_from_pod
 from bayplan.placement.page_placement import ContainerPages, LivePages
 from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
@@ -48,6 +51,27 @@ def container_pages(
         _RANKS[request.qos],
         {} if request.opted_out else cache_bytes,
     )
+
+
+def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) -> dict[str, ContainerPages]:
+    """*pages* of the containers of *ledger* as if each container of a pod with resources as a whole were
+    promised what it holds, and the first of them the rest: only together they have a promise."""
+    pods: dict[str, list[ContainerPages]] = {}
+    for key, one in sorted(pages.items()):
+        request = ledger.entries[key].decision.request
+        if takes_from_pod(request):
+            pods.setdefault(request.pod_id, []).append(one)
+    found = dict(pages)
+    for members in pods.values():
+        left_bytes = sum(one.promised_bytes for one in members)
+        first, *others = members
+        for one in others:
+            used_bytes = sum(amount for node, amount in one.held_bytes.items() if node in one.nodes)
+            part_bytes = min(used_bytes, left_bytes)
+            left_bytes -= part_bytes
+            found[one.container_id] = replace(one, promised_bytes=part_bytes)
+        found[first.container_id] = replace(first, promised_bytes=left_bytes)
+    return found
 
 
 def allowed_nodes(machine: Machine, decision: Decision) -> NodeSet:

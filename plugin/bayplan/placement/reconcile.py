@@ -16,9 +16,11 @@ from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import takes_from_pod
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
+from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.found_containers import (
     adopt,
     has_annotated_placement,
@@ -106,6 +108,9 @@ def reconcile(
         pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
         if members := _members(pools, candidates):
             agreed = Ledger.of([*entries, *found, *members])
+    if recovered:
+        # What a pod has as a whole is in the annotation of the container that was its first.
+        agreed, _ = with_completed_claims(machine, policy, engine, agreed)
     agreed = _with_retained(ledger, gone, agreed, pods)
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
     repairs = [repair for _, repair in compared if repair is not None]
@@ -194,11 +199,15 @@ def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: 
     that are *gone*."""
     vacant = pods.keys() - {entry.decision.request.pod_id for entry in agreed.entries.values()}
     retained = dict(before.retained)
-    last = {before.entries[container_id].decision.request.pod_id: container_id for container_id in gone}
-    for pod_id in vacant & last.keys():
-        entry = before.entries[last[pod_id]]
+    left: dict[str, list[Entry]] = {}
+    for entry in map(before.entries.__getitem__, gone):
         if entry.decision.placement.affinity is not None:
-            retained.update(Ledger.of([entry]).after_end_of(entry.container_id).retained)
+            left.setdefault(entry.decision.request.pod_id, []).append(entry)
+    for pod_id in vacant & left.keys():
+        ended = Ledger.of(left[pod_id])
+        for entry in left[pod_id]:
+            ended = ended.after_end_of(entry.container_id)
+        retained.update(ended.retained)
     for pod_id in sorted(vacant & retained.keys()):
         agreed = agreed.with_entry(retained[pod_id])
     return agreed
@@ -219,9 +228,12 @@ def _updated_from_containers(
 ) -> dict[str, Entry]:
     """The entries *known* of containers, the oldest first, some of them older than what these have by now.
     CPUs that an entry and its container agree on come first, of the newest container; no CPU is given to two,
-    and none of those *taken* by containers that the runtime does not list.
+    but for those that a pod has as a whole, and none of those *taken* by containers that the runtime does not
+    list.
     """
     ledger, result = Ledger.of(known.values()), dict[str, Entry]()
+    known = {key: ledger.entries[key] for key in known}
+    of_pods: dict[str, CpuSet] = {}
     firm = [
         key
         for key, entry in known.items()
@@ -232,12 +244,16 @@ def _updated_from_containers(
         alone = cpusets[container.resources.cpuset_cpus] == 1
         entry = updated_from_container(machine, policy, engine, ledger, entry, container, taken, alone=alone)
         placement = entry.decision.placement
-        if not placement.exclusive_cpus.isdisjoint(taken):
+        pod_id = entry.decision.request.pod_id if takes_from_pod(entry.decision.request) else ""
+        of_pod = of_pods.get(pod_id, CpuSet())
+        if not placement.exclusive_cpus.isdisjoint(taken - of_pod):
             # They were free when the newer one was created: this one must have got others since.
             placement = replace(placement, exclusive_cpus=CpuSet())
             decision = replace(entry.decision, placement=placement)
             entry = replace(entry, decision=decision, notified_cpus=container.resources.cpuset_cpus)
         taken |= placement.exclusive_cpus
+        if pod_id:
+            of_pods[pod_id] = of_pod | placement.exclusive_cpus
         result[container_id] = entry
     return {key: result[key] for key in known}
 

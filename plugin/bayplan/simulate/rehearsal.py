@@ -12,15 +12,24 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.pod_admission import PodAdmission
-from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass, Request
+from bayplan.engines.kubelet.resources import has_pod_level, most_exclusive_cpus
+from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import as_member
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources, changed_resources
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.after_removal import after_removal
-from bayplan.placement.decide import decide_change, decide_creation, read_annotations
+from bayplan.placement.decide import (
+    ExactRequest,
+    as_derived,
+    decide_change,
+    decide_creation,
+    read_annotations,
+)
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
@@ -51,19 +60,21 @@ class Rehearsal(Struct):
         ended: str | None = None
         for one in planned.containers:
             if ended is not None:
-                self.release(ended)
-            decision = self.create(planned.pod, one.container)
+                self.release(ended, pod_stays=True)
+            decision = self.create(planned.pod, one.container, _known_of(planned.spec))
             decisions.append(decision)
             if decision.outcome is Outcome.REFUSED:
                 for container_id in kept:
                     self.release(container_id)
+                self.ledger = self.ledger.without_retained(planned.pod.id)
                 return decisions
             ended = one.container.id if one.ends else None
             kept.append(one.container.id)
         return decisions
 
-    def create(self, pod: Pod, container: Container) -> Decision:
-        """Decide about a new container, and add it to the ledger unless it was refused."""
+    def create(self, pod: Pod, container: Container, known: ExactRequest = as_derived) -> Decision:
+        """Decide about a new container, and add it to the ledger unless it was refused. *known* is what
+        somebody knows of it beside its spec."""
         base = self.ledger.without(container.id)
         annotated = read_annotations(self.machine, self.policy, pod, container)
         decision = decide_creation(
@@ -75,6 +86,7 @@ class Rehearsal(Struct):
             container,
             annotated=annotated,
             ability=self.ability,
+            exact=known,
         )
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
@@ -96,9 +108,10 @@ class Rehearsal(Struct):
             )
         return decision
 
-    def release(self, container_id: str) -> None:
-        """A container is gone, and others go back; one that is not there is no error."""
-        left = self.ledger.without(container_id)
+    def release(self, container_id: str, *, pod_stays: bool = False) -> None:
+        """A container is gone, and others go back; one that is not there is no error. *pod_stays*: more
+        containers of its pod are to come, for which it keeps what it has as a whole."""
+        left = self.ledger.after_end_of(container_id, pod_stays=pod_stays)
         self._relieve(left)
         self.containers.pop(container_id, None)
 
@@ -120,6 +133,20 @@ def rehearsal_of_pods(machine: Machine, policy: PlacementPolicy, engine: Engine)
     return Rehearsal(machine, policy, engine)
 
 
+def _known_of(spec: PodSpec) -> ExactRequest:
+    """What the manifest of a pod says of it as a whole, beside the sums that a runtime shows: whether it has
+    resources as a whole, and how many CPUs its containers have to themselves."""
+    level, count = has_pod_level(spec), most_exclusive_cpus(spec)
+
+    def known(request: Request) -> tuple[Request, tuple[Reason, ...]]:
+        totals = request.pod_totals
+        if totals is not None and request.qos is QosClass.GUARANTEED and not level:
+            request = replace(request, pod_totals=replace(totals, exclusive_cpus=count))
+        return as_member(request) if level else request, ()
+
+    return known
+
+
 class KubeletRehearsal(Rehearsal):
     """Pods are admitted as a whole; its engine is a `KubeletEngine`."""
 
@@ -136,7 +163,8 @@ class KubeletRehearsal(Rehearsal):
         try:
             if admission.refused:
                 refused = [one for one in planned.containers if one.container.name == admission.refused]
-                return [self.create(planned.pod, one.container) for one in refused]
+                known = _known_of(planned.spec)
+                return [self.create(planned.pod, one.container, known) for one in refused]
             decisions = super().admit(planned)
         finally:
             self.engine = engine

@@ -7,7 +7,7 @@ is bound is listed: exclusive CPUs, and memory of containers that are bound to n
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from bayplan._proto.podresources import api_pb2 as pb
@@ -17,7 +17,7 @@ from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 PodName = tuple[str, str]
 """Namespace and name."""
@@ -71,14 +71,18 @@ def _by_pod(ledger: Ledger) -> Iterator[tuple[PodName, list[pb.ContainerResource
         key=lambda one: one[:2],
     )
     for (namespace, pod), containers in groupby(in_pods, key=lambda one: one[0][:2]):
-        yield (namespace, pod), [_container(name[2], decision) for name, _, decision in containers]
+        yield (namespace, pod), list(_containers((name[2], decision) for name, _, decision in containers))
 
 
-def _container(name: str, decision: Decision) -> pb.ContainerResources:
-    placement = decision.placement
-    return pb.ContainerResources(
-        name=name, cpu_ids=placement.exclusive_cpus, memory=_assigned_memory(placement)
-    )
+def _containers(decisions: Iterable[tuple[str, Decision]]) -> Iterator[pb.ContainerResources]:
+    """The containers of one pod. CPUs that several share, because the pod has them as a whole, are those of
+    the first: who counts them is not to find them twice."""
+    listed = CpuSet()
+    for name, decision in decisions:
+        placement = decision.placement
+        cpus = placement.exclusive_cpus - listed
+        listed |= cpus
+        yield pb.ContainerResources(name=name, cpu_ids=cpus, memory=_assigned_memory(placement))
 
 
 def _assigned_memory(placement: Placement) -> list[pb.ContainerMemory]:

@@ -71,6 +71,7 @@ attempts        one attempt to place a container, and the sentences of its outco
 moves           who becomes wider for others, and who goes back
 exclusive_cpus  which CPUs
 unconfined      decisions about containers without a set of their own
+whole_pods      decisions about containers of pods with resources as a whole
 pinned          those of which somebody else chose CPUs or nodes
 confined        decisions about containers with one
 engine          what is tried in which order; the engine's interface

@@ -22,6 +22,7 @@ from bayplan.model.decision import Claim, QosClass, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import closed_nodes, usable_nodes, why_unusable
+from bayplan.model.pod_as_a_whole import is_member
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.request import NO_SIGNAL
 from bayplan.sets import NodeSet, nodes_text
@@ -82,13 +83,15 @@ def is_bounded(request: Request) -> bool:
 
 def is_confined(request: Request) -> bool:
     """Whether the container is bound to a set by its claim, its wishes or a pinned cpuset.mems."""
-    return is_bounded(request) or request.wishes_nodes or request.pinned_mems is not None
+    pinned = request.pinned_mems is not None
+    return is_bounded(request) or request.wishes_nodes or pinned or is_member(request)
 
 
 def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
     """Whether the container may get more nodes later, to make room for another one."""
     return not (
         request.opted_out
+        or is_member(request)
         or request.pinned_mems is not None
         or request.memory_policy is not None
         or request.given_policy is not None

@@ -155,7 +155,7 @@ class Confinement:
             self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
             attempt = self._attempt(candidates, self._own)
             decision = self._best_set(attempt)
-        if decision is None and candidates.required and self.cpus and not self.aligned:
+        if decision is None and (candidates.required or self.even) and self.cpus and not self.aligned:
             # The policy none refuses nothing for CPUs: they are elsewhere, and the decision says so.
             decision = self._with_moves(attempt)
             if decision is None:
@@ -261,7 +261,8 @@ class Confinement:
             self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
         )
         area = area_of(question, candidates, self.request.even_hugepages)
-        return Attempt(candidates, area, question, of_whole_pod=asked != self._own)
+        more = bool(without(amounts, self.amounts)) or cpus > self.cpus
+        return Attempt(candidates, area, question, of_whole_pod=more)
 
     def _shares(self, amounts: Amounts) -> Shares | None:
         """What is taken of the nodes, if the container goes where the least is."""

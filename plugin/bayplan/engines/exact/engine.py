@@ -6,6 +6,7 @@ set of nodes is found for a container that is to be confined is in `confined`.
 """
 
 from collections.abc import Collection
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from bayplan.engines.exact.pinned import beside_pinned_cpus, is_left_alone, left
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import completed_claims, place_unconfined, widened_placements
+from bayplan.engines.exact.whole_pods import decide_in_pod
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -28,6 +30,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import is_member
 from bayplan.model.policy import PlacementPolicy, TopologyScope
 from bayplan.sets import NodeSet
 
@@ -69,21 +72,30 @@ class ExactEngine:
         flows = self._followed(machine, policy, ledger)
         if is_left_alone(request):
             return left_alone(self._topology_of(machine), flows, ledger, request, current)
-        if is_confined(request) or request.exclusive_cpus:
-            topology = self._topology_of(machine)
-            decision = Confinement(
-                topology, flows, ledger, request, self.scope, current, self._max_steps
-            ).decide()
-            decision = beside_pinned_cpus(topology, decision)
-            if current is not None and is_bounded(request):
-                decision = _with_original_nodes(topology, decision, current)
+        if is_member(request):
+            decide, topology = partial(self._placed, flows, ledger), self._topology_of(machine)
+            decision = decide_in_pod(topology, flows, ledger, request, current, decide)
         else:
-            decision = place_unconfined(flows, ledger, request)
+            decision = self._placed(flows, ledger, request, current)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
             if before is None or without(claim.amounts_bytes, before.amounts_bytes):
                 flows.check(claim)
+        return decision
+
+    def _placed(
+        self, flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
+    ) -> Decision:
+        if not (is_confined(request) or request.exclusive_cpus):
+            return place_unconfined(flows, ledger, request)
+        topology = self._topology_of(flows.machine)
+        decision = Confinement(
+            topology, flows, ledger, request, self.scope, current, self._max_steps
+        ).decide()
+        decision = beside_pinned_cpus(topology, decision)
+        if current is not None and is_bounded(request):
+            decision = _with_original_nodes(topology, decision, current)
         return decision
 
     def adopt(

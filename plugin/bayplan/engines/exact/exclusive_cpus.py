@@ -84,6 +84,11 @@ class ExclusiveCpus:
         return (cpus & self._machine.online_cpus) - self._topology.cpus_near(nodes)
 
 
+def best_cpus(machine: Machine, available: CpuSet, count: int, nodes: NodeSet) -> CpuSet:
+    """*count* CPUs of *available*, of those on *nodes* first; fewer if there are fewer."""
+    return _best_cpus(machine, available, min(count, len(available)), _by_distance(machine, nodes))
+
+
 def _best_cpus(machine: Machine, available: CpuSet, count: int, order: Iterable[int]) -> CpuSet:
     """*count* CPUs of *available*, from the nodes in their *order*, and last those of no node.
 

@@ -21,6 +21,7 @@ from bayplan.engines.exact.resources import (
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.pod_as_a_whole import is_member
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import NodeSet
 
@@ -64,7 +65,9 @@ def settled_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -
         if placement.claim is not None:
             placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return Ledger.of([*entries, *ledger.retained.values()])
+    # What is kept for a pod that has resources as a whole is a claim too, and there are none any more.
+    kept = [one for one in ledger.retained.values() if not is_member(one.decision.request)]
+    return Ledger.of([*entries, *kept])
 
 
 def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_id: str) -> Spread:

@@ -46,7 +46,7 @@ def kept_for_pods(entries: Iterable[Entry]) -> Iterator[KeptForPod]:
     complete = set()
     for entry in entries:
         affinity = entry.decision.placement.affinity
-        if affinity is not None and affinity.whole:
+        if affinity is not None and affinity.whole and not entry.decision.request.pod_level:
             request = entry.decision.request
             if not entry.ended and _is_whole(request):
                 complete.add(request.pod_id)

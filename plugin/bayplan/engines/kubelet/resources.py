@@ -11,7 +11,7 @@ from typing import Final
 from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
 from bayplan.errors import ParseError
 from bayplan.model.machine import MEMORY
-from bayplan.quantity import parse_bytes
+from bayplan.quantity import MILLI_PER_CPU, parse_bytes
 
 HUGEPAGES_PREFIX: Final = "hugepages-"
 
@@ -104,6 +104,17 @@ def guaranteed_alone(container: ContainerSpec) -> bool:
         container.requests.get(name, 0) > 0 and container.requests[name] == container.limits.get(name, 0)
         for name in (CPU, MEMORY)
     )
+
+
+def most_exclusive_cpus(pod: PodSpec) -> int:
+    """How many CPUs the containers of a Guaranteed pod have to themselves at most at the same time: all of
+    those that ask for a whole number."""
+
+    def whole(container: ContainerSpec) -> Amounts:
+        milli = container.requests.get(CPU, 0)
+        return {} if milli % MILLI_PER_CPU else {CPU: milli}
+
+    return _worst_moment(pod, whole).get(CPU, 0) // MILLI_PER_CPU
 
 
 def add_up(amounts: Iterable[Amounts]) -> dict[str, int]:

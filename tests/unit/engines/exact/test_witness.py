@@ -38,7 +38,8 @@ def test_the_share_of_one_is_its_part_of_the_whole_and_order_plays_no_part(seed:
     whole = witness(trial.machine, trial.policy, trial.ledger)
     # Within a pod the order stays: of containers with equal scores the newest claims.
     entries = trial.ledger.entries.values()
-    backwards = Ledger.of(sorted(entries, key=lambda entry: entry.decision.request.pod_id, reverse=True))
+    in_reverse = sorted(entries, key=lambda entry: entry.decision.request.pod_id, reverse=True)
+    backwards = Ledger.of([*in_reverse, *trial.ledger.retained.values()])
     assert witness(trial.machine, trial.policy, backwards) == whole
     for container_id in trial.ledger.entries:
         assert share(trial.machine, trial.policy, trial.ledger, container_id) == whole[container_id]

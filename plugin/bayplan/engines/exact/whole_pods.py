@@ -1,0 +1,209 @@
+"""Containers of a pod with resources as a whole: the first one is placed with all of it, the others join.
+
+What the pod has is one promise (`bayplan.model.pod_as_a_whole`), so that a container that joins needs no
+room: it gets the pod's nodes, and the pod's CPUs or its part of them. Only what the pod asks for beyond its
+promise is looked for, on the same nodes. A pod that grows stays there: what does not fit is refused under a
+strict policy, else promised as far as there is room.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.claiming import STRICT, without
+from bayplan.engines.exact.exclusive_cpus import best_cpus
+from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import exclusive_candidates
+from bayplan.model.decision import (
+    OVERCOMMITTED,
+    Affinity,
+    Claim,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+    Shortage,
+)
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.memory_kinds import device_nodes
+from bayplan.model.pod_as_a_whole import (
+    as_member,
+    group_of,
+    has_part,
+    held_cpus,
+    part_bytes,
+    shares_promise,
+    sum_of,
+    takes_from_pod,
+    totals_bytes,
+    whole_cpus,
+)
+from bayplan.quantity import MILLI_PER_CPU
+from bayplan.sets import CpuSet, NodeSet, nodes_text
+
+Decide = Callable[[Request, Placement | None], Decision]
+"""The decision about a request as if it were an ordinary container's."""
+
+
+def decide_in_pod(
+    topology: NodeTopology,
+    flows: ResourceFlows,
+    ledger: Ledger,
+    request: Request,
+    current: Placement | None,
+    decide: Decide,
+) -> Decision:
+    """The decision about *request*, a member of its pod; *current* is its placement if it runs."""
+    last = ledger.retained.get(request.pod_id)
+    entries = (*ledger.entries.values(), *([] if last is None else [last]))
+    others = {
+        entry.container_id: replace(entry.decision, request=as_member(entry.decision.request))
+        for entry in entries
+        if entry.decision.request.pod_id == request.pod_id and shares_promise(entry.decision)
+    }
+    nodes, group = group_of(others)
+    if group:
+        return _Joining(topology, flows, ledger, request, others, nodes, group).decide(current)
+    whole = current is not None and current.affinity is not None and current.affinity.whole
+    if has_part(request) and not whole:
+        return decide(request, current)
+    asking = _asking_for_all(request, others)
+    decision = decide(asking, current)
+    placement, claim = decision.placement, decision.placement.claim
+    if decision.outcome is Outcome.REFUSED or claim is None:
+        return replace(decision, request=request)
+    cpus = placement.exclusive_cpus
+    own = (
+        best_cpus(topology.machine, cpus, request.exclusive_cpus, claim.nodes) if has_part(request) else cpus
+    )
+    affinity = Affinity(claim.nodes, preferred=True, whole=True, mems=claim.nodes, cpus=cpus)
+    placement = replace(placement, exclusive_cpus=own, affinity=affinity)
+    where = f"{nodes_text(claim.nodes)}{f', CPUs {cpus}' if cpus else ''}"
+    reason = Reason("pod-as-a-whole", f"its pod has resources as a whole, which are promised on {where}")
+    return replace(decision, request=request, placement=placement, reasons=(*decision.reasons, reason))
+
+
+def _asking_for_all(request: Request, others: Mapping[str, Decision]) -> Request:
+    """*request* as if the container asked for all that its pod does, beside the parts of *others*."""
+    totals = request.pod_totals
+    assert totals is not None
+    parts = [one.request for one in others.values() if has_part(one.request)]
+    asked = without(totals_bytes(totals), sum_of(map(part_bytes, parts)))
+    memory_bytes = asked.pop(MEMORY, 0)
+    milli = max(0, totals.cpu_milli - sum(part.cpu_milli for part in parts))
+    return replace(
+        request,
+        memory=Interval(memory_bytes, memory_bytes, "limit"),
+        memory_limit_bytes=memory_bytes or None,
+        cpu_milli=milli,
+        exclusive_cpus=0 if milli % MILLI_PER_CPU else milli // MILLI_PER_CPU,
+        hugepages_bytes=asked,
+        pod_level=False,
+        pod_totals=None,
+    )
+
+
+class _Joining:
+    """One decision about a container whose pod, *others*, has a *group* with its promise on *nodes*."""
+
+    def __init__(
+        self,
+        topology: NodeTopology,
+        flows: ResourceFlows,
+        ledger: Ledger,
+        request: Request,
+        others: Mapping[str, Decision],
+        nodes: NodeSet,
+        group: Mapping[str, Decision],
+    ) -> None:
+        self.topology, self.flows, self.ledger, self.request = topology, flows, ledger, request
+        self.others, self.nodes, self.group = others, nodes, group
+        self.strict = flows.policy.topology in STRICT
+        self._pool = CpuSet()
+
+    def decide(self, current: Placement | None) -> Decision:
+        """The decision."""
+        claim, lacking = self._claim()
+        cpus, own, few = self._cpus(CpuSet() if current is None else current.exclusive_cpus)
+        away = (own & self.topology.machine.online_cpus) - self.topology.cpus_near(self.nodes)
+        if few is None and away and not self.topology.machine.ordinary_nodes <= self.nodes:
+            few = Reason("apart", f"CPUs {away} are not on {nodes_text(self.nodes)}, where its pod is")
+        if self.strict and current is not None and (lacking is not None or few is not None):
+            why = [one for one in (few, lacking and Reason("shortage", lacking.sentence())) if one]
+            unchanged = Reason("unchanged", "it keeps what it has")
+            return Decision(self.request, Outcome.REFUSED, reasons=(*why, unchanged), shortage=lacking)
+        first = next(iter(self.group.values())).placement
+        mems = first.mems
+        if mems is not None:
+            mems |= device_nodes(self.topology.machine, self.request)
+        affinity = Affinity(self.nodes, preferred=True, whole=True, mems=self.nodes, cpus=cpus)
+        placement = Placement(mems, own, affinity=affinity, claim=claim)
+        where = f"{nodes_text(self.nodes)}{f', CPUs {cpus}' if cpus else ''}"
+        part = " and has a part of its own there" if has_part(self.request) else ""
+        if part and own == self._pool and any(takes_from_pod(one.request) for one in self.group.values()):
+            part += ", which leaves no CPU to its pod's others: they run on the shared ones"
+        reasons = [Reason("pod-as-a-whole", f"shares what its pod was promised as a whole on {where}{part}")]
+        if lacking is not None:
+            text = f"{lacking.sentence()}; placed without a promise for all of it"
+            reasons.append(Reason(OVERCOMMITTED, text))
+        reasons += [few] if few is not None else []
+        outcome = Outcome.PLACED if len(reasons) == 1 else Outcome.DEGRADED
+        return Decision(self.request, outcome, placement, tuple(reasons), shortage=lacking)
+
+    def _claim(self) -> tuple[Claim, Shortage | None]:
+        """What the pod is promised with this container beyond what it was, and what lacks of it."""
+        totals = self.request.pod_totals
+        assert totals is not None
+        claims = [one.placement.claim for one in self.others.values()]
+        had = sum_of(claim.amounts_bytes for claim in claims if claim is not None)
+        more = without(totals_bytes(totals), had)
+        claim = Claim(self.nodes, more)
+        cut = self.flows.cut(parts_of(claim)) if more else None
+        if cut is None:
+            return claim, None
+        lacking = shortage(self.flows, self.ledger, cut)
+        return replace(claim, amounts_bytes=self.flows.room(self.nodes.mask, more)), lacking
+
+    def _cpus(self, had: CpuSet) -> tuple[CpuSet, CpuSet, Reason | None]:
+        """The CPUs that the pod has as a whole, those that the container runs on, of which it *had* some, and
+        the reason if these are too few."""
+        request, machine = self.request, self.topology.machine
+        totals = request.pod_totals
+        assert totals is not None
+        cpus, parts = CpuSet(), CpuSet()
+        for one in self.group.values():
+            cpus |= held_cpus(one.placement)
+            if not takes_from_pod(one.request):
+                parts |= one.placement.exclusive_cpus if has_part(one.request) else CpuSet()
+        apart = sum(
+            one.request.cpu_milli
+            for key, one in self.others.items()
+            if key not in self.group and has_part(one.request)
+        )
+        wanted = max(0, whole_cpus(totals) - -(-apart // MILLI_PER_CPU))
+        if not whole_cpus(totals):
+            wanted = len(parts) + request.exclusive_cpus
+        free = exclusive_candidates(machine, self.flows.policy, self.ledger)
+        if wanted > len(cpus):
+            cpus |= best_cpus(machine, free - cpus, wanted - len(cpus), self.nodes)
+        elif wanted < len(cpus):
+            spare = max(0, wanted - len(parts))
+            cpus = parts | best_cpus(machine, cpus - parts, spare, self.nodes)
+        few = None
+        if len(cpus) < wanted:
+            text = f"its pod asks for {wanted} CPUs to itself and has {len(cpus)}; no others are free"
+            few = Reason("no-exclusive-cpus", text)
+        pool = self._pool = cpus - parts
+        if not has_part(request):
+            return cpus, pool, few
+        kept = had & pool
+        own = kept if len(kept) <= request.exclusive_cpus else CpuSet()
+        own |= best_cpus(machine, pool - own, request.exclusive_cpus - len(own), self.nodes)
+        if len(own) < request.exclusive_cpus:
+            text = f"its pod has {len(own)} CPUs left for the {request.exclusive_cpus} of its own"
+            return cpus, CpuSet(), few or Reason("no-exclusive-cpus", text)
+        return cpus, own, few
