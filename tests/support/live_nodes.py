@@ -12,7 +12,7 @@ from bayplan.quantity import KIB
 from support.oci_node import OciNode
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_KINDS = ("inactive_anon", "active_anon", "unevictable", "slab_unreclaimable")
+_KINDS = ("inactive_anon", "active_anon", "unevictable", "slab_unreclaimable", "shmem", "file_mapped")
 
 
 class LiveNodes:
@@ -24,6 +24,8 @@ class LiveNodes:
         self.cache_bytes = dict.fromkeys(total_bytes, 0)
         self.outside_bytes = dict.fromkeys(total_bytes, 0)
         self.held: dict[str, dict[int, int]] = {}
+        self.unmapped: dict[str, dict[int, int]] = {}
+        """What of it is shared memory that no process has mapped."""
         (node.root / "proc").mkdir(parents=True, exist_ok=True)
         self.write()
 
@@ -34,14 +36,16 @@ class LiveNodes:
         self.held[path] = dict(amounts_bytes)
         self.write()
 
-    def move(self, path: str, source: int, target: int, wanted_bytes: int) -> int:
+    def move(self, path: str, source: int, target: int, wanted_bytes: int, *, write: bool = True) -> int:
         """Move pages as far as there is room; how many bytes."""
         row = self.held[path]
-        part = max(0, min(wanted_bytes, row.get(source, 0), self.free(target) + self.cache_bytes[target]))
+        movable = row.get(source, 0) - self.unmapped.get(path, {}).get(source, 0)
+        part = max(0, min(wanted_bytes, movable, self.free(target) + self.cache_bytes[target]))
         row[source] = row.get(source, 0) - part
         row[target] = row.get(target, 0) + part
         self.cache_bytes[target] += min(0, self.free(target))
-        self.write()
+        if write:
+            self.write()
         return part
 
     def free(self, node: int) -> int:
@@ -66,9 +70,9 @@ class LiveNodes:
             lines = (f"Node {node} {name}: {amount // KIB} kB\n" for name, amount in amounts.items())
             (directory / "meminfo").write_text("".join(lines))
         for path, row in self.held.items():
-            self._write_numa_stat(self.node.directory(path), row)
+            self._write_numa_stat(path, self.node.directory(path), row)
 
-    def _write_numa_stat(self, directory: Path, row: Mapping[int, int]) -> None:
+    def _write_numa_stat(self, path: str, directory: Path, row: Mapping[int, int]) -> None:
         if not directory.exists():
             return
         if not self.node.hierarchy.unified:
@@ -77,9 +81,10 @@ class LiveNodes:
             text = " ".join((f"hierarchical_anon={sum(pages.values())}", *columns))
             (directory / "memory.numa_stat").write_text(f"{text}\n")
             return
+        (directory / "memory.current").write_text(f"{sum(row.values())}\n")
         lines = []
         for kind in _KINDS:
-            of_kind = row if kind == "inactive_anon" else {}
+            of_kind = {"inactive_anon": row, "shmem": self.unmapped.get(path, {})}.get(kind, {})
             columns = (f"N{node}={of_kind.get(node, 0)}" for node in sorted(self.total_bytes))
             lines.append(" ".join((kind, *columns)))
         (directory / "memory.numa_stat").write_text("\n".join(lines) + "\n")

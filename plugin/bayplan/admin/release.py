@@ -20,9 +20,10 @@ from bayplan.errors import BayplanError
 from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup, paths_by_id
-from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.lock import DirectoryLock
+from bayplan.host.memory_high import KernelAttributes, release_all
 from bayplan.model.ledger import Entry
 from bayplan.placement.release import GivenBack, given_back, to_give_back
 from bayplan.state import Step, Store
@@ -77,9 +78,17 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
             if not dry_run and wanted:
                 store.commit(Step.of((), unlisted=[given_back(entries[one.container_id]) for one in wanted]))
                 outcomes = give_back(hierarchy or Hierarchy.detect(), wanted)
+            if not dry_run:
+                _speed_up(hierarchy or Hierarchy.detect())
         finally:
             store.close()
     return _view(wanted, outcomes, dry_run=dry_run, running=False)
+
+
+def _speed_up(hierarchy: Hierarchy) -> None:
+    """Slow nobody down any more for a daemon that ended while it did."""
+    if hierarchy.unified:
+        release_all(hierarchy.mounts[MEMORY], KernelAttributes())
 
 
 def give_back(hierarchy: Hierarchy, wanted: Sequence[GivenBack]) -> dict[str, str]:

@@ -87,6 +87,8 @@ class Controller:
         """To be called when there may be room for containers that lack some, or that were moved."""
         self.before_promises: Callable[[], Awaitable[None]] = _nothing_to_await
         """Awaited in the transaction in which a runtime listed what runs, before anything is promised."""
+        self.before_start: Callable[[str], Awaitable[None]] = _nothing_before_start
+        """Awaited before a container starts that has its cgroup, by its id."""
         self._write_oom_score_adj = write_oom_score_adj
         self._cpusets = cpusets
         self._verify_soon = verify_soon
@@ -345,6 +347,7 @@ class Controller:
         entry = self.ledger.entries.get(container_id)
         if entry is not None and entry.decision.placement.exclusive_cpus:
             await self._cpusets.sync()
+        await self.before_start(container_id)
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
@@ -399,3 +402,7 @@ class Controller:
 
 async def _nothing_to_await() -> None:
     """For a controller without a measurement."""
+
+
+async def _nothing_before_start(container_id: str) -> None:
+    """For a controller whose nodes nobody watches."""

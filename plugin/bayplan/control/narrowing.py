@@ -65,7 +65,8 @@ class Narrowing:
         self._in_thread = in_thread
         self._verify_soon = verify_soon
         self._evacuate = evacuate or self._by_kernel
-        self._stopping = Event()
+        self._ended = False
+        self._moving = "", Event()
         self.staying = frozenset[str]()
         """The ids of containers that are not to go back now, whatever room the ledger has."""
 
@@ -87,7 +88,15 @@ class Narrowing:
 
     def stop(self) -> None:
         """Begin no further step of what is being moved; it stays where it is."""
-        self._stopping.set()
+        self._ended = True
+        self._moving[1].set()
+
+    def keep(self, staying: frozenset[str]) -> None:
+        """Have these containers stay, also the one that is just going back: its nodes have become short."""
+        self.staying = staying
+        container_id, stop = self._moving
+        if container_id in staying:
+            stop.set()
 
     async def use_freed_memory(self) -> bool:
         """Complete short promises, then return the containers that can go back to fewer nodes, one after the
@@ -121,6 +130,9 @@ class Narrowing:
         expected = self._controller.expectations((move.container_id,))
         if entry is None or not expected:
             return False  # Its runtime has not listed it yet.
+        self._moving = move.container_id, Event()
+        if self._ended:
+            return False
         try:
             found = await self._in_thread(partial(self._moved, expected[0], entry, move))
         except AbsentError:
@@ -137,7 +149,7 @@ class Narrowing:
     def _by_kernel(
         self, cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
     ) -> Evacuation:
-        return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, stop=self._stopping)
+        return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, stop=self._moving[1])
 
     def _moved(self, one: Expectation, entry: Entry, move: Move) -> Evacuation:
         """Move the pages, then write cpuset.mems. Blocks.
@@ -171,6 +183,11 @@ class Narrowing:
             "left_bytes": found.left_bytes,
         }
         controller.counters["pages_moved_bytes"] += found.moved_bytes
+        if key in self.staying:
+            logger.info(
+                "container stays on more nodes: there is no memory for it where it goes", extra=fields
+            )
+            return False
         if found.obstacle:
             controller.counters["returns_failed"] += 1
             logger.warning(
@@ -180,7 +197,7 @@ class Narrowing:
             if wide is not ledger:
                 await transaction.commit(wide)
             return False
-        if key in self.staying or not _possible(transaction.basis, ledger.entries.keys() - {key}):
+        if not _possible(transaction.basis, ledger.entries.keys() - {key}):
             logger.info(
                 "container stays on more nodes: the room was taken while its pages were moved", extra=fields
             )

@@ -97,6 +97,8 @@ class Daemon:
         self.decision_thread = WorkThread("decisions")
         # And what is read every second must not wait for pages.
         self.pressure_thread = WorkThread("pressure")
+        # Nor a start, which is to be slowed down before it takes any.
+        self.start_thread = WorkThread("starts")
         # Nor for pods that are given time to end.
         self.eviction_thread = WorkThread("eviction")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
@@ -188,7 +190,11 @@ class Daemon:
             self.settings.memory_pressure,
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
             widen=widening.look,
+            in_start_thread=self.start_thread.do,
+            deadline_s=self.settings.request_deadline_ms / 1000,
         )
+        await self.host_thread.do(self.pressure.brakes.release_left_over)
+        self.controller.before_start = self.pressure.before_start
         self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
         signals = PressureSignals(

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
+from bayplan.daemon.brakes import Brakes
 from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
 from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.daemon.risk_log import RiskLog
@@ -34,6 +35,7 @@ from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.placement.brakes import allowed_growth
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
@@ -45,7 +47,14 @@ from bayplan.placement.page_owners import (
     start_bytes,
     with_pods_shared_out,
 )
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan
+from bayplan.placement.page_placement import (
+    CRUMB_BYTES,
+    ContainerPages,
+    LivePages,
+    NodeMemory,
+    Plan,
+    plan,
+)
 from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
 from bayplan.sets import NodeSet
 
@@ -57,6 +66,12 @@ COUNT_S: Final = 30.0
 """What containers hold is counted at least as often."""
 AT_RISK_S: Final = 3.0
 """And as often while something is at risk."""
+BRAKED_S: Final = 0.1
+"""And so often while somebody is slowed down, who gets what has been freed by then."""
+BRAKED_STEP_S: Final = 0.2
+"""For so long pages are moved in between."""
+HELD_SHARE: Final = 0.5
+"""Of the deadline of a reply: so long a start waits for memory at most."""
 _THRESHOLD: Final = "an eviction threshold"
 """Who is promised what is to be kept available."""
 
@@ -71,7 +86,9 @@ class Look(NamedTuple):
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
     ``looked`` is set at each look. *widen* gives a promise more nodes where moving pages does not suffice,
-    and says whether it did; it is called with None where nothing is relieved any more."""
+    and says whether it did; it is called with None where nothing is relieved any more. *in_start_thread*
+    runs what must not wait for pages that are being moved; a start waits for a part of *deadline_s* at
+    most."""
 
     def __init__(
         self,
@@ -80,8 +97,11 @@ class PressureWatch:
         in_thread: InThread,
         mode: MemoryPressure,
         relief: PageRelief,
+        *,
         clock_s: Callable[[], float] = time.monotonic,
         widen: Callable[[LivePages | None], Awaitable[bool]] | None = None,
+        in_start_thread: InThread | None = None,
+        deadline_s: float = 1.0,
     ) -> None:
         self.mode = mode
         self.relief = relief
@@ -108,19 +128,25 @@ class PressureWatch:
         """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
         self._risks = RiskLog(controller, clock_s)
+        self.brakes = Brakes(controller, hierarchy, self.read_nodes, clock_s)
+        self._in_start_thread = in_start_thread or in_thread
+        self._most_held_s = HELD_SHARE * deadline_s
+        self._look_now, self._adjusted = asyncio.Event(), asyncio.Event()
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
         if problem := missing_abilities(self._hierarchy, self._controller.machine.nodes[0].id):
             logger.info("nodes are watched as far as this kernel allows", extra={"problem": problem})
         with ticking(self.is_look_due, pause_s) as due:
+            self._look_now = due
             while True:
                 await due.wait()
                 due.clear()
                 try:
                     # Who is moved is looked at again at once: others go on meanwhile.
-                    while await self.look():
-                        continue
+                    while (moved_bytes := await self.look()) >= CRUMB_BYTES or self.brakes.is_urgent:
+                        if moved_bytes < CRUMB_BYTES:
+                            await asyncio.sleep(BRAKED_S)
                 except Exception:
                     # Placing containers does not depend on it.
                     logger.exception("the memory of the nodes could not be compared with the promises")
@@ -134,7 +160,7 @@ class PressureWatch:
         if self.mode is MemoryPressure.OFF:
             return before is not None
         look = Look(self._controller.machine, self._controller.ledger)
-        unfinished = self._problem or self.relief.has_unrecorded
+        unfinished = self._problem or self.relief.has_unrecorded or self.brakes.is_look_due()
         if before is None or unfinished or self._is_recount_due(look, before):
             return True
         try:
@@ -154,6 +180,58 @@ class PressureWatch:
         if (reason := pages_in_the_way(machine, self.latest, decision)) is not None:
             decision = replace(decision, reasons=(*decision.reasons, reason))
         return with_starting_nodes(machine, self._room_for_starts(machine, self.latest), ability, decision)
+
+    async def before_start(self, container_id: str) -> None:
+        """Have the memory there that a container was promised before it starts, as far as a runtime waits for
+        it; what is not there by then it gets as it is freed."""
+        entry = self._controller.ledger.entries.get(container_id)
+        if not self.mode.relieves or not self.brakes.is_possible or entry is None:
+            return
+        if not container_pages(self._controller.machine, entry, {}, {}, {}).promised_bytes:
+            return
+        begun_s = self._clock_s()
+        look, lookups = Look(self._controller.machine, self._controller.ledger), lookups_of(self._controller)
+        try:
+            # The thread goes on with it also if the start does not wait any longer.
+            work = self._in_start_thread(partial(self._brake_new, look, lookups, container_id))
+            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(work)), self._most_held_s)
+        except TimeoutError:
+            return
+        except BayplanError as error:
+            logger.warning("a start does not wait for its memory", extra={"problem": str(error)})
+            return
+        if container_id not in self.brakes.unbacked:
+            return
+        self._look_now.set()
+        while container_id in self.brakes.unbacked:
+            left_s = begun_s + self._most_held_s - self._clock_s()
+            self._adjusted.clear()
+            try:
+                await asyncio.wait_for(self._adjusted.wait(), max(0.0, left_s))
+            except TimeoutError:
+                break
+        held_ms = round((self._clock_s() - begun_s) * 1000)
+        self._controller.counters["starts_held"] += 1
+        self._controller.counters["starts_held_ms"] += held_ms
+        extra = {"container_id": container_id, "held_ms": held_ms, "slowed_down": container_id in self.brakes}
+        logger.info("a start waited for its memory", extra=extra)
+
+    def _brake_new(self, look: Look, lookups: Sequence[CgroupLookup], container_id: str) -> None:
+        """Slow down a container that is about to start if what it was promised is not there. Blocks."""
+        before, nodes = self.latest, self.read_nodes()
+        if before is not None:
+            known = {
+                key: before.containers.get(key) or container_pages(look.machine, entry, {}, {}, {})
+                for key, entry in look.ledger.entries.items()
+            }
+            live = LivePages(before.measured_us, nodes, known, before.plan)
+            if container_id not in allowed_growth(live, {}, (container_id,)):
+                return
+        # By what was counted up to half a minute ago it is not; some of that may have been used meanwhile.
+        counted = self._containers(look, lookups)
+        plan_before = Plan() if before is None else before.plan
+        live = LivePages(time.time_ns() // 1000, nodes, counted, plan_before)
+        self.brakes.adjust(live, dict(self.memory.cgroups), (container_id,))
 
     def _room_for_starts(self, machine: Machine, live: LivePages) -> StartingRoom:
         """Worked out once for each look: beside 250 containers it takes as long as the decision."""
@@ -178,6 +256,7 @@ class PressureWatch:
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""
         self.relief.stopping.set()
+        self.brakes.release_all(ended=True)
         self._record(all_of_them=True)
 
     async def look(self) -> int:
@@ -185,11 +264,16 @@ class PressureWatch:
         follows. How many bytes were moved."""
         seen = await self._look()
         moved_bytes = 0
+        if not self.mode.relieves and self.brakes:
+            await self._in_thread(self.brakes.release_all)
         if seen is not None and self.mode.relieves and not shadow_mode.is_on():
             plan = seen.plan
+            await self._in_start_thread(partial(self.brakes.adjust, seen, dict(self.memory.cgroups)))
+            self._adjusted.set()
             if plan.moves or plan.reclaim_bytes:
                 cgroups = {**self.memory.cgroups, **{path: path for path in seen.outside}}
-                moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, STEP_S))
+                step_s = BRAKED_STEP_S if self.brakes else STEP_S
+                moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, step_s))
             if moved_bytes:
                 self._counted_at_s = -COUNT_S
         self._record()
@@ -255,8 +339,8 @@ class PressureWatch:
         if self._problem:
             return (f"memory in use cannot be read: {self._problem}",)
         if self.latest is None or not self.latest.plan.unmet_bytes:
-            return ()
-        return tuple(str(risk) for risk in self.latest.plan.risks)
+            return self.brakes.problems()
+        return (*(str(risk) for risk in self.latest.plan.risks), *self.brakes.problems())
 
     def read_nodes(self) -> dict[int, NodeMemory]:
         """What the nodes have now. Blocks.
@@ -288,7 +372,7 @@ class PressureWatch:
         outside = self.memory.outside() if all_known else {}
         services = {
             path: outside_pages(
-                machine, path, mems, held.unreclaimable_bytes, held.of_processes_bytes, held.of_files_bytes
+                machine, path, mems, held.unreclaimable_bytes, held.movable_bytes, held.of_files_bytes
             )
             for path, (mems, held) in outside.items()
         }
@@ -329,7 +413,9 @@ class PressureWatch:
 
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest
-        if before is None or self._is_recount_due(look, before) or nodes.keys() != before.nodes.keys():
+        if before is None or self.brakes.is_look_due() or self._is_recount_due(look, before):
+            return True
+        if nodes.keys() != before.nodes.keys():
             return True
         bands = start_bytes(look.machine)
         may_reclaim = self.mode.relieves and self._clock_s() - self._counted_at_s >= AT_RISK_S
@@ -345,7 +431,7 @@ class PressureWatch:
                 held = self.memory.read(*one)
             except AbsentError:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
-            movable_bytes = self.relief.movable(one.container_id, held.of_processes_bytes)
+            movable_bytes = self.relief.movable(one.container_id, held.movable_bytes)
             found[one.container_id] = container_pages(
                 look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
             )

@@ -19,7 +19,7 @@ from bayplan.host.live_memory import read_held
 from bayplan.host.page_moves import Pace, PagesMoved, move_pages
 from bayplan.host.reclaim import can_reclaim_nodes, reclaim_in_cgroup, reclaim_on_node
 from bayplan.model.page_records import PageMoveRecord
-from bayplan.placement.page_placement import LivePages, PageMove
+from bayplan.placement.page_placement import LivePages, PageMove, in_order
 from bayplan.quantity import MIB
 
 STEP_S: Final = 0.5
@@ -68,13 +68,14 @@ class PageRelief:
         self._stuck: dict[tuple[str, int], _Stuck] = {}
         self._records = MoveRecords(clock_s, 2 * STEP_S)
 
-    def movable(self, container_id: str, of_processes_bytes: Mapping[int, int]) -> dict[int, int]:
-        """What of the memory of a container's processes can be moved, as far as that is known."""
+    def movable(self, container_id: str, movable_bytes: Mapping[int, int]) -> dict[int, int]:
+        """What of the memory of a container's processes that can be moved by what it is can be moved as far
+        as is known by now."""
         now_s, found = self._clock_s(), {}
-        for node, amount in of_processes_bytes.items():
+        for node, amount in movable_bytes.items():
             stuck = self._stuck.get((container_id, node))
             if stuck is not None and stuck.until_s <= now_s:
-                del self._stuck[container_id, node]
+                self._stuck.pop((container_id, node), None)
                 stuck = None
             found[node] = amount if stuck is None else max(0, amount - stuck.amount_bytes)
         return found
@@ -84,9 +85,7 @@ class PageRelief:
         of the containers' cgroups, below their mount."""
         until_s, moved_bytes = self._clock_s() + step_s, 0
         self._reclaim(seen, cgroups)
-        # The kernel kills where nothing is left, however much others lack that still have some.
-        left_bytes = {node: one.room_bytes for node, one in seen.nodes.items()}
-        for move in sorted(seen.plan.moves, key=lambda one: left_bytes[one.source]):
+        for move in in_order(seen):
             if self._clock_s() >= until_s or self.stopping.is_set():
                 break
             cgroup = cgroups.get(move.container_id)
@@ -149,7 +148,7 @@ class PageRelief:
     def _held_bytes(self, cgroup: str, node: int) -> int:
         """What the processes of *cgroup* have on *node* now; nothing if it is gone."""
         try:
-            return read_held(self._hierarchy, cgroup).of_processes_bytes.get(node, 0)
+            return read_held(self._hierarchy, cgroup).movable_bytes.get(node, 0)
         except HostError:
             return 0
 

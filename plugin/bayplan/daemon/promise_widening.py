@@ -1,7 +1,7 @@
 """Gives a promise another node where its own have not got what was promised, and keeps it there meanwhile.
 
 What is decided, and by which numbers, is in `bayplan.placement.widening`. Here it is recorded, and the kernel
-and the runtime get it as they get every other move. One container at a time: the next look has its effect.
+and the runtime get it as they get every other move.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from bayplan.errors import StateError
 from bayplan.model.decision import Move
 from bayplan.placement.page_owners import goal_bytes
 from bayplan.placement.page_placement import LivePages
-from bayplan.placement.widening import must_stay, widening, with_widened
+from bayplan.placement.widening import must_stay, widenings, with_widened
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class PromiseWidening:
         self._keep_there(await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine))))
         if not live.plan.unmet_bytes:
             return False
-        found = await self._in_thread(partial(widening, machine, policy, ledger, live))
-        if found is None:
+        found = await self._in_thread(partial(widenings, machine, policy, ledger, live))
+        if not found:
             return False
         async with self._controller.transaction() as transaction:
             # It was worked out for that ledger; with another one the next look does.
@@ -55,21 +55,24 @@ class PromiseWidening:
             if now.ledger is not ledger or now.machine is not machine or now.policy is not policy:
                 return False
             try:
-                await transaction.commit(with_widened(ledger, found, live), found.container_id)
+                for move in found:
+                    wider = with_widened(transaction.basis.ledger, move, live)
+                    await transaction.commit(wider, move.container_id)
+                    self._committed(move)
             except StateError as error:
                 logger.warning("a promise gets no other node", extra={"problem": str(error)})
                 return False
-            self._committed(found)
         return True
 
     def _keep_there(self, staying: frozenset[str]) -> None:
-        released, self._narrowing.staying = self._narrowing.staying - staying, staying
+        released = self._narrowing.staying - staying
+        self._narrowing.keep(staying)
         if released:
             self._controller.capacity_freed()
 
     def _committed(self, move: Move) -> None:
         placements = self._controller.placements
-        self._narrowing.staying |= {move.container_id}
+        self._narrowing.keep(self._narrowing.staying | {move.container_id})
         placements.decision_log.moved(move)
         if self._controller.ledger.entries[move.container_id].origin is None:
             placements.notifications.nodes_due.add(move.container_id)

@@ -18,12 +18,16 @@ _OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
 _OF_KERNEL: Final = ("kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
 """What the kernel holds for a container, and no process can take along."""
 _OF_FILES: Final = ("inactive_file", "active_file")
+_SHARED: Final = ("shmem",)
+_MAPPED: Final = ("file_mapped",)
+"""Of files and shared memory what some process has mapped."""
 _LEGACY_OF_PROCESSES: Final = ("anon", "unevictable")
 """cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
 
 _COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
 _LINE: Final = re.compile(
-    f"^({'|'.join(sorted((*_OF_PROCESSES, *_OF_KERNEL, *_OF_FILES)))}){_COLUMNS}", re.MULTILINE
+    f"^({'|'.join(sorted((*_OF_PROCESSES, *_OF_KERNEL, *_OF_FILES, *_SHARED, *_MAPPED)))}){_COLUMNS}",
+    re.MULTILINE,
 )
 _LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
 _NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
@@ -34,11 +38,22 @@ LEGACY_EXPECTED: Final = "lines such as 'hierarchical_anon=3 N0=1 N1=2'"
 
 
 class HeldPages(Struct, frozen=True):
-    """What a container holds on each node: memory of its processes, of the kernel for it, and page cache."""
+    """What a container holds on each node: memory of its processes, of the kernel for it, and page cache.
+    ``unmapped_bytes`` of the first is shared memory (a tmpfs) that no process has mapped: nobody can move it.
+    Locked memory can be moved."""
 
     of_processes_bytes: Mapping[int, int] = {}
     of_kernel_bytes: Mapping[int, int] = {}
     of_files_bytes: Mapping[int, int] = {}
+    unmapped_bytes: Mapping[int, int] = {}
+
+    @property
+    def movable_bytes(self) -> dict[int, int]:
+        """What can be moved by what it is, by node."""
+        return {
+            node: max(0, amount - self.unmapped_bytes.get(node, 0))
+            for node, amount in self.of_processes_bytes.items()
+        }
 
     @property
     def unreclaimable_bytes(self) -> dict[int, int]:
@@ -58,7 +73,16 @@ def parse_numa_stat(text: str) -> HeldPages:
     rows = dict(_LINE.findall(text))
     if not rows.keys() >= set(_OF_PROCESSES):
         raise ParseError("memory by node", text, EXPECTED)
-    return HeldPages(_sum(rows, _OF_PROCESSES, 1), _sum(rows, _OF_KERNEL, 1), _sum(rows, _OF_FILES, 1))
+    mapped_bytes = _sum(rows, _MAPPED, 1)
+    # At least so much: files of a disk may be mapped as well.
+    unmapped_bytes = {
+        node: more
+        for node, amount in _sum(rows, _SHARED, 1).items()
+        if (more := amount - mapped_bytes.get(node, 0)) > 0
+    }
+    return HeldPages(
+        _sum(rows, _OF_PROCESSES, 1), _sum(rows, _OF_KERNEL, 1), _sum(rows, _OF_FILES, 1), unmapped_bytes
+    )
 
 
 def parse_legacy_numa_stat(text: str) -> HeldPages:

@@ -24,7 +24,10 @@ def missing_abilities(hierarchy: Hierarchy, node: int) -> str:
     """What this machine cannot do about memory that runs out, as a sentence; empty for nothing. *node* is one
     of its nodes."""
     if not hierarchy.unified:
-        found = "with cgroup v1 the kernel's memory of containers, and what services hold, is not known"
+        found = (
+            "with cgroup v1 the kernel's memory of containers, and what services hold, is not known, and"
+            " nobody is slowed down until promised memory is freed"
+        )
         return (
             found if can_reclaim_nodes(node, hierarchy.root) else f"{found}, and page cache is not reclaimed"
         )

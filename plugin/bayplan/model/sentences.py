@@ -170,6 +170,11 @@ def move(one: Move) -> str:
     return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
 
 
+def slowed_down(name: str, seconds: float) -> str:
+    """That a container waits for memory."""
+    return f"{name} is slowed down for {seconds:.0f} s by now: what it takes is promised, and not free yet"
+
+
 def summary(decision: Decision) -> str:
     """A decision in one line: the outcome, the place, and the reasons."""
     placement = decision.placement

@@ -57,7 +57,8 @@ def _of_cgroups(root: Path) -> Iterator[Finding]:
             yield Finding(Level.ERROR, f"/{_CGROUP}", text, advice)
         yield from void_protections(root / _CGROUP)
     elif (root / _CGROUP / "cpuset").is_dir():
-        text = "is cgroup v1: memory.high and memory.min are not set, and page cache is not reclaimed"
+        text = "is cgroup v1: memory.high and memory.min are not set, so that nobody is slowed down until"
+        text += " promised memory is freed, and page cache is not reclaimed"
         advice = "boot with systemd.unified_cgroup_hierarchy=1; Kubernetes drops cgroup v1 as well"
         yield Finding(Level.WARNING, f"/{_CGROUP}", text, advice)
 

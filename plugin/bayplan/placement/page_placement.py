@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Loads
-from bayplan.quantity import format_bytes
+from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet
 
 _PAGES: Final = 1 << (NodeSet.max_id + 1)
@@ -26,6 +26,9 @@ not a promise that is still outstanding."""
 
 NAMED: Final = 5
 """How many containers a `Risk` names."""
+CRUMB_BYTES: Final = 2 * MIB
+"""What a container has less of on a node is moved last: to find out which of its pages are there costs as
+much as to move this."""
 MOST_RISKS: Final = 16
 """How many sets a plan names, the narrowest ones; what is moved does not depend on it."""
 
@@ -164,15 +167,79 @@ def plan(
     at_risk = {loads.reached(one) for one in lacking}
     narrowest = sorted(at_risk, key=lambda one: (one.bit_count(), one))[:MOST_RISKS]
     risks = tuple(_risk(nodes, containers, one) for one in narrowest)
-    loads, lacking = _promises(nodes, _placeable(nodes, containers, outstanding, goal_bytes), goal_bytes)
-    before = _with_pages(loads, containers)
-    _push(loads, lacking)
-    _push(loads, _debts(nodes, NodeSet.of_mask(reduce(or_, at_risk)), goal_bytes))
-    moves = _moves(loads, before, containers, distance)
+    unmet, there = unmet_bytes(nodes, containers), NodeSet.of_mask(reduce(or_, at_risk))
+    moves: tuple[PageMove, ...] = ()
+    # What is promised comes before what is to be left beside it.
+    for kept_bytes in (goal_bytes, start_bytes, {}):
+        moves = _moves_for(nodes, containers, outstanding, there, kept_bytes, distance)
+        if _lacking_after(nodes, moves, outstanding) == unmet:
+            break
     _, lacking = _promises(nodes, outstanding, {})
     if not (moves or lacking):
         return calm
-    return replace(calm, risks=risks, moves=moves, unmet_bytes=unmet_bytes(nodes, containers))
+    return replace(calm, risks=risks, moves=moves, unmet_bytes=unmet)
+
+
+def _moves_for(
+    nodes: Mapping[int, NodeMemory],
+    containers: Sequence[ContainerPages],
+    outstanding: Mapping[int, int],
+    at_risk: NodeSet,
+    kept_bytes: Mapping[int, int],
+    distance: Distance,
+) -> tuple[PageMove, ...]:
+    """The moves by which as much as possible has a place beside *kept_bytes*, and nodes *at_risk* have
+    these."""
+    loads, lacking = _promises(nodes, _placeable(nodes, containers, outstanding, kept_bytes), kept_bytes)
+    before = _with_pages(loads, containers)
+    _push(loads, lacking)
+    _push(loads, _debts(nodes, at_risk, kept_bytes))
+    return _moves(loads, before, containers, distance)
+
+
+def _lacking_after(
+    nodes: Mapping[int, NodeMemory], moves: Iterable[PageMove], outstanding: Mapping[int, int]
+) -> int:
+    """What of *outstanding* has no place once the *moves* were made."""
+    free = {node: one.room_bytes for node, one in nodes.items()}
+    for move in moves:
+        free[move.source] += move.amount_bytes
+        free[move.target] -= move.amount_bytes
+    _, lacking = _promises({node: NodeMemory(amount) for node, amount in free.items()}, outstanding, {})
+    return sum(lacking.values())
+
+
+def short_nodes(
+    nodes: Mapping[int, NodeMemory],
+    containers: Iterable[ContainerPages],
+    kept_bytes: Mapping[int, int] = MappingProxyType({}),
+) -> NodeSet:
+    """The nodes that cannot give what is outstanding to those who must stay on them, alone or together, with
+    *kept_bytes* left beside it, unless pages are moved."""
+    loads, lacking = _promises(nodes, _outstanding(containers), kept_bytes)
+    return NodeSet.of_mask(reduce(or_, (loads.reached(one) for one in lacking), 0))
+
+
+def takeable_bytes(nodes: Mapping[int, NodeMemory], containers: Iterable[ContainerPages], node: int) -> int:
+    """How much of what *node* has could be taken, with what is outstanding to *containers* still having a
+    place."""
+    loads, _ = _promises(nodes, _outstanding(containers), {})
+    return loads.push(1 << node, nodes[node].room_bytes)
+
+
+def in_order(live: LivePages) -> tuple[PageMove, ...]:
+    """The moves of the plan of *live* as they are to be made: off nodes that lack what is promised before
+    those that may soon, the node with the least left first, and of each the largest first. A move of few
+    pages costs as much as one of many before it moves any: such wait for all others."""
+    short = short_nodes(live.nodes, live.everybody)
+
+    def order(move: PageMove) -> tuple[bool, bool, int, int, int, str]:
+        crumb = move.amount_bytes < CRUMB_BYTES
+        left_bytes = live.nodes[move.source].room_bytes
+        key = move.source, -move.amount_bytes, move.container_id
+        return crumb, move.source not in short, left_bytes, *key
+
+    return tuple(sorted(live.plan.moves, key=order))
 
 
 def unmet_bytes(
@@ -333,14 +400,14 @@ def _targets(
 
 def _movers(containers: Iterable[ContainerPages]) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """Who can be moved from a node within a set: ids and bytes, in the order in which they are moved."""
-    found: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
+    found: dict[tuple[int, int], list[tuple[bool, int, int, str]]] = {}
     for one in containers:
         for node, amount in one.movable_bytes.items():
             if amount:
                 found.setdefault((node, one.nodes.mask | _PAGES), []).append(
-                    (one.rank, -amount, one.container_id)
+                    (amount < CRUMB_BYTES, one.rank, -amount, one.container_id)
                 )
-    return {key: [(name, -amount) for _, amount, name in sorted(rows)] for key, rows in found.items()}
+    return {key: [(name, -amount) for *_, amount, name in sorted(rows)] for key, rows in found.items()}
 
 
 def _taken(movers: Iterable[tuple[str, int]], wanted_bytes: int) -> Iterator[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Which promised container gets more nodes, because its own cannot give what they were promised to give.
+"""Which promised containers get more nodes, because their own cannot give what they were promised to give.
 
 Memory that nobody promised, or an eviction threshold, can take what the ledger counts on. Pages that may lie
 elsewhere are moved first (`page_placement`). For what still has no place a container is promised the same on
@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.moves import Mover, movers_of, wider_sets
+from bayplan.engines.exact.moves import MAX_MOVES, Mover, movers_of, wider_sets
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.decision import MEMORY_TAKEN, Move, Reason
@@ -20,7 +20,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_owners import stays
-from bayplan.placement.page_placement import ContainerPages, LivePages, unmet_bytes
+from bayplan.placement.page_placement import ContainerPages, LivePages, short_nodes, unmet_bytes
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
@@ -28,6 +28,22 @@ MOST_TRIED: Final = 16
 """So many containers are tried: each costs a flow for each node."""
 LEAST_GAIN_BYTES: Final = 32 * MIB
 """Nobody gets another node for less than this, unless that is all that lacks."""
+
+
+def widenings(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: LivePages) -> tuple[Move, ...]:
+    """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
+    to wait for one look after the other."""
+    found: dict[str, Move] = {}
+    for _ in range(MAX_MOVES):
+        move = widening(machine, policy, ledger, live)
+        if move is None:
+            break
+        key = move.container_id
+        found[key] = replace(move, before=found[key].before) if key in found else move
+        ledger = ledger.moved([move])
+        containers = {**live.containers, key: replace(live.containers[key], nodes=move.after)}
+        live = replace(live, containers=containers)
+    return tuple(found.values())
 
 
 def widening(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: LivePages) -> Move | None:
@@ -66,17 +82,16 @@ def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
 
 
 def must_stay(ledger: Ledger, live: LivePages, kept_bytes: Mapping[int, int]) -> frozenset[str]:
-    """The ids of the containers that are not to go back to the nodes they were placed on: *live* has more
-    without a place then, with *kept_bytes* left beside all."""
+    """The ids of the containers that are not to go back to the nodes they were placed on: these could not
+    give then what is outstanding there with *kept_bytes* left beside it, unless somebody's pages leave them.
+    So nobody goes back to a node that is short, nor to where it or somebody else would have to leave again.
+    """
     found = set()
-    now_bytes = None
     for key, entry in ledger.entries.items():
         original_nodes = entry.decision.placement.original_nodes
         if original_nodes is None or key not in live.containers:
             continue
-        if now_bytes is None:
-            now_bytes = unmet_bytes(live.nodes, live.everybody, kept_bytes)
-        if unmet_bytes(live.nodes, _with_nodes(live, {key: original_nodes}), kept_bytes) > now_bytes:
+        if short_nodes(live.nodes, _with_nodes(live, {key: original_nodes}), kept_bytes) & original_nodes:
             found.add(key)
     return frozenset(found)
 

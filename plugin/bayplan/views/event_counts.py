@@ -51,6 +51,10 @@ EVENTS: Final[Mapping[str, str]] = {
     "repairs_failed": "a cgroup kept other values than decided although it was to be repaired",
     "requests_corrected": "a container's request became exact after its creation",
     "returns_failed": "pages of a container that was to go back to fewer nodes could not be moved",
+    "slowed_down": "a container was slowed down until memory was freed that was promised",
+    "slowed_in_vain": "a container was let go as no memory was freed for it",
+    "starts_held": "a container started later because its memory had to be freed first",
+    "starts_held_ms": "milliseconds for which starts waited for their memory",
 }
 
 _EVICTED: Final = "evicted:"

@@ -268,6 +268,11 @@ UNEQUAL = Topology(
     (NumaNode(2, 768), NumaNode(4, 384), NumaNode(2, 512), NumaNode(0, 640)),
     distances=((10, 21, 21, 17), (21, 10, 21, 28), (21, 21, 10, 28), (17, 28, 28, 10)),
 )
+# A CPU on each but the last: what runs where is the scheduler's.
+SIX_NODES = Topology(
+    "six-nodes",
+    (*(NumaNode(1, size) for size in (640, 384, 512, 448, 576)), NumaNode(0, 512)),
+)
 HOT_PLUG = Topology(
     "hot-plug",
     (NumaNode(2, 1024), NumaNode(4, 1024)),

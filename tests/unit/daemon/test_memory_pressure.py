@@ -401,7 +401,7 @@ async def test_pages_that_cannot_be_moved_are_learned_and_tried_again_later(tmp_
         assert it.watch.latest is not None
         assert it.watch.latest.plan.moves == ()
         assert it.watch.latest.plan.unmet_bytes == 176 * MIB
-        assert len(it.watch.problems()) == 1
+        assert len([one for one in it.watch.problems() if one.startswith("node 0")]) == 1
         it.pinned = {}
         it.now_s += STUCK_S
         assert await it.until_calm() == 1

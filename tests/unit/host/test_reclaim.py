@@ -8,7 +8,10 @@ from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.reclaim import missing_abilities, reclaim_in_cgroup
 
-V1 = "with cgroup v1 the kernel's memory of containers, and what services hold, is not known"
+V1 = (
+    "with cgroup v1 the kernel's memory of containers, and what services hold, is not known, and nobody is"
+    " slowed down until promised memory is freed"
+)
 
 
 def hierarchy(root: Path, layout: Layout) -> Hierarchy:

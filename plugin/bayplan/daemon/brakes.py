@@ -1,0 +1,234 @@
+"""The containers that are slowed down now, so that memory promised to others is not taken before it is freed.
+
+`placement.brakes` says who, and by how much they may grow; here it is applied at each look, raised with what
+has been freed, and given back. Nobody stays slowed down for long: who waits in vain is let go and named. Nor
+after this process, whichever way it ends: see `host.memory_high`. Everything blocks; any thread.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from threading import Lock
+from typing import Final
+
+from bayplan.control.controller import Controller
+from bayplan.errors import HostError
+from bayplan.host import shadow_mode
+from bayplan.host.hierarchy import MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.memory_high import (
+    Attributes,
+    Brake,
+    KernelAttributes,
+    can_slow_down,
+    release_all,
+    used_bytes,
+)
+from bayplan.model.sentences import slowed_down
+from bayplan.placement.brakes import allowed_growth, grown, unbacked, with_nodes
+from bayplan.placement.page_placement import LivePages, NodeMemory
+from bayplan.quantity import MIB
+
+logger = logging.getLogger(__name__)
+
+STALLED_S: Final = 15.0
+"""Who waits and has got nothing for so long is let go: probes give a container as little as 30 s."""
+LET_GO_S: Final = 60.0
+"""And for so long it is not slowed down again."""
+URGENT_S: Final = 5.0
+"""Who has just been bound may soon wait."""
+_RISE_BYTES: Final = MIB
+"""Less than this is no progress."""
+
+
+class _Slowed:
+    """A container that is bound since ``since_s``. ``waits``: it uses all that it may, and did
+    so at ``waited_s`` last; ``risen_s`` is when it got more, or did not need it."""
+
+    def __init__(self, brake: Brake, now_s: float) -> None:
+        self.brake = brake
+        self.since_s = self.risen_s = self.waited_s = now_s
+        self.waits = False
+
+    def most_bytes(self, used: int, more_bytes: int) -> int:
+        """What it may use in all, if it is to have so much more. The kernel lets it have a little more than
+        it is bound to, which is not to become the new bound."""
+        before_bytes = self.brake.most_bytes
+        return (before_bytes if before_bytes and used > before_bytes else used) + more_bytes
+
+    def is_in_vain(self, used: int, more_bytes: int, now_s: float) -> bool:
+        """Whether it has waited long enough for more than it has got."""
+        self.waits = 0 < self.brake.bound_bytes <= used
+        if self.waits:
+            self.waited_s = now_s
+        if self.most_bytes(used, more_bytes) >= self.brake.most_bytes + _RISE_BYTES or not self.waits:
+            self.risen_s = now_s
+        return now_s - self.risen_s >= STALLED_S
+
+
+class Brakes:
+    """See the module. *read_nodes* reads what the nodes have at this moment."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        read_nodes: Callable[[], Mapping[int, NodeMemory]],
+        clock_s: Callable[[], float] = time.monotonic,
+        attributes: Attributes | None = None,
+    ) -> None:
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._read_nodes = read_nodes
+        self._clock_s = clock_s
+        self._attributes = attributes or KernelAttributes()
+        self._lock = Lock()
+        self._ended = False
+        self._slowed: dict[str, _Slowed] = {}
+        self._let_go_s: dict[str, float] = {}
+        self._before: LivePages | None = None
+        self.unbacked: frozenset[str] = frozenset()
+        """The ids of the containers whose promises were not backed at the last look."""
+
+    def __contains__(self, container_id: str) -> bool:
+        return container_id in self._slowed
+
+    def __bool__(self) -> bool:
+        return bool(self._slowed)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for memory, or has just been bound."""
+        now_s = self._clock_s()
+        return any(one.waits or now_s - one.since_s < URGENT_S for one in list(self._slowed.values()))
+
+    def is_look_due(self) -> bool:
+        """Whether somebody who is slowed down waits by now."""
+        for one in list(self._slowed.values()):
+            try:
+                if used_bytes(one.brake.directory) >= one.brake.bound_bytes:
+                    return True
+            except HostError:
+                return True
+        return self.is_urgent
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether anybody could be slowed down here at all."""
+        return self._hierarchy.unified and not shadow_mode.is_on()
+
+    def adjust(self, live: LivePages, cgroups: Mapping[str, str], starting: Collection[str] = ()) -> None:
+        """Have those slowed down who could take what others are promised by *live*, and nobody else.
+        *cgroups* are the paths of the containers' cgroups, below their mount; those *starting* take all of
+        their promise soon."""
+        if not self.is_possible:
+            return
+        with self._lock:
+            if self._ended:
+                return
+            took = grown(self._before, live)
+            self._before = live
+            self.unbacked = unbacked(live)
+            if not self._slowed and not allowed_growth(live, took, starting):
+                return
+            # What was used is read before what is left: what somebody takes in between counts twice.
+            used = {
+                key: amount for key in live.containers if (amount := self._used(key, cgroups)) is not None
+            }
+            now = with_nodes(live, self._read_nodes())
+            allowed = allowed_growth(now, took, {*self._held_back(), *starting})
+            self.unbacked = unbacked(now)
+            for key in self._slowed.keys() - allowed.keys():
+                self._release(key, "its memory is there")
+            for key, more_bytes in allowed.items():
+                if key in used:
+                    self._bind(key, cgroups[key], used[key], more_bytes)
+
+    def release_all(self, *, ended: bool = False) -> None:
+        """Slow down nobody any more; never again if it has *ended*."""
+        with self._lock:
+            self._ended = self._ended or ended
+            for key in list(self._slowed):
+                self._release(key, "nobody is slowed down any more")
+
+    def release_left_over(self) -> None:
+        """Give back what an earlier daemon left slowed down."""
+        if not self.is_possible:
+            return
+        try:
+            found = release_all(self._hierarchy.mounts[MEMORY], self._attributes)
+        except HostError as error:
+            logger.warning("whether somebody is slowed down cannot be seen", extra={"problem": str(error)})
+            return
+        if found:
+            logger.info("no longer slowed down by an earlier daemon", extra={"cgroups": found})
+
+    def problems(self) -> tuple[str, ...]:
+        """Who waits for memory, each a sentence."""
+        now_s, entries = self._clock_s(), self._controller.ledger.entries
+        return tuple(
+            slowed_down(entries[key].decision.request.name, now_s - one.since_s)
+            for key, one in sorted(self._slowed.items())
+            if key in entries and one.waits
+        )
+
+    def _held_back(self) -> set[str]:
+        """Who was slowed down or waited lately: others do not grow by themselves."""
+        now_s = self._clock_s()
+        return {key for key, one in self._slowed.items() if now_s - one.waited_s < URGENT_S}
+
+    def _used(self, key: str, cgroups: Mapping[str, str]) -> int | None:
+        """What a container uses; None of one that is not there, or not to be touched."""
+        entry = self._controller.ledger.entries.get(key)
+        if key not in cgroups or entry is None or entry.decision.request.opted_out:
+            return None
+        try:
+            return used_bytes(self._directory(cgroups[key]))
+        except HostError:
+            return None
+
+    def _bind(self, key: str, cgroup: str, used: int, more_bytes: int) -> None:
+        now_s, slowed = self._clock_s(), self._slowed.get(key)
+        if self._let_go_s.get(key, now_s) > now_s:
+            return
+        if slowed is None:
+            directory = self._directory(cgroup)
+            if not can_slow_down(directory):
+                return
+            slowed = _Slowed(Brake(directory, self._attributes), now_s)
+        if slowed.is_in_vain(used, more_bytes, now_s):
+            self._let_go_s[key] = now_s + LET_GO_S
+            self._controller.counters["slowed_in_vain"] += 1
+            self._release(key, "no more memory was freed for it")
+            return
+        try:
+            bound = slowed.brake.bind(slowed.most_bytes(used, more_bytes))
+        except AbsentError:
+            bound = False
+        except HostError as error:
+            extra = {"container_id": key, "problem": str(error)}
+            logger.warning("a container cannot be slowed down", extra=extra)
+            self._release(key, "the kernel refused")
+            return
+        if not bound:
+            self._slowed.pop(key, None)
+        elif key not in self._slowed:
+            self._slowed[key] = slowed
+            self._controller.counters["slowed_down"] += 1
+            uses = {"container_id": key, "used_bytes": used, "more_bytes": more_bytes}
+            logger.info("slowed down", extra=uses)
+
+    def _release(self, key: str, why: str) -> None:
+        slowed = self._slowed.pop(key, None)
+        if slowed is None:
+            return
+        extra = {"container_id": key, "after_s": round(self._clock_s() - slowed.since_s, 1), "why": why}
+        try:
+            slowed.brake.release()
+        except HostError as error:
+            logger.warning("memory.high cannot be given back", extra={**extra, "problem": str(error)})
+            return
+        logger.info("not slowed down any more", extra=extra)
+
+    def _directory(self, cgroup: str) -> str:
+        return f"{self._hierarchy.mounts[MEMORY]}{cgroup}"

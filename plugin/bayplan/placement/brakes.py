@@ -1,0 +1,159 @@
+"""Whose memory may grow by how much, while nodes cannot give yet what was promised there.
+
+Pages that are in the way move at one rate, and containers touch memory at a higher one. Until a promise is
+backed, the kernel therefore slows down those who could take it (`memory.high`), instead of killing somebody.
+Slowed down are owners of promises that have no memory yet, each by the part that it lacks, and whoever else
+starts or was seen to take memory where it could soon take what others need who cannot go elsewhere. Nobody
+else: who lies on nodes that have enough for all, or does not grow, is left alone.
+
+Invariant: on each of these nodes, what all of those together may take is at most what is there. A container
+may lie on several of its nodes, and which one the kernel takes is not known: its growth counts on each. Pure.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from bayplan.placement.page_placement import LivePages, NodeMemory, short_nodes, takeable_bytes
+from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
+
+LEAST_GROWTH_BYTES: Final = 2 * MIB
+"""Who took less of a node since the look before is not growing there: counters lag, and programs breathe."""
+_SLICE_BYTES: Final = 4 * MIB
+"""So much of what it was promised somebody may always take who has room elsewhere: from where it takes it is
+seen whether it is in anybody's way."""
+_FEW: Final = 16
+"""Who took less than this part of what it took of a node goes on elsewhere."""
+
+
+class _Taker(NamedTuple):
+    """Who is about to take memory: so much of nodes that are ``short``, and so much of others; of those only
+    the ones count that it takes memory of. ``least_bytes`` it gets in any case."""
+
+    short: NodeSet
+    short_bytes: int
+    others: NodeSet
+    other_bytes: int
+    least_bytes: int = 0
+
+
+def unbacked(live: LivePages) -> frozenset[str]:
+    """The ids of the containers that must stay on nodes that have not got what was promised there."""
+    short = short_nodes(live.nodes, live.containers.values())
+    return frozenset(
+        key for key, one in live.containers.items() if one.outstanding_bytes and one.nodes <= short
+    )
+
+
+def allowed_growth(
+    live: LivePages, grown_bytes: Mapping[str, Mapping[int, int]], held_back: Collection[str] = ()
+) -> dict[str, int]:
+    """How many bytes more each container may use for now, by its id; who may use all of its promise, or is in
+    nobody's way, is left out.
+
+    *grown_bytes* is what each took of each node since the look before. Those *held_back* are about to start,
+    or are slowed down already and would be seen to grow no longer because of that.
+    """
+    short = short_nodes(live.nodes, live.containers.values())
+    at_risk = NodeSet(node for risk in live.plan.risks for node in risk.nodes)
+    takers: dict[str, _Taker] = {}
+    for one in live.containers.values():
+        key, amount = one.container_id, one.outstanding_bytes
+        if amount and one.nodes <= short:
+            takers[key] = _Taker(one.nodes, amount, NodeSet(), 0)
+            continue
+        row = grown_bytes.get(key, {})
+        taken = sum(row.get(node, 0) for node in one.nodes)
+        grows = taken >= LEAST_GROWTH_BYTES
+        if not (grows or key in held_back):
+            continue
+        soon_bytes = max(2 * taken, LEAST_GROWTH_BYTES) if grows else max(amount, LEAST_GROWTH_BYTES)
+        there = one.nodes & NodeSet(live.nodes)
+        used = NodeSet(node for node in there if row.get(node, 0) * _FEW >= taken)
+        # It goes on where it was, until nothing is left there.
+        if not grows or sum(live.nodes[node].room_bytes for node in used) <= soon_bytes:
+            used = there
+        if amount:
+            takers[key] = _Taker(
+                used & short, min(soon_bytes, amount), used - short, soon_bytes, _SLICE_BYTES
+            )
+        else:
+            # Beyond its claim nobody was promised that it goes on.
+            takers[key] = _Taker(used & short, LEAST_GROWTH_BYTES, used & at_risk - short, soon_bytes)
+    takeable = _Takeable(live)
+    found = {}
+    for key, taker in takers.items():
+        nodes = takeable.for_nodes(live.containers[key].nodes, taker.others)
+        part = _part(live, takers, taker, nodes)
+        if part is not None:
+            found[key] = part
+    return found
+
+
+def _part(
+    live: LivePages, takers: Mapping[str, _Taker], one: _Taker, takeable: Mapping[int, int]
+) -> int | None:
+    """What *one* may take; None if it is all that it wants. On each node all *takers* have the same part of
+    what they want there."""
+    shares = []
+    for node in one.short & NodeSet(live.nodes):
+        demand = sum(other.short_bytes for other in takers.values() if node in other.short)
+        shares.append((live.nodes[node].room_bytes, demand, one.short_bytes))
+    for node, has in takeable.items():
+        # Where all that is there may be taken nobody needs it.
+        if has < live.nodes[node].room_bytes:
+            demand = sum(other.other_bytes for other in takers.values() if node in other.others)
+            shares.append((has, demand, one.other_bytes))
+    parts = [wanted * has // demand for has, demand, wanted in shares if has < demand]
+    return max(one.least_bytes, min(parts)) if parts else None
+
+
+class _Takeable:
+    """What can be taken of single nodes while others still get there what they were promised."""
+
+    def __init__(self, live: LivePages) -> None:
+        self._live = live
+        self._found: dict[tuple[NodeSet, int], int] = {}
+
+    def for_nodes(self, nodes: NodeSet, there: NodeSet) -> dict[int, int]:
+        """By node of *there*, for somebody on *nodes*: who can go wherever it can is no other."""
+        found = {}
+        for node in there & NodeSet(self._live.nodes):
+            if (nodes, node) not in self._found:
+                others = [one for one in self._live.containers.values() if not nodes <= one.nodes]
+                self._found[nodes, node] = takeable_bytes(self._live.nodes, others, node)
+            found[node] = self._found[nodes, node]
+        return found
+
+
+def grown(before: LivePages | None, now: LivePages) -> dict[str, dict[int, int]]:
+    """What each container took of each node between two looks, as far as it took any. Of one that was not
+    there before it is what it holds; nothing is known before the first look."""
+    found: dict[str, dict[int, int]] = {}
+    if before is None:
+        return found
+    for key, one in now.containers.items():
+        was = before.containers[key].held_bytes if key in before.containers else {}
+        arrived = _arrived(before, key)
+        row = {
+            node: more
+            for node, amount in one.held_bytes.items()
+            if (more := amount - was.get(node, 0) - arrived.get(node, 0)) > 0
+        }
+        if row:
+            found[key] = row
+    return found
+
+
+def _arrived(before: LivePages, key: str) -> dict[int, int]:
+    """What was to be moved to nodes meanwhile: it did not take that itself."""
+    found: dict[int, int] = {}
+    for move in before.plan.moves:
+        if move.container_id == key:
+            found[move.target] = found.get(move.target, 0) + move.amount_bytes
+    return found
+
+
+def with_nodes(live: LivePages, nodes: Mapping[int, NodeMemory]) -> LivePages:
+    """*live* with what *nodes* have by now, which is read far more often than who holds what."""
+    return LivePages(live.measured_us, nodes, live.containers, live.plan, live.outside, live.kept)
