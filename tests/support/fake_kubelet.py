@@ -28,7 +28,7 @@ class FakePodsService:
 
     def __init__(self, socket: Path, *pods: bytes) -> None:
         self.pods = list(pods)
-        self.clients: set[asyncio.Queue[pb.WatchPodsEvent | None]] = set()
+        self.clients: set[asyncio.Queue[bytes | None]] = set()
         self._socket = socket
         self._server: Any = None
 
@@ -36,9 +36,7 @@ class FakePodsService:
         """Serve."""
         self._socket.unlink(missing_ok=True)
         self._server = grpc.aio.server()
-        handler = grpc.unary_stream_rpc_method_handler(
-            self._watch, pb.WatchPodsRequest.FromString, pb.WatchPodsEvent.SerializeToString
-        )
+        handler = grpc.unary_stream_rpc_method_handler(self._watch, pb.WatchPodsRequest.FromString)
         service = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
         self._server.add_generic_rpc_handlers((service,))
         self._server.add_insecure_port(f"unix:{self._socket}")
@@ -50,21 +48,25 @@ class FakePodsService:
 
     def tell(self, kind: "pb.EventType.ValueType", pod: bytes = b"") -> None:
         """Send this event."""
+        self.tell_bytes(pb.WatchPodsEvent(type=kind, pod=pod).SerializeToString())
+
+    def tell_bytes(self, encoded: bytes) -> None:
+        """Send what may be no event."""
         for client in self.clients:
-            client.put_nowait(pb.WatchPodsEvent(type=kind, pod=pod))
+            client.put_nowait(encoded)
 
     def end_streams(self) -> None:
         """End the stream of every client, as kubelet does with slow ones."""
         for client in self.clients:
             client.put_nowait(None)
 
-    async def _watch(self, _: pb.WatchPodsRequest, context: Any) -> AsyncIterator[pb.WatchPodsEvent]:
-        events: asyncio.Queue[pb.WatchPodsEvent | None] = asyncio.Queue()
+    async def _watch(self, _: pb.WatchPodsRequest, context: Any) -> AsyncIterator[bytes]:
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.clients.add(events)
         try:
             for pod in self.pods:
-                yield pb.WatchPodsEvent(type=pb.ADDED, pod=pod)
-            yield pb.WatchPodsEvent(type=pb.INITIAL_SYNC_COMPLETE)
+                yield pb.WatchPodsEvent(type=pb.ADDED, pod=pod).SerializeToString()
+            yield pb.WatchPodsEvent(type=pb.INITIAL_SYNC_COMPLETE).SerializeToString()
             while (event := await events.get()) is not None:
                 yield event
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "watch client channel closed")

@@ -10,8 +10,8 @@ from bayplan._proto.podresources import api_pb2 as pb
 
 
 class KubeletService:
-    """Serves at *path* within its context. It answers *pods* and *allocatable*, or fails with *failure*;
-    with *hold* it first waits until that is set. ``calls`` are the methods that were called."""
+    """Serves at *path* within its context. It answers *pods* and *allocatable*, or *garbage*, or fails with
+    *failure*; with *hold* it first waits until that is set. ``calls`` are the methods that were called."""
 
     def __init__(
         self,
@@ -21,6 +21,7 @@ class KubeletService:
     ) -> None:
         self.calls: list[str] = []
         self.failure: grpc.StatusCode | None = None
+        self.garbage: bytes | None = None
         self.hold: asyncio.Event | None = None
         self._path = path
         self._answers = {
@@ -50,6 +51,6 @@ class KubeletService:
                 await self.hold.wait()
             if self.failure is not None:
                 await context.abort(self.failure, "as the test wants")
-            return self._answers[name].SerializeToString()
+            return self._answers[name].SerializeToString() if self.garbage is None else self.garbage
 
         return answer

@@ -19,6 +19,7 @@ from bayplan.admin.rate import Allowance
 from bayplan.admin_protocol import API_VERSION
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
+    MAX_DAEMON_MESSAGE_BYTES,
     Change,
     EvictionAnswer,
     EvictPod,
@@ -210,7 +211,10 @@ class AgentServer(SocketServer):
             if later is None:
                 raise _EndedError("too slow: changes were lost; connect again")
             for item in later:
-                await self._send(writer, encode(item))
+                line = encode(item)
+                if len(line) > MAX_DAEMON_MESSAGE_BYTES:
+                    raise _EndedError("a change is too large for a message; connect again for all that holds")
+                await self._send(writer, line)
                 position = item.position
             if not started:
                 await self._send(writer, encode(UpToDate(position)))

@@ -66,7 +66,7 @@ def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatc
             settings.kubelet_url, settings.kubelet_ca, settings.kubelet_server_name, settings.kubelet_token
         )
         endpoint = PodEndpoint(asked, link, lambda: watch is not None and watch.in_sync)
-        link.wanted = lambda _: endpoint.ask_soon()
+        link.wanted, link.connected = lambda _: endpoint.ask_soon(), endpoint.ask_soon
         yield endpoint
 
 

@@ -2,7 +2,8 @@
 
 What the daemon says goes to the mirror. What is known of pods is said once, and all of it again after each
 new connection, because a daemon that was started again knows nothing of it. Nothing is kept here but the
-latest of each pod.
+latest of each pod. After something that cannot be read everything is asked for again, and not only what
+follows: that would be the same once more.
 """
 
 import asyncio
@@ -13,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
+    MAX_AGENT_MESSAGE_BYTES,
     MAX_DAEMON_MESSAGE_BYTES,
     EvictionAnswer,
     EvictPod,
@@ -29,7 +33,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.backoff import Backoff
-from bayplan.errors import BayplanError, UnavailableError
+from bayplan.errors import BayplanError, ParseError, UnavailableError
 from bayplan.model.pod_facts import PodFacts
 
 logger = logging.getLogger(__name__)
@@ -37,11 +41,14 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S: Final = 30.0
 """The daemon sends something every two seconds; after this time without it the connection is made anew."""
 
+MOST_OF_PROBLEM: Final = 1000
+"""Characters of what an API server says against an eviction."""
+
 
 class DaemonLink:
     """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
-    about, ``evict`` for each that is to be evicted, if somebody can do that; ``unusable`` counts what the
-    daemon did not use.
+    about, ``connected`` when it could have asked about others before, ``evict`` for each pod that is to be
+    evicted, if somebody can do that; ``unusable`` counts what the daemon did not use.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class DaemonLink:
         self._path = path
         self._mirror = mirror
         self.wanted = wanted
+        self.connected: Callable[[], None] = lambda: None
         self.evict: Callable[[EvictPod], None] | None = None
         self._backoff = backoff or Backoff(random.random, limit_s=5.0)
         self._timeout_s = timeout_s
@@ -63,6 +71,7 @@ class DaemonLink:
         self._unsaid: dict[str, PodKnown | PodGone] = {}
         self._answers: deque[EvictionAnswer] = deque()
         self._to_say = asyncio.Event()
+        self._all_again = False
 
     def know(self, pod: PodFacts) -> None:
         """Send the daemon what kubelet says of *pod*, unless it has that already."""
@@ -85,7 +94,7 @@ class DaemonLink:
     def answer(self, answer: EvictionAnswer) -> None:
         """Tell the daemon what became of an eviction. One that was asked for over an earlier connection is
         over for it."""
-        self._answers.append(answer)
+        self._answers.append(replace(answer, problem=answer.problem[:MOST_OF_PROBLEM]))
         self._to_say.set()
 
     def pod_named(self, namespace: str, name: str) -> PodFacts | None:
@@ -111,7 +120,8 @@ class DaemonLink:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_DAEMON_MESSAGE_BYTES)
         try:
             mirror, evicts = self._mirror, self.evict is not None
-            writer.write(encode(Subscribe(epoch=mirror.epoch, position=mirror.position, evicts=evicts)))
+            epoch = "" if self._all_again else mirror.epoch
+            writer.write(encode(Subscribe(epoch=epoch, position=mirror.position, evicts=evicts)))
             self._answers.clear()
             self._unsaid = {uid: PodKnown(pod) for uid, pod in self._pods.items()}
             self._to_say.set()
@@ -126,14 +136,24 @@ class DaemonLink:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
-            async with asyncio.timeout(self._timeout_s):
-                line = await reader.readuntil(b"\n")
-            message = decode_from_daemon(line)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    line = await reader.readuntil(b"\n")
+                message = decode_from_daemon(line)
+            except asyncio.LimitOverrunError as error:
+                self._all_again = True
+                problem = f"a message of more than {MAX_DAEMON_MESSAGE_BYTES} bytes"
+                raise UnavailableError(str(self._path), problem) from error
+            except ParseError:
+                self._all_again = True
+                raise
             self._mirror.take(message)
             match message:
                 case UpToDate():
                     self._backoff.reset()
+                    self._all_again = False
                     logger.info("following the daemon", extra={"position": self._mirror.position})
+                    self.connected()
                 case PodWanted():
                     self.wanted(message)
                 case EvictPod() if self.evict is not None:
@@ -143,6 +163,7 @@ class DaemonLink:
                     fields = {"pod_uid": uid, "container": container, "problem": problem}
                     logger.warning("the daemon does not use what kubelet says", extra=fields)
                 case Failed(text):
+                    self._all_again = True
                     raise UnavailableError(str(self._path), text)
 
     def _say(self, uid: str, message: PodKnown | PodGone) -> None:
@@ -158,5 +179,11 @@ class DaemonLink:
                 await writer.drain()
             while self._unsaid:
                 uid = next(iter(self._unsaid))
-                writer.write(encode(self._unsaid.pop(uid)))
+                line = encode(self._unsaid.pop(uid))
+                if len(line) > MAX_AGENT_MESSAGE_BYTES:
+                    # The daemon would end the connection, each time again, and hear of no other pod.
+                    fields = {"uid": uid, "bytes": len(line), "most": MAX_AGENT_MESSAGE_BYTES}
+                    logger.warning("a pod is too large to be passed on", extra=fields)
+                    continue
+                writer.write(line)
                 await writer.drain()

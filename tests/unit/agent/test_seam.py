@@ -2,17 +2,30 @@
 end."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+import pytest
+from msgspec.structs import replace
+
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.mirror import Mirror
-from bayplan.agent_protocol import PodWanted
+from bayplan.agent_protocol import (
+    MAX_DAEMON_MESSAGE_BYTES,
+    Change,
+    PodWanted,
+    Subscribe,
+    UpToDate,
+    Welcome,
+    encode,
+)
 from bayplan.backoff import Backoff
 from bayplan.model.decision import QosClass
-from bayplan.model.pod_facts import PodFacts
+from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.quantity import MIB
 from bayplan.views.status import nodes_view, status_view
 from support.agents import serving
@@ -123,3 +136,60 @@ async def test_the_daemon_asks_about_pods(tmp_path: Path) -> None:
         server.say(PodWanted("u", "default", "web"))
         assert await asked.get() == PodWanted("u", "default", "web")
         running.cancel()
+
+
+async def test_each_new_connection_is_an_occasion_to_ask_kubelet(tmp_path: Path) -> None:
+    """A pod that started before it is one that the daemon could not ask about."""
+    path, connected = tmp_path / "a.sock", asyncio.Queue[None]()
+    async with following(path) as (link, _):
+        link.connected = lambda: connected.put_nowait(None)
+        for number in range(2):
+            async with controlled(tmp_path / str(number)) as one, serving(one, path):
+                await connected.get()
+
+
+@pytest.mark.parametrize(
+    "said", [b"x" * (MAX_DAEMON_MESSAGE_BYTES + 1), b"no message\n"], ids=["long", "odd"]
+)
+async def test_after_what_cannot_be_read_all_is_asked_for_again(tmp_path: Path, said: bytes) -> None:
+    asked: list[Subscribe] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(msgspec.json.decode(await reader.readline(), type=Subscribe))
+        for message in (Welcome("epoch", resumed=False), Change(5), UpToDate(5)):
+            writer.write(encode(message))
+        if len(asked) <= 2:
+            writer.write(said)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+            await reader.read()
+        writer.transport.abort()
+
+    path = tmp_path / "a.sock"
+    server = await asyncio.start_unix_server(answer, path)
+    async with following(path) as (_, mirror):
+        while len(asked) < 3 or not mirror.connected:  # noqa: ASYNC110 - no event reports both
+            await asyncio.sleep(0.001)
+    server.close()
+    assert [(one.epoch, one.position) for one in asked] == [("", 0), ("", 5), ("", 5)]
+
+
+async def test_a_pod_too_large_for_a_message_keeps_no_other_one_from_the_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    amounts = ContainerResources(Amounts(100, MIB, {f"hugepages-{number}Mi": 0 for number in range(16)}))
+    containers = [ContainerFacts(f"c{number}", ContainerKind.MAIN, amounts, amounts) for number in range(512)]
+    path = tmp_path / "a.sock"
+    async with (
+        controlled(tmp_path / "state") as one,
+        serving(one, path),
+        following(path) as (link, mirror),
+    ):
+        link.know(replace(facts("large"), containers=tuple(containers)))
+        link.know(facts("small"))
+        await knows(mirror)
+        kept = one.controller.placements.kubelet_pods
+        while kept.get("small") is None:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0)
+        assert kept.get("large") is None
+    assert [record.uid for record in caplog.records if hasattr(record, "uid")] == ["large"]

@@ -14,6 +14,7 @@ import grpc
 
 from bayplan._proto.pods import api_pb2 as pb
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
+from bayplan.agent.pod_resources.kubelet import decoded
 from bayplan.backoff import Backoff
 from bayplan.errors import ParseError
 from bayplan.model.pod_facts import PodFacts
@@ -60,6 +61,8 @@ class PodWatch:
                 self._note("kubelet ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._note(f"{error.code().name}: {error.details()}")
+            except ParseError as error:
+                self._note(f"an event cannot be read: {error}")
             finally:
                 self.in_sync = False
             await asyncio.sleep(self._backoff.next_s())
@@ -71,17 +74,14 @@ class PodWatch:
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ]
         async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=options) as channel:
-            watch = channel.unary_stream(
-                _WATCH,
-                request_serializer=pb.WatchPodsRequest.SerializeToString,
-                response_deserializer=pb.WatchPodsEvent.FromString,
-            )
+            watch = channel.unary_stream(_WATCH, request_serializer=pb.WatchPodsRequest.SerializeToString)
             await self._take(watch(pb.WatchPodsRequest()))
 
     async def _take(self, events: Any) -> None:
         found: dict[str, PodFacts] | None = {}
         """All pods of the first list, until that is complete."""
-        async for event in events:
+        async for encoded in events:
+            event = decoded(pb.WatchPodsEvent, encoded)
             if event.type == pb.INITIAL_SYNC_COMPLETE:
                 self._keeper.keep(found or {})
                 found, self.in_sync, self._noted = None, True, ""

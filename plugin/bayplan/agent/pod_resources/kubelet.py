@@ -7,18 +7,21 @@ holds for a moment too, so that not each of many clients waits for the deadline.
 import asyncio
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.condition import Condition
-from bayplan.errors import UnavailableError
+from bayplan.errors import ParseError, UnavailableError
 
 DEADLINE_S: Final = 2.0
 FAILURE_HOLDS_S: Final = 1.0
 MAX_ANSWER_BYTES: Final = 16 << 20
 """What kubelet's clients allow; grpc's own limit is 4 MiB."""
+
+Decoded = TypeVar("Decoded", bound=Message)
 
 _LIST: Final = "/v1.PodResourcesLister/List"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
@@ -107,19 +110,35 @@ class KubeletPodResources:
         if self._channel is None:
             options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-        call = self._channel.unary_unary(
-            method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer_type.FromString,
-        )
+        call = self._channel.unary_unary(method, request_serializer=type(request).SerializeToString)
         try:
-            answer = await call(request, timeout=self._deadline_s)
+            answer = decoded(answer_type, await call(request, timeout=self._deadline_s))
         except grpc.aio.AioRpcError as error:
-            problem = f"kubelet does not answer: {error.code().name}: {error.details()}"
-            self._failure = UnavailableError(str(self._socket), problem)
-            self._failed_at_s = asyncio.get_running_loop().time()
-            self._condition.holds(str(self._failure))
+            self._failure = self._failed(f"kubelet does not answer: {error.code().name}: {error.details()}")
+            raise self._failure from error
+        except ParseError as error:
+            self._failure = self._failed(f"kubelet's answer cannot be read: {error}")
             raise self._failure from error
         self._failure = None
         self._condition.over()
         return answer
+
+    def _failed(self, problem: str) -> UnavailableError:
+        failure = UnavailableError(str(self._socket), problem)
+        self._failed_at_s = asyncio.get_running_loop().time()
+        self._condition.holds(str(failure))
+        return failure
+
+
+def decoded(kind: type[Decoded], encoded: bytes) -> Decoded:
+    """The message of that *kind* in *encoded*. gRPC itself is given no deserializer: what cannot be read it
+    logs as a defect of ours, with a traceback.
+
+    Raises:
+        ParseError: it is none.
+    """
+    try:
+        return kind.FromString(encoded)
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        expected = f"a {kind.DESCRIPTOR.full_name} in protobuf ({error})"
+        raise ParseError("message", repr(encoded[:100]), expected) from error

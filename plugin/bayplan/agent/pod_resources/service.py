@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
-from bayplan.agent.pod_resources.kubelet import KubeletPodResources
+from bayplan.agent.pod_resources.kubelet import KubeletPodResources, decoded
 from bayplan.agent.socket_file import for_owner_and_group, make_place
-from bayplan.errors import HostError, UnavailableError
+from bayplan.errors import HostError, ParseError, UnavailableError
 from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -122,10 +122,16 @@ class PodResourcesService:
 
 
 def _handler(answer: Callable[..., Awaitable[Message]], request: type[Message]) -> Any:
+    async def answer_bytes(encoded: bytes, context: Any) -> Message:
+        try:
+            asked = decoded(request, encoded)
+        except ParseError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError from error  # abort() raises
+        return await answer(asked, context)
+
     return grpc.unary_unary_rpc_method_handler(
-        answer,
-        request_deserializer=request.FromString,
-        response_serializer=lambda message: message.SerializeToString(),
+        answer_bytes, response_serializer=lambda message: message.SerializeToString()
     )
 
 

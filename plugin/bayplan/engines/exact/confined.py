@@ -41,7 +41,7 @@ from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
-from bayplan.engines.exact.resources import ResourceFlows, parts_of
+from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import DEVICES, NodeTopology
@@ -167,7 +167,8 @@ class Confinement:
 
     def _kept(self, *, cpus_elsewhere: bool = False) -> Decision | None:
         """The nodes that a running container has, if what it asks for now fits there, or is no more than it
-        was promised (its nodes may have lost memory since, as long as there is some).
+        was promised: its nodes may have lost memory since, as long as there is some, or it was found there
+        beside more than they hold. That it does not fit is said.
 
         Its CPUs have to be there too. With *cpus_elsewhere* they are not, and are kept if the container asks
         for no more of anything: that is never refused.
@@ -181,13 +182,19 @@ class Confinement:
         )
         evenly = current.claim.even_hugepages
         claim = self._claim_on(nodes, evenly=evenly)
-        if not no_more and (cpus_elsewhere or not self.flows.fits(parts_of(claim))):
+        cut = self.flows.cut(parts_of(claim))
+        if not no_more and (cpus_elsewhere or cut is not None):
             return None
         taken = self._kept_cpus(nodes, elsewhere=cpus_elsewhere)
         if taken is None:
             return None
         cpus, lacking = taken
-        notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
+        short = None if cut is None else shortage(self.flows, self.ledger, cut)
+        if short is None:
+            notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
+        else:
+            text = f"stays where it is, on {nodes_text(nodes)}, as it asks for no more than before"
+            notes = [Reason("kept", text), overcommitted(short)]
         if cpus_elsewhere:
             notes.append(
                 Reason(
@@ -203,7 +210,7 @@ class Confinement:
             notes.append(Reason(WISH_NOT_GRANTED, "its huge pages are not promised evenly"))
         placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
-        return Decision(self.request, outcome, placement, tuple(notes))
+        return Decision(self.request, outcome, placement, tuple(notes), shortage=short)
 
     def _kept_cpus(self, nodes: NodeSet, *, elsewhere: bool) -> tuple[CpuSet, Reason | None] | None:
         """The CPUs with which a running container stays on *nodes*, and the reason if these are the shared

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import claim_in_full
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
-from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
+from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems
 from bayplan.engines.interface import OPTED_OUT, pinned_reason, pinned_text, unmet_wish
-from bayplan.model.decision import OVERCOMMITTED, Decision, Outcome, Placement, Reason, Request
+from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet, nodes_text
@@ -70,7 +70,7 @@ def left_alone(
     notes += [] if unmet is None else [unmet.reason]
     notes += [] if no_cpus is None else [no_cpus]
     if lacking is not None:
-        notes.append(Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there"))
+        notes.append(overcommitted(lacking))
     as_asked = lacking is None and unmet is None and no_cpus is None
     outcome = Outcome.PLACED if as_asked else Outcome.DEGRADED
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)

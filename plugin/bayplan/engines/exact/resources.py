@@ -12,7 +12,7 @@ from msgspec import Struct
 from bayplan.engines.exact.flow import Flow, bits
 from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.claim_parts import Amounts
-from bayplan.model.decision import Claim, Holder, Placement, Shortage
+from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
@@ -220,6 +220,11 @@ def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut) -> Shortage:
         tuple(holders[:NAMED_HOLDERS]),
         max(0, len(holders) - NAMED_HOLDERS),
     )
+
+
+def overcommitted(lacking: Shortage) -> Reason:
+    """Why what is there is claimed although it does not fit."""
+    return Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there")
 
 
 def claim_of(entry: Entry) -> Claim | None:

@@ -16,6 +16,7 @@ from bayplan.engines.kubelet.managers import (
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.refusals import REFUSED
 from bayplan.model.decision import (
+    OVERCOMMITTED,
     Decision,
     Outcome,
     Placement,
@@ -48,7 +49,7 @@ class Resize:
             why = f"it has {counted(own, 'CPU')} of its own and would need {wanted}"
             return self._refused('CPU Manager policy "static"', why)
         if self.options.memory is MemoryManagerPolicy.NONE:
-            return self._granted(replace(current, booked_bytes={}), Outcome.PLACED)
+            return self._granted(replace(current, booked_bytes={}))
         nodes = current.mems or NodeSet(current.booked_bytes) or self.prepared.machine.memory_nodes
         need = memory_need(request)
         free = {
@@ -61,15 +62,17 @@ class Resize:
         booked = book(free, nodes, need)
         if current.mems is None and current.affinity is not None:
             booked = {node: booked.get(node, dict.fromkeys(need, 0)) for node in nodes}
-        return self._granted(
-            replace(current, booked_bytes=booked), Outcome.PLACED if fits else Outcome.DEGRADED
-        )
+        granted = self._granted(replace(current, booked_bytes=booked))
+        if fits:
+            return granted
+        reason = Reason(OVERCOMMITTED, f"not all of it could be booked on {nodes_text(nodes)}")
+        return replace(granted, outcome=Outcome.DEGRADED, reasons=(*granted.reasons, reason))
 
-    def _granted(self, placed: Placement, outcome: Outcome) -> Decision:
+    def _granted(self, placed: Placement) -> Decision:
         where = "where it is" if placed.mems is None else f"on {nodes_text(placed.mems)}"
         # The pod's sums have changed, and no message says to what.
         request = replace(self.request, pod_totals=None)
-        return Decision(request, outcome, placed, (Reason("resized", f"resized {where}"),))
+        return Decision(request, Outcome.PLACED, placed, (Reason("resized", f"resized {where}"),))
 
     def _refused(self, whose: str, why: str) -> Decision:
         reason = Reason(REFUSED, f"{_NO_RESIZE} {whose} ({why})")

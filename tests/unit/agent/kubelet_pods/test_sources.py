@@ -1,6 +1,7 @@
 """kubelet as the agent asks it: watched, polled, away, refusing, lying, and back again."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,35 @@ async def test_a_failing_kubelet_changes_nothing_and_is_asked_again() -> None:
             source.ask_soon()
             await keeper.has()
             assert keeper.kept > kept
+
+
+async def test_a_kubelet_that_hung_up_once_is_asked_again_soon() -> None:
+    keeper, kubelet = Keeper(), FakeEndpoint()
+    kubelet.status = 500
+    with kubelet.serving():
+        source = PodEndpoint(Server(kubelet.url), keeper, least_interval_s=0.01, most_interval_s=3600)
+        async with running(source):
+            await until(lambda: len(kubelet.asked) == 3)
+            kubelet.status = 200
+            await until(lambda: source.in_sync)
+            asked = len(kubelet.asked)
+            await asyncio.sleep(0.1)  # ten times the least interval: it has answered
+            assert len(kubelet.asked) == asked
+
+
+async def test_an_event_that_cannot_be_read_ends_the_stream_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper, service = Keeper(), FakePodsService(tmp_path / "pods.sock", BURSTABLE)
+    await service.start()
+    async with running(watching(tmp_path / "pods.sock", keeper)):
+        await keeper.has("burstable")
+        with caplog.at_level(logging.INFO):
+            service.tell_bytes(b"\xff\xff")
+            await until(lambda: keeper.kept == 2)
+    await service.stop()
+    assert not [record for record in caplog.records if record.exc_info]
+    assert "WatchPodsEvent" in " ".join(getattr(record, "problem", "") for record in caplog.records)
 
 
 async def test_kubelet_is_asked_no_faster_than_it_may_be_and_not_while_it_is_followed() -> None:

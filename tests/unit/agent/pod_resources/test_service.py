@@ -232,3 +232,31 @@ async def test_the_socket_is_for_its_owner_and_group_and_only_one_serves_it(path
     with pytest.raises(UnavailableError, match="not a socket"):
         await second.start()
     assert path.read_text() == "somebody's notes"
+
+
+@pytest.mark.parametrize("method", ["List", "Get", "GetAllocatableResources"])
+async def test_a_request_that_cannot_be_read_is_answered_and_nothing_logged(
+    path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(path, KubeletPodResources(None)) as client:
+        for garbage in (b"\xff\xff", b"\x0a"):
+            call = client._channel.unary_unary(f"/v1.PodResourcesLister/{method}")
+            async with failing(grpc.StatusCode.INVALID_ARGUMENT, "v1."):
+                await call(garbage)
+    assert not [record for record in caplog.records if not record.name.startswith("bayplan")]
+
+
+async def test_an_answer_of_kubelets_that_cannot_be_read_is_said_once(
+    path: Path, kubelet_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with KubeletService(kubelet_path) as kubelet:
+        kubelet.garbage = b"\xff\xff"
+        async with serving(path, KubeletPodResources(kubelet_path, failure_holds_s=0)) as client:
+            for _ in range(2):
+                async with failing(grpc.StatusCode.UNAVAILABLE, "ListPodResourcesResponse"):
+                    await client.pods()
+            async with failing(grpc.StatusCode.UNAVAILABLE, "AllocatableResourcesResponse"):
+                await client.allocatable()
+            kubelet.garbage = None
+            assert await client.pods()
+    assert not [record for record in caplog.records if record.exc_info]

@@ -22,7 +22,7 @@ from bayplan.model.decision import (
     TierWish,
 )
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Machine
+from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
@@ -612,7 +612,30 @@ def test_a_node_that_lost_memory_takes_nothing_new() -> None:
         request("a", 800 * MIB),
         node.ledger.entries["a"].decision.placement,
     )
-    assert (less.outcome, codes(less)) == (Outcome.PLACED, ["kept"])
+    assert (less.outcome, codes(less)) == (Outcome.DEGRADED, ["kept", "overcommitted"])
+    assert cut(less.shortage) == ("0", 512 * MIB, 0, 800 * MIB, [])
+
+
+def test_a_resize_of_who_was_found_beside_more_than_there_is_says_so() -> None:
+    node = Node(machine(1, memory_bytes=16 * GIB))
+    for name, size in (("large", 12 * GIB), ("small", 6 * GIB)):
+        asked = request(name, size)
+        placement = ENGINE.adopt(node.machine, node.policy, node.ledger, asked, NodeSet([0]))
+        node.ledger = node.ledger.with_entry(Entry(Decision(asked, Outcome.ADOPTED, placement)))
+
+    def resized(name: str, size: int) -> Decision:
+        current = node.ledger.entries[name].decision.placement
+        left = node.ledger.without(name)
+        return ENGINE.decide(node.machine, node.policy, left, request(name, size), current)
+
+    still = resized("small", 5 * GIB)
+    assert (still.outcome, codes(still)) == (Outcome.DEGRADED, ["kept", "overcommitted"])
+    assert cut(still.shortage) == ("0", 16 * GIB, 12 * GIB, 5 * GIB, ["large"])
+    claim = still.placement.claim
+    assert claim is not None
+    assert claim.amounts_bytes == {MEMORY: 5 * GIB}
+    enough = resized("small", 4 * GIB)
+    assert (enough.outcome, codes(enough)) == (Outcome.PLACED, ["kept"])
 
 
 def test_what_somebody_else_pinned_is_left_alone_but_counted() -> None:
